@@ -1,0 +1,5 @@
+"""Exactly-once requests and messages for Django: claim a key, run once, replay the first answer."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"

@@ -1,0 +1,187 @@
+"""System checks: what is wrong with a configuration, before it costs anybody money.
+
+Each has a stable id; ``docs/checks.md`` says more of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from inspect import iscoroutinefunction
+from typing import Any
+
+from django.apps import AppConfig
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, router
+from django.urls import URLPattern, URLResolver, get_resolver
+from django.utils.module_loading import import_string
+
+from django_idempotency import conf
+from django_idempotency.middleware import IdempotencyMiddleware, view_class
+from django_idempotency.policy import Mode, Policy, WhenInFlight
+from django_idempotency.stores.database import alias
+
+MIDDLEWARE = f"{IdempotencyMiddleware.__module__}.{IdempotencyMiddleware.__qualname__}"
+Apps = Sequence[AppConfig] | None
+
+
+@register(Tags.compatibility)
+def check_settings(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
+    """E001 unknown or impossible settings; E002 and E003 times that don't fit."""
+    try:
+        policy = conf.conf().policy
+    except (ImproperlyConfigured, TypeError) as error:
+        return [Error(str(error), hint="Correct the IDEMPOTENCY setting.", id="django_idempotency.E001")]
+    return list(_times(policy, "The IDEMPOTENCY setting"))
+
+
+def _times(policy: Policy, where: str) -> Iterator[CheckMessage]:
+    if policy.lease > policy.retention:
+        yield Error(
+            f"{where}: a lease of {policy.lease} s is longer than the retention of {policy.retention} s.",
+            hint="A key could expire while it is being processed; shorten LEASE or lengthen RETENTION.",
+            id="django_idempotency.E002",
+        )
+    elif policy.retention < policy.lease + _wait(policy):
+        yield Error(
+            f"{where}: the retention of {policy.retention} s is shorter than the lease and the wait together.",
+            hint="A caller that waits could outlive the answer it waits for; lengthen RETENTION.",
+            id="django_idempotency.E003",
+        )
+
+
+def _wait(policy: Policy) -> float:
+    return policy.wait if policy.in_flight == WhenInFlight.WAIT else 0
+
+
+@register(Tags.compatibility)
+def check_middleware(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
+    """E004 a middleware that has to run before the view stands after ours."""
+    installed = conf.middleware()
+    if MIDDLEWARE not in installed:
+        return []
+    later = [path for path in installed[installed.index(MIDDLEWARE) + 1 :] if _looks_at_views(path)]
+    return [
+        Error(
+            f"{path} stands after IdempotencyMiddleware, which calls the view itself: it would be passed over.",
+            hint="Put IdempotencyMiddleware last in MIDDLEWARE.",
+            id="django_idempotency.E004",
+        )
+        for path in later
+    ]
+
+
+def _looks_at_views(path: str) -> bool:
+    return hasattr(import_string(path), "process_view")
+
+
+@register(Tags.compatibility)
+def check_databases(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
+    """E007 SQLite in production."""
+    return [
+        Error(
+            f"The idempotency records are in SQLite (database {using!r}), and DEBUG is off.",
+            hint="SQLite has no row locks, so every request waits for every other; use PostgreSQL or MariaDB.",
+            id="django_idempotency.E007",
+        )
+        for using in _record_databases()
+        if connections[using].vendor == "sqlite" and not conf.debug()
+    ]
+
+
+@register(Tags.database)
+def check_row_locks(app_configs: Apps, databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """E008 a database without ``SKIP LOCKED`` or ``NOWAIT``."""
+    return [
+        Error(
+            f"The database {using!r} has no SELECT … FOR UPDATE with SKIP LOCKED and NOWAIT.",
+            hint="Use PostgreSQL, or MariaDB from 10.6.",
+            id="django_idempotency.E008",
+        )
+        for using in set(databases or ()) & _record_databases()
+        if not _locks_rows_without_waiting(using)
+    ]
+
+
+def _locks_rows_without_waiting(using: str) -> bool:
+    features = connections[using].features
+    return not features.has_select_for_update or bool(  # without row locks at all it is SQLite: E007
+        features.has_select_for_update_skip_locked and features.has_select_for_update_nowait
+    )
+
+
+def _record_databases() -> set[str]:
+    try:
+        return {alias(policy) for policy in [conf.conf().policy, *(policy for _view, policy in _views())]}
+    except (ImproperlyConfigured, TypeError):
+        return set()  # E001 says why
+
+
+@register(Tags.urls)
+def check_views(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
+    """E002, E003, E005, E006 and W009, for every view with a door."""
+    try:
+        conf.conf()
+    except (ImproperlyConfigured, TypeError):
+        return []  # E001 says why
+    found: dict[str, CheckMessage] = {}
+    for view, policy in _views():
+        where = f"{view.__module__}.{view.__qualname__}"
+        for message in (*_times(policy, where), *_view_messages(view, policy, where)):
+            found.setdefault(f"{message.id} {message.msg}", message)
+    return list(found.values())
+
+
+def _view_messages(view: Any, policy: Policy, where: str) -> Iterator[CheckMessage]:
+    if policy.mode == Mode.ATOMIC and (effects := _database_of(view)) not in (None, alias(policy)):
+        yield Error(
+            f"{where} is in atomic mode, but writes to {effects!r} while its records are in {alias(policy)!r}.",
+            hint='State using=… with the database of the effects, or mode="lease".',
+            id="django_idempotency.E005",
+        )
+    if policy.mode == Mode.ATOMIC and _is_async(view):
+        yield Error(
+            f"{where} is an async view in atomic mode.",
+            hint='A transaction belongs to a thread; state mode="lease".',
+            id="django_idempotency.E006",
+        )
+    if policy.scope is None and _lets_anybody_in(view):
+        yield Warning(
+            f"{where} lets anonymous callers in, but states no scope for them: with a key they are refused.",
+            hint='State scope="public" or a callable, or require authentication.',
+            id="django_idempotency.W009",
+        )
+
+
+def _views() -> Iterator[tuple[Any, Policy]]:
+    """Every function or class in the URLconf that has a door, with its policy in force."""
+    for callback in _callbacks(get_resolver().url_patterns):
+        cls = view_class(callback)
+        stated = getattr(callback, "initkwargs", {}).get("idempotency") or getattr(cls or callback, "idempotency", None)
+        if isinstance(stated, Policy):
+            yield cls or callback, conf.resolve(stated)
+
+
+def _callbacks(patterns: Iterable[URLPattern | URLResolver]) -> Iterator[Any]:
+    for pattern in patterns:
+        if isinstance(pattern, URLResolver):
+            yield from _callbacks(pattern.url_patterns)
+        else:
+            yield pattern.callback
+
+
+def _database_of(view: Any) -> str | None:
+    queryset = getattr(view, "queryset", None)
+    model = getattr(view, "model", None) or getattr(queryset, "model", None)
+    if queryset is not None and queryset._db:
+        return str(queryset._db)
+    return None if model is None else router.db_for_write(model)
+
+
+def _is_async(view: Any) -> bool:
+    return bool(getattr(view, "view_is_async", False)) or iscoroutinefunction(view)
+
+
+def _lets_anybody_in(view: Any) -> bool:
+    names = {getattr(permission, "__name__", "") for permission in getattr(view, "permission_classes", ["unknown"])}
+    return not names or names == {"AllowAny"}

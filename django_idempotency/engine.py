@@ -1,0 +1,511 @@
+"""The one engine: claim, run, complete. The only caller of the stores.
+
+Whoever asks for an operation gets an outcome from a closed set. A ``Claimed`` one is run inside ``execution()``, which
+completes the record by the verdict the door settles on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from uuid import uuid4
+
+from asgiref.sync import sync_to_async
+from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
+
+from django_idempotency import signals
+from django_idempotency.exceptions import (
+    ClaimInsideTransaction,
+    ClaimLost,
+    DigestCollision,
+    StoreConflict,
+    StoreUnavailable,
+)
+from django_idempotency.heartbeat import heartbeat
+from django_idempotency.keys import child_key
+from django_idempotency.models import LIVE, TERMINAL, Status
+from django_idempotency.outcomes import (
+    Available,
+    Claimed,
+    Duplicate,
+    Fail,
+    Held,
+    InFlight,
+    Keep,
+    Mismatch,
+    Operation,
+    Outcome,
+    Release,
+    Replay,
+    Snapshot,
+    StoredResponse,
+    Verdict,
+)
+from django_idempotency.policy import Mode, OnCrash, Policy, WhenInFlight
+from django_idempotency.stores import store_for
+from django_idempotency.stores.base import Lock, Seen
+from django_idempotency.stores.database import alias, in_foreign_transaction, is_conflict
+
+logger = logging.getLogger("django_idempotency")
+
+# Nobody knows how long a holder in atomic mode will take, and a dead one has no lease to wait out.
+ASK_AGAIN = InFlight(retry_after=1)
+GRACE_PAUSE = 0.01
+FIRST_PAUSE = 0.02
+LONGEST_PAUSE = 0.25
+MOST_ROUNDS = 100
+COMMIT_LOOKUP = 5.0
+
+CRASHED = "its lease ran out while it was running"
+
+
+# --- Deciding --------------------------------------------------------------------------------------------------------
+
+
+def decide(
+    record: Snapshot, fingerprint: bytes, now: datetime, *, grace: float = 0
+) -> Replay | InFlight | Mismatch | Held | Available:
+    """What a record means for a request with ``fingerprint`` at ``now``. Pure.
+
+    In atomic mode a record that is processing is ``Available`` to whoever gets its row lock, once ``grace`` seconds
+    have passed since it was claimed: the lock is the proof of life.
+    """
+    if record.status in TERMINAL and record.expires_at <= now:
+        return Available()
+    if record.fingerprint != fingerprint:
+        return Mismatch()
+    if record.response is not None:
+        return Replay(record.response)
+    if record.held:
+        return Held(record.reason)
+    if record.status == Status.FAILED:
+        return Available()
+    return _decide_live(record, now, grace)
+
+
+def _decide_live(record: Snapshot, now: datetime, grace: float) -> InFlight | Held | Available:
+    assert record.locked_at is not None  # by constraint, both
+    assert record.locked_until is not None
+    if record.mode == Mode.ATOMIC:
+        return Available(after=max(0.0, grace - (now - record.locked_at).total_seconds()))
+    if now < record.locked_until:
+        return InFlight(max(1, math.ceil((record.locked_until - now).total_seconds())))
+    return Held(CRASHED) if record.hold_on_crash else Available()
+
+
+# --- Claiming --------------------------------------------------------------------------------------------------------
+
+
+def claim(operation: Operation, policy: Policy) -> Outcome:
+    """Claim ``operation``, or say what became of it; ``in_flight="wait"`` waits up to ``policy.wait`` seconds first.
+
+    Raises ``StoreUnavailable``, ``ClaimInsideTransaction`` or ``DigestCollision``; nothing was run then.
+    """
+    rounds = _claiming(operation, policy)
+    while isinstance(step := _advance(rounds), float):
+        time.sleep(step)
+    return step
+
+
+async def aclaim(operation: Operation, policy: Policy) -> Outcome:
+    """``claim`` for async callers; it waits without keeping a thread."""
+    rounds = _claiming(operation, policy)
+    while isinstance(step := await sync_to_async(_advance)(rounds), float):
+        await asyncio.sleep(step)
+    return step
+
+
+Rounds = Generator[float, None, Outcome]
+
+
+def _advance(rounds: Rounds) -> float | Outcome:
+    try:
+        return next(rounds)
+    except StopIteration as done:
+        outcome: Outcome = done.value
+        return outcome
+
+
+def _claiming(operation: Operation, policy: Policy) -> Rounds:
+    """Rounds of claiming: yields the seconds to pause before the next, returns the outcome.
+
+    Between rounds there is no lock and no transaction.
+    """
+    if in_foreign_transaction(connections[alias(policy)]):
+        raise ClaimInsideTransaction(alias(policy))
+    claimant = _Claimant(operation, policy)
+    deadline = time.monotonic() + policy.wait
+    pause = FIRST_PAUSE
+    for _round in range(MOST_ROUNDS):
+        outcome = claimant.ask()
+        while isinstance(outcome, InFlight) and policy.in_flight == WhenInFlight.WAIT and time.monotonic() < deadline:
+            yield pause
+            pause = min(pause * 2, LONGEST_PAUSE)
+            outcome = claimant.ask()
+        match outcome:
+            case None:
+                yield 0.0
+            case Available(after=after):
+                yield min(after, GRACE_PAUSE)
+            case _:
+                _tell(outcome, operation, policy)
+                return outcome
+    raise StoreUnavailable(f"The record {operation.id} changed {MOST_ROUNDS} times while it was being claimed.")
+
+
+class _Claimant:
+    """One caller's attempt at one operation; asks until there is an outcome, always with the same token."""
+
+    def __init__(self, operation: Operation, policy: Policy) -> None:
+        self.operation = operation
+        self.policy = policy
+        self.store = store_for(policy)
+        self.token = uuid4()
+
+    def ask(self) -> Outcome | Available | None:
+        """An outcome; or when the record will be available; or ``None`` if it came or went just now."""
+        seen = self._claim()
+        if not isinstance(seen, Seen):
+            return seen
+        if seen.record.token == self.token:  # an earlier round got through, but its answer did not
+            return Claimed(self.operation, self.token, seen.record.attempts)
+        decision = self._decide(seen.record)
+        if isinstance(decision, Available) and seen.busy:
+            return ASK_AGAIN
+        if isinstance(decision, Available) or self._newly_held(seen.record, decision):
+            return self._change_hands()
+        return decision
+
+    def _claim(self) -> Claimed | Seen | None:
+        try:
+            return self.store.claim(self.operation, self.token, self.policy)
+        except StoreConflict:
+            return None
+        except StoreUnavailable:
+            # The first statement on a persistent connection finds out that the server has hung up since.
+            if not self.store.reconnect(self.policy):
+                raise
+            return self.store.claim(self.operation, self.token, self.policy)
+
+    def _change_hands(self) -> Outcome | Available | None:
+        try:
+            with self.store.contend(self.operation.id, self.policy) as record:
+                if record is Lock.BUSY:
+                    return ASK_AGAIN
+                if record is Lock.ABSENT:
+                    return None
+                decision = self._decide(record)
+                if isinstance(decision, Available) and not decision.after:
+                    return self.store.take(record, self.operation, self.token, self.policy)
+                if isinstance(decision, Held) and self._newly_held(record, decision):
+                    self.store.hold(record, decision.reason, self.policy)
+                return decision
+        except StoreConflict:
+            return ASK_AGAIN
+
+    def _decide(self, record: Snapshot) -> Duplicate | Available:
+        if (record.scope, record.key) != (self.operation.scope, self.operation.key):
+            raise DigestCollision(f"The record {record.id} belongs to another key.")
+        return decide(record, self.operation.fingerprint, record.now, grace=self.policy.grace)
+
+    @staticmethod
+    def _newly_held(record: Snapshot, decision: object) -> bool:
+        return isinstance(decision, Held) and record.status in LIVE
+
+
+def duplicate(operation: Operation, policy: Policy) -> Duplicate:
+    """What a claimant that lost its claim answers: as if it had come second."""
+    signals.send(signals.claim_lost, operation)
+    record = store_for(policy).read(operation.id, policy)
+    decision = decide(record, operation.fingerprint, record.now) if record else ASK_AGAIN
+    outcome = ASK_AGAIN if isinstance(decision, Available) else decision
+    _tell(outcome, operation, policy)
+    return outcome
+
+
+def _tell(outcome: Outcome, operation: Operation, policy: Policy) -> None:
+    match outcome:
+        case Claimed(attempt=attempt, taken_over=taken_over):
+            signals.send(signals.taken_over if taken_over else signals.claimed, operation, attempt=attempt)
+        case Replay(response):
+            heartbeat.count_replay(operation.id, policy)
+            signals.send(signals.replayed, operation, response=response)
+        case InFlight(retry_after):
+            waited = policy.in_flight == WhenInFlight.WAIT
+            signals.send(signals.pending_timeout if waited else signals.in_flight, operation, retry_after=retry_after)
+        case Mismatch():
+            signals.send(signals.mismatched, operation)
+        case Held(reason):
+            signals.send(signals.held, operation, reason=reason)
+
+
+# --- Running and completing ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the running view sees as ``request.idempotency``."""
+
+    claim: Claimed
+    policy: Policy
+
+    @property
+    def key(self) -> str:
+        return self.claim.operation.key
+
+    @property
+    def scope(self) -> str:
+        return self.claim.operation.scope
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first run of this key, one more for each run after a crash or a failure."""
+        return self.claim.attempt
+
+    def child_key(self, name: str) -> str:
+        """A key to send downstream: the same on every attempt, different for each ``name``, never the raw key."""
+        return child_key(self.claim.id, name)
+
+    def renew(self) -> None:
+        """Extend the lease now; needed only by work that keeps the heartbeat's thread from running.
+
+        Raises ``ClaimLost`` if another attempt has taken over: stop, and cause no further effect.
+        """
+        if self.policy.mode == Mode.LEASE:
+            store = store_for(self.policy)
+            if self.claim.token not in store.renew([self.claim], self.policy):
+                raise ClaimLost
+
+
+class Execution:
+    """One run of a claimed operation. The door settles on a verdict last thing inside ``execution()``."""
+
+    def __init__(self, claimed: Claimed, policy: Policy) -> None:
+        self.claim = claimed
+        self.policy = policy
+        self.store = store_for(policy)
+        self.context = Context(claimed, policy)
+        self.verdict: Verdict | None = None
+        self.locked = self.concluded = self.rolled_back = self.committed = False
+
+    @property
+    def transactional_on(self) -> str | None:
+        """The alias of the database whose transaction this run is, if it is one."""
+        return alias(self.policy) if self.policy.mode == Mode.ATOMIC else None
+
+    def settle(self, verdict: Verdict) -> None:
+        """Say what is to become of the record."""
+        self.verdict = verdict
+
+    def write(self, verdict: Verdict) -> None:
+        """Write ``verdict`` to the record. Raises ``ClaimLost`` if it is no longer this run's."""
+        match verdict:
+            case Keep(response, failure):
+                written = self.store.complete(self.claim, response, self.policy, failure=failure)
+            case Fail(reason, held):
+                written = self.store.fail(self.claim, reason, self.policy, held=held)
+            case Release():
+                written = self.store.release(self.claim, self.policy)
+        if not written:
+            raise ClaimLost
+
+    def announce(self, verdict: Verdict) -> None:
+        match verdict:
+            case Keep(response):
+                signals.send(signals.completed, self.claim.operation, response=response)
+            case Fail(reason):
+                signals.send(signals.failed, self.claim.operation, reason=reason)
+            case Release():
+                signals.send(signals.released, self.claim.operation)
+
+    def abandon(self, verdict: Verdict) -> None:
+        """Write ``verdict`` if that can still be done: an error is on its way up, and no other may take its place."""
+        try:
+            self.write(verdict)
+        except ClaimLost:
+            signals.send(signals.claim_lost, self.claim.operation)
+        except (StoreUnavailable, DatabaseError) as error:
+            self.report(error)
+        else:
+            self.announce(verdict)
+
+    def report(self, error: Exception) -> None:
+        logger.warning("idempotency record %s could not be written: %s", self.claim.id, error)
+        signals.send(signals.store_failed, self.claim.operation, error=error)
+
+
+@contextmanager
+def execution(claimed: Claimed, policy: Policy) -> Iterator[Execution]:
+    """Run a claimed operation in the policy's mode, and complete its record.
+
+    In atomic mode the block is the business transaction: on leaving it, effects and answer are committed together. In
+    lease mode the block is in no transaction of ours. Raises ``ClaimLost`` if another attempt took over meanwhile, and
+    ``StoreUnavailable``, its ``ran`` true if nobody can tell whether the effects were committed.
+    """
+    run = Execution(claimed, policy)
+    with _atomic(run) if policy.mode == Mode.ATOMIC else _leased(run):
+        yield run
+
+
+@asynccontextmanager
+async def aexecution(claimed: Claimed, policy: Policy) -> AsyncIterator[Execution]:
+    """``execution`` for async callers; lease mode only, because Django's transactions are bound to a thread."""
+    run = Execution(claimed, policy)
+    with heartbeat.keeping(claimed, policy):
+        try:
+            yield run
+        except BaseException as error:
+            await sync_to_async(run.abandon)(_verdict_on_leased(run, error))
+            raise
+        await sync_to_async(_conclude_leased)(run)
+
+
+@contextmanager
+def _atomic(run: Execution) -> Iterator[None]:
+    try:
+        with _business_transaction(run):
+            yield
+    except ClaimLost:
+        raise
+    except BaseException as error:
+        _after_error(run, error)
+    verdict = _settled(run)
+    if not run.rolled_back:
+        run.announce(verdict)
+    elif isinstance(verdict, Keep):
+        _keep_after_rollback(run, verdict)
+    else:
+        run.abandon(verdict)
+
+
+@contextmanager
+def _business_transaction(run: Execution) -> Iterator[None]:
+    """Opens with the row lock, which proves the holder alive, and closes with the answer, in the same transaction."""
+    using = alias(run.policy)
+    with transaction.atomic(using=using, durable=True):
+        transaction.on_commit(lambda: setattr(run, "committed", True), using=using)
+        run.locked = run.store.lock(run.claim, run.policy)
+        if not run.locked:
+            raise ClaimLost
+        yield
+        _conclude_atomic(run, using)
+
+
+def _conclude_atomic(run: Execution, using: str) -> None:
+    verdict = _settled(run)
+    if isinstance(verdict, Keep) and not verdict.rollback and not transaction.get_rollback(using):
+        run.write(verdict)
+    else:
+        _refuse_phantom_success(verdict)
+        run.rolled_back = True
+        transaction.set_rollback(True, using=using)
+    run.concluded = True
+
+
+def _refuse_phantom_success(verdict: Verdict) -> None:
+    if isinstance(verdict, Keep) and verdict.response.status < 400:
+        raise transaction.TransactionManagementError(
+            f"The view answered {verdict.response.status}, but its transaction is marked for rollback: nothing of it "
+            "would be committed. Answer with an error status, or handle database errors in an inner atomic block."
+        )
+
+
+def _keep_after_rollback(run: Execution, verdict: Keep) -> None:
+    try:
+        run.write(verdict)
+    except StoreUnavailable as error:
+        run.report(error)
+    else:
+        run.announce(verdict)
+
+
+def _after_error(run: Execution, error: BaseException) -> None:
+    """Return if the effects are committed all the same; else leave the record to a retry and raise."""
+    if run.committed and isinstance(error, Exception):
+        logger.error("An on_commit hook failed; the answer stands: %r", error, exc_info=error)
+    elif isinstance(error, (OperationalError, InterfaceError)) and run.concluded and not is_conflict(error):
+        _resolve_commit(run, error)
+    else:
+        run.abandon(run.verdict if isinstance(run.verdict, Release) else Fail(type(error).__name__))
+        if isinstance(error, (OperationalError, InterfaceError)) and not run.locked:
+            raise StoreUnavailable(str(error)) from error
+        raise error
+
+
+def _resolve_commit(run: Execution, error: Exception) -> None:
+    """COMMIT's answer was lost: return if it took place, raise if not. The row lock tells when the server is done."""
+    deadline = time.monotonic() + COMMIT_LOOKUP
+    while time.monotonic() < deadline:
+        try:
+            with run.store.contend(run.claim.id, run.policy) as record:
+                known = record is not Lock.BUSY
+        except StoreConflict:
+            known = False
+        except StoreUnavailable:
+            known = False
+            run.store.reconnect(run.policy)
+        if known:
+            return _judge_commit(run, record, error)
+        time.sleep(FIRST_PAUSE)
+    raise StoreUnavailable("The connection was lost during COMMIT; its outcome is unknown.", ran=True) from error
+
+
+def _judge_commit(run: Execution, record: Snapshot | Lock, error: Exception) -> None:
+    if isinstance(record, Snapshot) and record.token == run.claim.token:
+        run.abandon(Fail("the connection was lost before COMMIT"))
+        raise StoreUnavailable("The connection was lost before COMMIT; nothing was done.") from error
+    ours = run.verdict.response if isinstance(run.verdict, Keep) else None
+    if not (isinstance(record, Snapshot) and record.response is not None and record.response == ours):
+        raise ClaimLost from error
+
+
+@contextmanager
+def _leased(run: Execution) -> Iterator[None]:
+    with heartbeat.keeping(run.claim, run.policy):
+        try:
+            yield
+        except BaseException as error:
+            run.abandon(_verdict_on_leased(run, error))
+            raise
+        _conclude_leased(run)
+
+
+def _verdict_on_leased(run: Execution, error: BaseException) -> Verdict:
+    """Effects outside the database stay: a verdict that was reached before the error stands."""
+    crashed = not isinstance(error, Exception)
+    return run.verdict or Fail(type(error).__name__, held=crashed and run.policy.on_crash == OnCrash.HOLD)
+
+
+def _conclude_leased(run: Execution) -> None:
+    verdict = _settled(run)
+    try:
+        _write_leased(run, verdict)
+    except StoreUnavailable as error:
+        # The effects have happened. The heartbeat keeps the lease, and writes once the store is back.
+        run.report(error)
+        heartbeat.finish_later(run.claim, partial(_write_leased, run, verdict))
+    else:
+        run.announce(verdict)
+
+
+def _write_leased(run: Execution, verdict: Verdict) -> None:
+    try:
+        run.write(verdict)
+    except DatabaseError as error:
+        if not isinstance(verdict, Keep):
+            raise
+        run.report(error)
+        run.write(replace(verdict, response=StoredResponse(verdict.response.status, body=None)))
+
+
+def _settled(run: Execution) -> Verdict:
+    if run.verdict is None:
+        raise RuntimeError("The run ended without a verdict.")
+    return run.verdict

@@ -1,0 +1,70 @@
+"""What can go wrong, each with the sentence that says how to fix it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from django.http import HttpResponse
+
+
+class IdempotencyError(Exception):
+    """The root of this package's errors."""
+
+
+class MalformedKey(IdempotencyError, ValueError):
+    """The header holds no usable key. The client must send 1 to 255 visible ASCII characters."""
+
+
+class MissingKey(IdempotencyError):
+    """This operation needs an Idempotency-Key header, and the request has none."""
+
+
+class AnonymousKey(IdempotencyError):
+    """An anonymous caller sent a key, but the view states no scope for anonymous callers."""
+
+
+class ClaimInsideTransaction(IdempotencyError):
+    """A key can't be claimed inside a transaction that is already open: other requests would not see the claim.
+
+    Apply the door outside the transaction: above ``@transaction.atomic``, not below it. ``ATOMIC_REQUESTS`` needs no
+    change, the doors see to it.
+    """
+
+    def __init__(self, using: str) -> None:
+        super().__init__(f"{self.__doc__} (database {using!r})")
+
+
+class ClaimLost(IdempotencyError):
+    """This attempt no longer holds its claim: another one took over, or the record is gone."""
+
+
+class StoreUnavailable(IdempotencyError):
+    """The idempotency store can't be reached.
+
+    ``ran`` is true where the operation may have happened all the same, so that only the same key is safe to retry.
+    """
+
+    def __init__(self, message: str = "", *, ran: bool = False) -> None:
+        super().__init__(message or "The idempotency store can't be reached.")
+        self.ran = ran
+
+
+class StoreConflict(StoreUnavailable):
+    """Another transaction was in the way (lock not available, serialization failure): nothing was written."""
+
+
+class IllegalMove(IdempotencyError):
+    """A record can't go from the one status to the other; see ``django_idempotency.models.MOVES``."""
+
+
+class DigestCollision(IdempotencyError):
+    """Two different keys share one record id. Nothing was run; send the request under a new key."""
+
+
+class TerminalFailure(Exception):
+    """Raise it to answer with ``response`` for good: effects are rolled back, the answer is stored and replayed."""
+
+    def __init__(self, response: HttpResponse) -> None:
+        super().__init__(f"terminal failure with status {response.status_code}")
+        self.response = response

@@ -1,0 +1,76 @@
+"""From a header to a key, and from scope and key to the identifiers derived of them. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+from uuid import UUID
+
+import http_sf
+
+from django_idempotency.exceptions import MalformedKey
+
+MAX_LENGTH = 255
+
+_VISIBLE = re.compile(r"[!-~]+")
+# A bare key can't hold what would make it a list, a parameter or an unfinished string.
+_BARE = re.compile(r'[^\s",;\\]+')
+
+
+def parse_key(value: str, *, strict: bool = False) -> str:
+    """The key in the value of an ``Idempotency-Key`` header field.
+
+    The field is an RFC 9651 Item whose value is a String (draft-ietf-httpapi-idempotency-key-header, section 2.1).
+    Unless ``strict``, a bare token stands for the same key as the quoted string.
+
+    Raises ``MalformedKey`` unless the key is 1 to 255 visible ASCII characters.
+    """
+    value = value.strip(" \t")
+    if not value:
+        raise MalformedKey("The Idempotency-Key header is empty; send 1 to 255 visible ASCII characters.")
+    key = value if not strict and _BARE.fullmatch(value) else _parse_string(value)
+    if len(key) > MAX_LENGTH:
+        raise MalformedKey(f"The idempotency key has {len(key)} characters; at most {MAX_LENGTH} are allowed.")
+    if not _VISIBLE.fullmatch(key):
+        raise MalformedKey(
+            f"The idempotency key {key!a} holds more than visible ASCII characters; a UUID is a good key."
+        )
+    return key
+
+
+def _parse_string(value: str) -> str:
+    try:
+        item: Any = http_sf.parse(value.encode("ascii"), tltype="item")
+    except (ValueError, http_sf.StructuredFieldError) as error:
+        raise MalformedKey(f"The Idempotency-Key header {_shown(value)} is not one quoted string: {error}.") from None
+    key, _parameters = item
+    if not isinstance(key, str):  # a token is none
+        raise MalformedKey(
+            f'The Idempotency-Key header {_shown(value)} is not a quoted string such as "8e03978e-40d5".'
+        )
+    return key
+
+
+def _shown(value: str) -> str:
+    return ascii(value if len(value) <= 64 else f"{value[:64]}…")
+
+
+def record_id(scope: str, key: str) -> UUID:
+    """The record's primary key: 64 bits of the key's digest, then 64 bits of the scope's and key's digest."""
+    return UUID(bytes=_digest(key) + _digest(f"{len(scope)}:{scope}{key}"))
+
+
+def id_range(key: str) -> tuple[UUID, UUID]:
+    """The first and the last primary key that a raw key can have, in whatever scope."""
+    prefix = _digest(key)
+    return UUID(bytes=prefix + bytes(8)), UUID(bytes=prefix + b"\xff" * 8)
+
+
+def child_key(parent: UUID, name: str) -> str:
+    """A key for one downstream call: the same for every attempt of the parent, telling nothing of the raw key."""
+    return str(UUID(bytes=hashlib.sha256(parent.bytes + name.encode()).digest()[:16]))
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8]

@@ -1,0 +1,140 @@
+"""Records in PostgreSQL: the statements of every request, written out so that each is one round trip.
+
+What happens rarely (taking over, holding) is the portable store's.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from django.db import connections
+
+from django_idempotency.exceptions import StoreConflict
+from django_idempotency.models import IdempotencyRecord, Status
+from django_idempotency.outcomes import Claimed, Operation, StoredResponse
+from django_idempotency.policy import Mode, Policy
+from django_idempotency.stores.base import Seen
+from django_idempotency.stores.database import (
+    COLUMNS,
+    DatabaseStore,
+    alias,
+    holds_on_crash,
+    snapshot,
+    store_errors,
+)
+
+TABLE = IdempotencyRecord._meta.db_table
+
+# One statement, one row, whatever is there: the new record, or the old one with the database's time and whether its
+# row lock is free. The lock is only tried where its holder's life depends on it, and ends with the statement.
+# A claim in atomic mode commits asynchronously: the completing commit is synchronous and WAL is a prefix, so a claim
+# lost in a crash of the server was never completed.
+# https://www.postgresql.org/docs/current/wal-async-commit.html
+_CLAIM = f"""
+WITH fresh AS (
+    INSERT INTO {TABLE} (
+        id, scope, key, method, path, fingerprint, mode, hold_on_crash, created_at,
+        status, token, locked_at, locked_until, updated_at, expires_at, purge_at
+    )
+    VALUES (
+        %(id)s, %(scope)s, %(key)s, %(method)s, %(path)s, %(fingerprint)s, %(mode)s, %(hold)s, statement_timestamp(),
+        'processing', %(token)s, statement_timestamp(), statement_timestamp() + %(lease)s, statement_timestamp(),
+        statement_timestamp() + %(retention)s, statement_timestamp() + %(kept)s
+    )
+    ON CONFLICT (id) DO NOTHING
+    RETURNING {{returning}}
+), free AS (
+    SELECT id FROM {TABLE}
+    WHERE id = %(id)s AND status = 'processing' AND mode = 'atomic' AND fingerprint = %(fingerprint)s
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+SELECT EXISTS (SELECT FROM fresh), EXISTS (SELECT FROM free), {", ".join(f"old.{name}" for name in COLUMNS)},
+    statement_timestamp()
+FROM (VALUES (1)) AS one LEFT JOIN {TABLE} AS old ON old.id = %(id)s
+"""
+
+CLAIM_DURABLY = _CLAIM.format(returning="1")
+CLAIM = _CLAIM.format(returning="set_config('synchronous_commit', 'off', true)")
+
+LOCK = f"SELECT 1 FROM {TABLE} WHERE id = %s AND token = %s FOR NO KEY UPDATE"
+
+# By id and token only: with the status named here, PostgreSQL would walk the partial index of all live rows.
+COMPLETE = f"""
+UPDATE {TABLE} SET
+    status = %s, token = NULL, locked_at = NULL, locked_until = NULL, updated_at = statement_timestamp(),
+    expires_at = statement_timestamp() + %s, purge_at = statement_timestamp() + %s,
+    response_status = %s, response_headers = %s, response_body = %s
+WHERE id = %s AND token = %s
+"""
+
+COUNT_REPLAYS = f"""
+UPDATE {TABLE} SET replays = replays + seen.count, last_replayed_at = statement_timestamp()
+FROM unnest(%s::uuid[], %s::bigint[]) AS seen (id, count) WHERE {TABLE}.id = seen.id
+"""
+
+
+class PostgreSQLStore(DatabaseStore):
+    def claim(self, operation: Operation, token: UUID, policy: Policy) -> Claimed | Seen | None:
+        values = {
+            "id": operation.id,
+            "scope": operation.scope,
+            "key": operation.key,
+            "method": operation.method,
+            "path": operation.path,
+            "fingerprint": operation.fingerprint,
+            "mode": policy.mode,
+            "hold": holds_on_crash(policy),
+            "token": token,
+            "lease": timedelta(seconds=policy.lease),
+            **_kept_until(policy),
+        }
+        statement = CLAIM if policy.mode == Mode.ATOMIC else CLAIM_DURABLY
+        try:
+            fresh, free, *old = self._fetch(statement, values, policy)
+        except StoreConflict:
+            return None
+        if fresh:
+            return Claimed(operation, token)
+        if old[0] is None:
+            return None
+        record = snapshot(old)
+        contended = record.status == Status.PROCESSING and record.mode == Mode.ATOMIC
+        return Seen(record, busy=contended and not free and record.fingerprint == operation.fingerprint)
+
+    def lock(self, claim: Claimed, policy: Policy) -> bool:
+        try:
+            return self._fetch(LOCK, (claim.id, claim.token), policy) is not None
+        except StoreConflict:
+            return False
+
+    def complete(self, claim: Claimed, response: StoredResponse, policy: Policy, *, failure: bool = False) -> bool:
+        status = Status.FAILED if failure else Status.COMPLETED
+        values: tuple[Any, ...] = (
+            status.value,
+            *_kept_until(policy).values(),
+            response.status,
+            json.dumps(response.headers),
+            response.body,
+            claim.id,
+            claim.token,
+        )
+        with store_errors(), connections[alias(policy)].cursor() as cursor:
+            cursor.execute(COMPLETE, values)
+            return bool(cursor.rowcount == 1)
+
+    def count_replays(self, counts: dict[UUID, int], policy: Policy) -> None:
+        with store_errors(), connections[alias(policy)].cursor() as cursor:
+            cursor.execute(COUNT_REPLAYS, (list(counts), list(counts.values())))
+
+    @staticmethod
+    def _fetch(statement: str, values: Any, policy: Policy) -> Any:
+        with store_errors(), connections[alias(policy)].cursor() as cursor:
+            cursor.execute(statement, values)
+            return cursor.fetchone()
+
+
+def _kept_until(policy: Policy) -> dict[str, timedelta]:
+    return {"retention": timedelta(seconds=policy.retention), "kept": timedelta(seconds=policy.kept_for)}
