@@ -17,7 +17,8 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils.module_loading import import_string
 
 from django_idempotency import conf
-from django_idempotency.middleware import IdempotencyMiddleware, view_class
+from django_idempotency.middleware import IdempotencyMiddleware
+from django_idempotency.placement import view_class
 from django_idempotency.policy import Mode, Policy, WhenInFlight
 from django_idempotency.stores.database import alias
 
@@ -27,7 +28,7 @@ Apps = Sequence[AppConfig] | None
 
 @register(Tags.compatibility)
 def check_settings(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """E001 unknown or impossible settings; E002 and E003 times that don't fit."""
+    """E001 unknown or impossible settings; E002, E003 and E010 times that don't fit."""
     try:
         policy = conf.conf().policy
     except (ImproperlyConfigured, TypeError) as error:
@@ -47,6 +48,13 @@ def _times(policy: Policy, where: str) -> Iterator[CheckMessage]:
             f"{where}: the retention of {policy.retention} s is shorter than the lease and the wait together.",
             hint="A caller that waits could outlive the answer it waits for; lengthen RETENTION.",
             id="django_idempotency.E003",
+        )
+
+    if policy.late_after is not None and policy.late_after > policy.retention:
+        yield Error(
+            f"{where}: late_after, {policy.late_after} s, is longer than the retention of {policy.retention} s.",
+            hint="A retry that is older than the one and younger than the other is run again; shorten LATE_AFTER.",
+            id="django_idempotency.E010",
         )
 
 
@@ -119,7 +127,7 @@ def _record_databases() -> set[str]:
 
 @register(Tags.urls)
 def check_views(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """E002, E003, E005, E006 and W009, for every view with a door."""
+    """E002, E003, E005, E006, W009 and E010, for every view with a door."""
     try:
         conf.conf()
     except (ImproperlyConfigured, TypeError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from typing import Any
@@ -14,6 +15,8 @@ from django.core.signals import setting_changed
 from django_idempotency import policy
 from django_idempotency.policy import Policy
 
+HEADER_NAME = re.compile(r"[A-Za-z0-9-]+")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Conf:
@@ -22,20 +25,59 @@ class Conf:
     ``header``: the request header that carries the key.
     ``exempt_paths``: regular expressions; the middleware leaves paths that match one alone.
     ``problem_base``: what the ``type`` and ``Link`` of our problem answers start with; the code is appended.
+    ``sent_header``: the request header that says when the request was first sent, for ``late_after``.
+    ``reap_batch``, ``cleanup_batch``: records that maintenance takes in one transaction.
+    ``cleanup_pause``: seconds that cleaning up pauses between two of them.
     """
 
     header: str = "Idempotency-Key"
-    exempt_paths: tuple[str, ...] = ()
+    exempt_paths: Sequence[str] = ()
     problem_base: str = "https://django-idempotency.readthedocs.io/en/stable/errors/#"
+    sent_header: str | None = None
+    reap_batch: int = 500
+    cleanup_batch: int = 1000
+    cleanup_pause: float = 0.1
     policy: Policy = field(default_factory=Policy)
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.header, str) and HEADER_NAME.fullmatch(self.header)):
+            raise ImproperlyConfigured(f"HEADER is {self.header!r}; it must be the name of a header.")
+        if not (
+            self.sent_header is None or (isinstance(self.sent_header, str) and HEADER_NAME.fullmatch(self.sent_header))
+        ):
+            raise ImproperlyConfigured(
+                f"SENT_HEADER is {self.sent_header!r}; it must be the name of a header, or None."
+            )
+        if not isinstance(self.problem_base, str):
+            raise ImproperlyConfigured(f"PROBLEM_BASE is {self.problem_base!r}; it must be the beginning of a URL.")
+        if not (
+            isinstance(self.exempt_paths, list | tuple) and all(isinstance(path, str) for path in self.exempt_paths)
+        ):
+            raise ImproperlyConfigured(f"EXEMPT_PATHS is {self.exempt_paths!r}; it must be a list of strings.")
+        try:
+            _ = self.exempt
+        except re.error as error:
+            raise ImproperlyConfigured(f"EXEMPT_PATHS: {error.pattern!r} is no regular expression: {error}.") from error
+        for name, smallest in (("reap_batch", 1), ("cleanup_batch", 1), ("cleanup_pause", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not smallest <= value <= 1_000_000:
+                raise ImproperlyConfigured(f"{name.upper()} is {value!r}; it must be a number from {smallest}.")
 
     @cached_property
     def meta_name(self) -> str:
-        return "HTTP_" + self.header.upper().replace("-", "_")
+        return _meta_name(self.header)
+
+    @cached_property
+    def sent_meta_name(self) -> str | None:
+        return self.sent_header and _meta_name(self.sent_header)
 
     @cached_property
     def exempt(self) -> re.Pattern[str] | None:
         return re.compile("|".join(f"(?:{path})" for path in self.exempt_paths)) if self.exempt_paths else None
+
+
+def _meta_name(header: str) -> str:
+    return "HTTP_" + header.upper().replace("-", "_")
 
 
 GLOBAL_NAMES = frozenset(field.name for field in fields(Conf)) - {"policy"}
@@ -58,6 +100,8 @@ def conf() -> Conf:
 
     Raises ``ImproperlyConfigured`` that names the nearest right name for an unknown one.
     """
+    if not isinstance(stated(), Mapping):
+        raise ImproperlyConfigured(f"IDEMPOTENCY is {stated()!r}; it must be a dict.")
     if wrong := errors():
         raise ImproperlyConfigured("IDEMPOTENCY: " + " ".join(wrong))
     options = {name.lower(): value for name, value in stated().items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -25,7 +26,7 @@ from django_idempotency.exceptions import (
     StoreUnavailable,
     TerminalFailure,
 )
-from django_idempotency.keys import parse_key
+from django_idempotency.keys import born, parse_key, parse_sent
 from django_idempotency.outcomes import (
     Claimed,
     Duplicate,
@@ -67,13 +68,15 @@ def identify(
     header = request.META.get(conf().meta_name)
     if header is None:
         raise MissingKey
+    key = parse_key(header, strict=policy.strict)
     return Operation(
-        key=parse_key(header, strict=policy.strict),
+        key=key,
         scope=_scope(caller, policy),
         fingerprint=_fingerprint(request, caller, policy),
         method=request.method or "",
         path=request.path.replace("\0", "\N{SYMBOL FOR NULL}"),
         sender=sender,
+        sent=_sent(request, key) if policy.late_after is not None else None,
     )
 
 
@@ -95,6 +98,11 @@ def _fingerprint(request: HttpRequest, caller: HttpRequest, policy: Policy) -> b
     if policy.fingerprint is not None:
         return fingerprints.of_bytes(request, policy.fingerprint(caller))
     return fingerprints.fingerprint(request, only=policy.fingerprint_fields, exclude=policy.fingerprint_exclude)
+
+
+def _sent(request: HttpRequest, key: str) -> datetime | None:
+    header = request.META.get(conf().sent_meta_name or "")
+    return born(key) if header is None else parse_sent(header)
 
 
 def answer(outcome: Outcome | IdempotencyError) -> HttpResponse:
@@ -142,13 +150,26 @@ def verdict_on(error: Exception, policy: Policy) -> Verdict:
     return Release() if status in policy.release_statuses else Fail(type(error).__name__)
 
 
-def settle(execution: engine.Execution, response: HttpResponseBase, *, raised: bool = False) -> None:
-    """Render the response and settle on what it means. Raises what rendering raises; the effects have happened then."""
+def settle(execution: engine.Execution, response: HttpResponseBase, *, error: Exception | None = None) -> None:
+    """Render the response and settle on what it means, where it stands for an ``error`` too.
+
+    Raises what rendering raises; the effects have happened then.
+    """
+    _expect_response(response)
     status, policy = response.status_code, execution.policy
+    kind = {"raised": error is not None, "terminal": isinstance(error, TerminalFailure)}
     if not getattr(response, "is_rendered", True):
-        execution.settle(judge(status, policy, lambda: StoredResponse(status, body=None), raised=raised))
+        execution.settle(judge(status, policy, lambda: StoredResponse(status, body=None), **kind))
         response.render()  # type: ignore[attr-defined]
-    execution.settle(judge(status, policy, lambda: stored(response, policy), raised=raised))
+    execution.settle(judge(status, policy, lambda: stored(response, policy), **kind))
+
+
+def _expect_response(response: Any) -> None:
+    if not isinstance(response, HttpResponseBase):
+        raise TypeError(
+            f"The view returned {type(response).__name__}, not an HttpResponse: there is no answer to store. Apply the "
+            "door where there is one (outside what makes a response of a result)."
+        )
 
 
 def perform(
@@ -179,13 +200,14 @@ def _run(
     request.idempotency = execution.context  # type: ignore[attr-defined]
     try:
         with atomic_requests(non_atomic, but=execution.transactional_on):
-            response, raised = run(), False
+            response = run()
     except TerminalFailure as failure:
-        response, raised = failure.response, True
+        settle(execution, failure.response, error=failure)
+        return failure.response
     except Exception as error:
         execution.settle(verdict_on(error, execution.policy))
         raise
-    settle(execution, response, raised=raised)
+    settle(execution, response)
     return response
 
 
@@ -214,7 +236,8 @@ async def _arun(
     try:
         response = await run()
     except TerminalFailure as failure:
-        response = failure.response
+        await sync_to_async(settle)(execution, failure.response, error=failure)
+        return failure.response
     except Exception as error:
         execution.settle(verdict_on(error, execution.policy))
         raise
@@ -234,6 +257,7 @@ def claim(request: HttpRequest, policy: Policy, *, sender: object) -> Outcome | 
 
 def claim_or_fail_open(operation: Operation, policy: Policy) -> Outcome | None:
     try:
+        engine.refuse_late(operation, policy)
         return engine.claim(operation, policy)
     except StoreUnavailable as error:
         signals.send(signals.store_failed, operation, error=error)

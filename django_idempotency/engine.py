@@ -10,11 +10,12 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from typing import NoReturn, TypeVar
 from uuid import uuid4
 
 from asgiref.sync import sync_to_async
@@ -25,6 +26,7 @@ from django_idempotency.exceptions import (
     ClaimInsideTransaction,
     ClaimLost,
     DigestCollision,
+    LateRetry,
     StoreConflict,
     StoreUnavailable,
 )
@@ -50,8 +52,10 @@ from django_idempotency.outcomes import (
 )
 from django_idempotency.policy import Mode, OnCrash, Policy, WhenInFlight
 from django_idempotency.stores import store_for
-from django_idempotency.stores.base import Lock, Seen
+from django_idempotency.stores.base import Lock, Seen, Store
 from django_idempotency.stores.database import alias, in_foreign_transaction, is_conflict
+
+T = TypeVar("T")
 
 logger = logging.getLogger("django_idempotency")
 
@@ -60,7 +64,7 @@ ASK_AGAIN = InFlight(retry_after=1)
 GRACE_PAUSE = 0.01
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 0.25
-MOST_ROUNDS = 100
+PATIENCE = 5.0
 COMMIT_LOOKUP = 5.0
 
 CRASHED = "its lease ran out while it was running"
@@ -77,7 +81,7 @@ def decide(
     In atomic mode a record that is processing is ``Available`` to whoever gets its row lock, once ``grace`` seconds
     have passed since it was claimed: the lock is the proof of life.
     """
-    if record.status in TERMINAL and record.expires_at <= now:
+    if record.status in TERMINAL and record.expires_at <= now and not record.held:
         return Available()
     if record.fingerprint != fingerprint:
         return Mismatch()
@@ -141,23 +145,52 @@ def _claiming(operation: Operation, policy: Policy) -> Rounds:
     if in_foreign_transaction(connections[alias(policy)]):
         raise ClaimInsideTransaction(alias(policy))
     claimant = _Claimant(operation, policy)
-    deadline = time.monotonic() + policy.wait
+    begun = time.monotonic()
+    waits_until = begun + policy.wait if policy.in_flight == WhenInFlight.WAIT else begun
+    gives_up = waits_until + policy.grace + PATIENCE
     pause = FIRST_PAUSE
-    for _round in range(MOST_ROUNDS):
-        outcome = claimant.ask()
-        while isinstance(outcome, InFlight) and policy.in_flight == WhenInFlight.WAIT and time.monotonic() < deadline:
-            yield pause
-            pause = min(pause * 2, LONGEST_PAUSE)
-            outcome = claimant.ask()
-        match outcome:
+    while (now := time.monotonic()) < gives_up:
+        match outcome := claimant.ask():
             case None:
                 yield 0.0
             case Available(after=after):
                 yield min(after, GRACE_PAUSE)
+            case InFlight() if now < waits_until:
+                yield pause
+                pause = min(pause * 2, LONGEST_PAUSE)
             case _:
                 _tell(outcome, operation, policy)
                 return outcome
-    raise StoreUnavailable(f"The record {operation.id} changed {MOST_ROUNDS} times while it was being claimed.")
+    raise StoreUnavailable(f"The record {operation.id} changed again and again while it was being claimed.")
+
+
+def refuse_late(operation: Operation, policy: Policy) -> None:
+    """Raise ``LateRetry`` if the request was first sent more than ``late_after`` ago and its key is known no more.
+
+    By the database's clock, and that of whoever told when the request was sent.
+    """
+    if policy.late_after is None or operation.sent is None:
+        return
+    store = store_for(policy)
+    age = _reconnecting(store, policy, partial(store.now, policy)) - operation.sent
+    if age.total_seconds() <= policy.late_after:
+        return
+    record = store.read(operation.id, policy)
+    if record is None or (record.status in TERMINAL and record.expires_at <= record.now):
+        signals.send(signals.refused_late, operation, age=age.total_seconds())
+        raise LateRetry
+
+
+def _reconnecting(store: Store, policy: Policy, ask: Callable[[], T]) -> T:
+    try:
+        return ask()
+    except StoreConflict:
+        raise
+    except StoreUnavailable:
+        # The first statement on a persistent connection finds out that the server has hung up since.
+        if not store.reconnect(policy):
+            raise
+        return ask()
 
 
 class _Claimant:
@@ -184,15 +217,11 @@ class _Claimant:
         return decision
 
     def _claim(self) -> Claimed | Seen | None:
+        ask = partial(self.store.claim, self.operation, self.token, self.policy)
         try:
-            return self.store.claim(self.operation, self.token, self.policy)
+            return _reconnecting(self.store, self.policy, ask)
         except StoreConflict:
             return None
-        except StoreUnavailable:
-            # The first statement on a persistent connection finds out that the server has hung up since.
-            if not self.store.reconnect(self.policy):
-                raise
-            return self.store.claim(self.operation, self.token, self.policy)
 
     def _change_hands(self) -> Outcome | Available | None:
         try:
@@ -293,7 +322,7 @@ class Execution:
         self.store = store_for(policy)
         self.context = Context(claimed, policy)
         self.verdict: Verdict | None = None
-        self.locked = self.concluded = self.rolled_back = self.committed = False
+        self.locked = self.concluded = self.rolled_back = False
 
     @property
     def transactional_on(self) -> str | None:
@@ -375,7 +404,9 @@ def _atomic(run: Execution) -> Iterator[None]:
     except ClaimLost:
         raise
     except BaseException as error:
-        _after_error(run, error)
+        if not run.concluded or not isinstance(error, Exception) or is_conflict(error):
+            _give_up(run, error)
+        _resolve_commit(run, error)
     verdict = _settled(run)
     if not run.rolled_back:
         run.announce(verdict)
@@ -390,7 +421,6 @@ def _business_transaction(run: Execution) -> Iterator[None]:
     """Opens with the row lock, which proves the holder alive, and closes with the answer, in the same transaction."""
     using = alias(run.policy)
     with transaction.atomic(using=using, durable=True):
-        transaction.on_commit(lambda: setattr(run, "committed", True), using=using)
         run.locked = run.store.lock(run.claim, run.policy)
         if not run.locked:
             raise ClaimLost
@@ -426,44 +456,51 @@ def _keep_after_rollback(run: Execution, verdict: Keep) -> None:
         run.announce(verdict)
 
 
-def _after_error(run: Execution, error: BaseException) -> None:
-    """Return if the effects are committed all the same; else leave the record to a retry and raise."""
-    if run.committed and isinstance(error, Exception):
-        logger.error("An on_commit hook failed; the answer stands: %r", error, exc_info=error)
-    elif isinstance(error, (OperationalError, InterfaceError)) and run.concluded and not is_conflict(error):
-        _resolve_commit(run, error)
-    else:
-        run.abandon(run.verdict if isinstance(run.verdict, Release) else Fail(type(error).__name__))
-        if isinstance(error, (OperationalError, InterfaceError)) and not run.locked:
-            raise StoreUnavailable(str(error)) from error
-        raise error
+def _give_up(run: Execution, error: BaseException) -> NoReturn:
+    """Nothing was committed: leave the record to a retry, and let the error pass."""
+    run.abandon(run.verdict if isinstance(run.verdict, Release) else Fail(type(error).__name__))
+    if _is_unreachable(error) and not run.locked:
+        raise StoreUnavailable(str(error)) from error
+    raise error
 
 
 def _resolve_commit(run: Execution, error: Exception) -> None:
-    """COMMIT's answer was lost: return if it took place, raise if not. The row lock tells when the server is done."""
-    deadline = time.monotonic() + COMMIT_LOOKUP
+    """COMMIT was sent and an error came back: return if it took place all the same, raise if it did not.
+
+    The record knows, once its row lock shows that the server is done with the transaction.
+    """
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         try:
             with run.store.contend(run.claim.id, run.policy) as record:
-                known = record is not Lock.BUSY
+                if record is not Lock.BUSY:
+                    break
         except StoreConflict:
-            known = False
+            pass
         except StoreUnavailable:
-            known = False
             run.store.reconnect(run.policy)
-        if known:
-            return _judge_commit(run, record, error)
         time.sleep(FIRST_PAUSE)
-    raise StoreUnavailable("The connection was lost during COMMIT; its outcome is unknown.", ran=True) from error
+    else:
+        raise StoreUnavailable("The connection was lost during COMMIT; its outcome is unknown.", ran=True) from error
+    _judge_commit(run, record, error)
 
 
 def _judge_commit(run: Execution, record: Snapshot | Lock, error: Exception) -> None:
+    if run.rolled_back:  # then only the rollback went wrong
+        return
     if isinstance(record, Snapshot) and record.token == run.claim.token:
-        run.abandon(Fail("the connection was lost before COMMIT"))
-        raise StoreUnavailable("The connection was lost before COMMIT; nothing was done.") from error
-    ours = run.verdict.response if isinstance(run.verdict, Keep) else None
-    if not (isinstance(record, Snapshot) and record.response is not None and record.response == ours):
+        run.abandon(Fail(type(error).__name__))
+        if _is_unreachable(error):
+            raise StoreUnavailable(str(error)) from error
+        raise error
+    stored = record.response if isinstance(record, Snapshot) else None
+    if not isinstance(run.verdict, Keep) or stored != run.verdict.response:
         raise ClaimLost from error
+    logger.error("The transaction of %s is committed, but: %r", run.claim.id, error, exc_info=error)
+
+
+def _is_unreachable(error: BaseException) -> bool:
+    return isinstance(error, (OperationalError, InterfaceError))
 
 
 @contextmanager
@@ -491,8 +528,6 @@ def _conclude_leased(run: Execution) -> None:
         # The effects have happened. The heartbeat keeps the lease, and writes once the store is back.
         run.report(error)
         heartbeat.finish_later(run.claim, partial(_write_leased, run, verdict))
-    else:
-        run.announce(verdict)
 
 
 def _write_leased(run: Execution, verdict: Verdict) -> None:
@@ -503,6 +538,7 @@ def _write_leased(run: Execution, verdict: Verdict) -> None:
             raise
         run.report(error)
         run.write(replace(verdict, response=StoredResponse(verdict.response.status, body=None)))
+    run.announce(verdict)
 
 
 def _settled(run: Execution) -> Verdict:

@@ -24,11 +24,19 @@ class AnonymousKey(IdempotencyError):
     """An anonymous caller sent a key, but the view states no scope for anonymous callers."""
 
 
+class MalformedSentTime(IdempotencyError, ValueError):
+    """The header that says when the request was first sent holds no time. Send ``@`` and seconds since 1970 (UTC)."""
+
+
+class LateRetry(IdempotencyError):
+    """The request was first sent longer ago than its key is remembered: it may have been executed then."""
+
+
 class ClaimInsideTransaction(IdempotencyError):
     """A key can't be claimed inside a transaction that is already open: other requests would not see the claim.
 
     Apply the door outside the transaction: above ``@transaction.atomic``, not below it. ``ATOMIC_REQUESTS`` needs no
-    change, the doors see to it.
+    change, the doors see to it. Where ``IdempotencyMiddleware`` opened it, exempt the view from the middleware.
     """
 
     def __init__(self, using: str) -> None:
@@ -63,8 +71,13 @@ class DigestCollision(IdempotencyError):
 
 
 class TerminalFailure(Exception):
-    """Raise it to answer with ``response`` for good: effects are rolled back, the answer is stored and replayed."""
+    """Raise it to answer with ``response`` for good: effects are rolled back, the answer is stored and replayed.
+
+    ``response`` has an error status, 400 to 599; ``ValueError`` otherwise, because nothing was done.
+    """
 
     def __init__(self, response: HttpResponse) -> None:
+        if response.status_code < 400:
+            raise ValueError(f"TerminalFailure with status {response.status_code}: a failure has a status from 400 on.")
         super().__init__(f"terminal failure with status {response.status_code}")
         self.response = response

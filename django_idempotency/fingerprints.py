@@ -36,7 +36,7 @@ def fingerprint(
     if media_type == "multipart/form-data" and request.method == "POST":  # Django parses no other method's
         parts = _form_parts(_multipart_fields(request), only, exclude)
     elif media_type == "application/x-www-form-urlencoded":
-        parts = _form_parts(_query_fields(request.body.decode("latin-1")), only, exclude)
+        parts = _form_parts(_query_fields(request.body.decode("utf-8", "surrogateescape")), only, exclude)
     elif media_type == "application/json" or media_type.endswith("+json"):
         parts = _json_parts(request.body, only, exclude)
     else:

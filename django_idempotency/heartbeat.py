@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
-from django.db import DatabaseError, connections
+from django.db import connections
 
-from django_idempotency.exceptions import ClaimLost, StoreUnavailable
+from django_idempotency.exceptions import ClaimLost
 from django_idempotency.outcomes import Claimed
 from django_idempotency.policy import Policy
 from django_idempotency.stores import store_for
@@ -77,7 +77,7 @@ class Heartbeat:
     def beat(self) -> None:
         """Do now what is due: finish, renew, count."""
         for connection in connections.all(initialized_only=True):
-            connection.close_if_unusable_or_obsolete()
+            self._attempt(connection.close_if_unusable_or_obsolete)
         with self._changed:
             leases = list(self._leases.values())
             replays, self._replays = self._replays, defaultdict(Counter)
@@ -96,20 +96,21 @@ class Heartbeat:
         assert lease.finish is not None
         try:
             lease.finish()
-        except (StoreUnavailable, DatabaseError) as error:
-            logger.warning("idempotency record %s still could not be written: %s", lease.claim.id, error)
-            return
         except ClaimLost:
             logger.warning("idempotency record %s was taken over before it could be completed", lease.claim.id)
+        except Exception as error:
+            logger.warning("idempotency record %s still could not be written: %r", lease.claim.id, error)
+            return
         with self._changed:
             self._leases.pop(lease.claim.token, None)
 
     @staticmethod
     def _attempt(write: Callable[[], object]) -> None:
+        # All leases of the process hang on this thread: whatever goes wrong with one write, the others follow.
         try:
             write()
-        except (StoreUnavailable, DatabaseError) as error:
-            logger.warning("idempotency heartbeat: %s", error)
+        except Exception as error:
+            logger.warning("idempotency heartbeat: %r", error)
 
     def _wake(self) -> None:
         if self._thread is None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import http_sf
 
-from django_idempotency.exceptions import MalformedKey
+from django_idempotency.exceptions import MalformedKey, MalformedSentTime
 
 MAX_LENGTH = 255
 
@@ -56,15 +57,44 @@ def _shown(value: str) -> str:
     return ascii(value if len(value) <= 64 else f"{value[:64]}…")
 
 
+def born(key: str) -> datetime | None:
+    """When a key that is a UUID of version 7 was made, by the clock of whoever made it."""
+    try:
+        uuid = UUID(key)
+    except ValueError:
+        return None
+    return _since_1970(milliseconds=uuid.int >> 80) if uuid.version == 7 else None
+
+
+def parse_sent(value: str) -> datetime:
+    """The time in a header such as ``@1767225600``, an RFC 9651 Date. Raises ``MalformedSentTime``."""
+    seconds = value.strip(" \t").removeprefix("@")
+    sent = _since_1970(seconds=int(seconds)) if re.fullmatch(r"[0-9]{1,15}", seconds) else None
+    if sent is None:
+        raise MalformedSentTime(f"{_shown(value)} is no time; send one such as @1767225600.")
+    return sent
+
+
+def _since_1970(**since: int) -> datetime | None:
+    try:
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(**since)
+    except OverflowError:  # beyond Python's calendar
+        return None
+
+
 def record_id(scope: str, key: str) -> UUID:
-    """The record's primary key: 64 bits of the key's digest, then 64 bits of the scope's and key's digest."""
-    return UUID(bytes=_digest(key) + _digest(f"{len(scope)}:{scope}{key}"))
+    """The record's primary key: a digest of the key in its first half, a digest of scope and key in its second."""
+    return _uuid(_digest(key), _digest(f"{len(scope)}:{scope}{key}"))
 
 
 def id_range(key: str) -> tuple[UUID, UUID]:
     """The first and the last primary key that a raw key can have, in whatever scope."""
-    prefix = _digest(key)
-    return UUID(bytes=prefix + bytes(8)), UUID(bytes=prefix + b"\xff" * 8)
+    return _uuid(_digest(key), bytes(8)), _uuid(_digest(key), b"\xff" * 8)
+
+
+def _uuid(first: bytes, second: bytes) -> UUID:
+    # Two bits are cleared: with them, MariaDB takes a UUID for one of a version, and then reorders or refuses it.
+    return UUID(int=int.from_bytes(first + second, "big") & ~(1 << 79) & ~(1 << 63))
 
 
 def child_key(parent: UUID, name: str) -> str:

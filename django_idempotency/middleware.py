@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import lru_cache
-from inspect import iscoroutinefunction
-from types import CellType, FunctionType
 from typing import Any
 
 from asgiref.sync import async_to_sync, markcoroutinefunction, sync_to_async
@@ -14,9 +11,8 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from django_idempotency.conf import conf
-from django_idempotency.decorators import protect
 from django_idempotency.doors import is_keyed
-from django_idempotency.policy import Mode, Policy
+from django_idempotency.placement import behind_door, has_door
 
 View = Callable[..., Any]
 
@@ -61,64 +57,8 @@ class IdempotencyMiddleware:
 
 
 def _covers(request: HttpRequest, view: View) -> bool:
-    if has_door(view) or getattr(view, "idempotency_exempt", False):
+    if has_door(view, request.method) or getattr(view, "idempotency_exempt", False):
         return False
     if (exempt := conf().exempt) is not None and exempt.search(request.path):
         return False
     return is_keyed(request, conf().policy)
-
-
-def has_door(view: View) -> bool:
-    """Whether ``view`` has a door of its own."""
-    return any(hasattr(part, "idempotency") for part in (view, view_class(view)) if part is not None)
-
-
-def view_class(view: View) -> type | None:
-    """The class behind what ``as_view()`` returned."""
-    return getattr(view, "cls", None) or getattr(view, "view_class", None)
-
-
-@lru_cache(maxsize=1024)
-def behind_door(view: View) -> View:
-    """``view`` with a door at its heart: a copy of its decorators around a protected innermost view."""
-    inner = getattr(view, "__wrapped__", None)
-    if inner is not None and isinstance(view, FunctionType) and _cells_of(view, inner):
-        return _rethreaded(view, inner, behind_door(inner))
-    if _made_by_as_view(view):
-        return _class_behind_door(view)
-    return protect(view, Policy(mode=Mode.LEASE) if iscoroutinefunction(view) else Policy())
-
-
-def _cells_of(view: FunctionType, inner: View) -> list[CellType]:
-    return [cell for cell in view.__closure__ or () if _content(cell) is inner]
-
-
-def _content(cell: CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # still empty
-        return None
-
-
-def _rethreaded(view: FunctionType, inner: View, replacement: View) -> View:
-    closure = tuple(CellType(replacement) if _content(cell) is inner else cell for cell in view.__closure__ or ())
-    copy = FunctionType(view.__code__, view.__globals__, view.__name__, view.__defaults__, closure)
-    copy.__kwdefaults__ = view.__kwdefaults__
-    copy.__dict__.update(view.__dict__)
-    return copy
-
-
-def _made_by_as_view(view: View) -> bool:
-    cls = view_class(view)
-    return (
-        cls is not None and isinstance(view, FunctionType) and any(_content(c) is cls for c in view.__closure__ or ())
-    )
-
-
-def _class_behind_door(view: Any) -> View:
-    policy = Policy(mode=Mode.LEASE) if is_async(view) else Policy()
-    cls: Any = protect(view_class(view), policy)  # type: ignore[type-var]
-    actions = getattr(view, "actions", None)
-    initkwargs = getattr(view, "initkwargs", None) or getattr(view, "view_initkwargs", {})
-    door: View = cls.as_view(actions, **initkwargs) if actions else cls.as_view(**initkwargs)
-    return door

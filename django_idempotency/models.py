@@ -29,7 +29,7 @@ TERMINAL = (Status.COMPLETED, Status.FAILED)
 # From what to what. A record that is expired and comes to life again moves from a terminal status to PROCESSING.
 MOVES: Mapping[Status | None, frozenset[Status | None]] = {
     ABSENT: frozenset({Status.STARTED, Status.PROCESSING}),
-    Status.STARTED: frozenset({Status.PROCESSING}),
+    Status.STARTED: frozenset({Status.PROCESSING, Status.FAILED}),
     Status.PROCESSING: frozenset({Status.PROCESSING, Status.COMPLETED, Status.FAILED, ABSENT}),
     Status.FAILED: frozenset({Status.PROCESSING}),
     Status.COMPLETED: frozenset(),
@@ -141,6 +141,12 @@ class IdempotencyRecord(models.Model):
         indexes = [
             models.Index(fields=["locked_until"], condition=Q(status__in=LIVE), name="idempotency_record_reap"),
             models.Index(fields=["purge_at"], condition=Q(status__in=TERMINAL), name="idempotency_record_purge"),
+            # Empty, and free, unless a policy keeps its records longer than it deduplicates by them.
+            models.Index(
+                fields=["expires_at"],
+                condition=Q(response_body__isnull=False, purge_at__gt=F("expires_at")),
+                name="idempotency_record_bodies",
+            ),
         ]
 
     def __str__(self) -> str:

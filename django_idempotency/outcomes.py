@@ -34,10 +34,11 @@ class Operation:
     method: str = ""
     path: str = ""
     sender: object = field(default=None, compare=False)  # the view or consumer, for signals
+    sent: datetime | None = field(default=None, compare=False)  # first sent, by the client's own account
+    id: UUID = field(init=False, compare=False)
 
-    @property
-    def id(self) -> UUID:
-        return record_id(self.scope, self.key)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", record_id(self.scope, self.key))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
@@ -32,6 +33,8 @@ class Lock(StrEnum):
     SKIP_LOCKED = "skip_locked"
 
 
+LONGEST = 100 * 365 * 24 * 60 * 60  # a century; far beyond it Python's calendar ends
+
 Scope = Callable[[HttpRequest], str | None]
 Fingerprint = Callable[[HttpRequest], bytes]
 
@@ -50,6 +53,7 @@ class Policy:
     ``wait``: seconds to wait at most.
     ``retention``: seconds, from the answer, in which the key is deduplicated.
     ``audit``: seconds, from the answer, that the record is kept; ``None`` for as long as ``retention``.
+    ``late_after``: seconds; refuse a request first sent longer ago than that, of whose key nothing is known any more.
     ``scope``: ``None`` for the user's primary key, ``"public"`` for one scope shared by all, or a callable.
     ``strict``: take the header only as the draft writes it, a quoted string.
     ``lock``: how a row that may change hands is locked, ``"nowait"`` or ``"skip_locked"``.
@@ -75,6 +79,7 @@ class Policy:
     wait: float = 10
     retention: float = 24 * 60 * 60
     audit: float | None = None
+    late_after: float | None = None
     scope: str | Scope | None = None
     strict: bool = False
     lock: str = Lock.NOWAIT
@@ -94,25 +99,17 @@ class Policy:
         return self
 
     def __post_init__(self) -> None:
-        _one_of("mode", self.mode, Mode)
-        _one_of("on_crash", self.on_crash, OnCrash)
-        _one_of("in_flight", self.in_flight, WhenInFlight)
-        _one_of("lock", self.lock, Lock)
-        for name in ("lease", "retention", "audit"):
-            _at_least(name, getattr(self, name), smallest=1)
-        for name in ("wait", "grace", "max_body"):
-            _at_least(name, getattr(self, name), smallest=0)
-        if not (self.scope is None or self.scope == "public" or callable(self.scope)):
-            raise ImproperlyConfigured(f'scope is {self.scope!r}; it must be None, "public" or a callable.')
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in tuple(choices):
+                raise ImproperlyConfigured(
+                    f"{name} is {getattr(self, name)!r}; {nearest(getattr(self, name), choices)}"
+                )
+        for name, (is_right, what) in RULES.items():
+            if not is_right(getattr(self, name)):
+                raise ImproperlyConfigured(f"{name} is {getattr(self, name)!r}; it must be {what}.")
         for name in ("methods", "fingerprint_fields", "fingerprint_exclude", "release_statuses", "retry_statuses"):
-            self._freeze(name)
-
-    def _freeze(self, name: str) -> None:
-        values = getattr(self, name)
-        if isinstance(values, str):
-            raise ImproperlyConfigured(f"{name} is the string {values!r}; it must be a list, tuple or set.")
-        if values is not None:
-            object.__setattr__(self, name, frozenset(values))
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, frozenset(getattr(self, name)))
 
     def over(self, defaults: Policy) -> Policy:
         """This policy, with ``defaults`` for whatever it does not state."""
@@ -128,22 +125,80 @@ class Policy:
 NAMES = frozenset(field.name for field in fields(Policy))
 
 
-def _one_of(name: str, value: str, choices: type[StrEnum]) -> None:
-    if value not in tuple(choices):
-        raise ImproperlyConfigured(f"{name} is {value!r}; {nearest(value, choices)}")
+CHOICES: Mapping[str, type[StrEnum]] = {"mode": Mode, "on_crash": OnCrash, "in_flight": WhenInFlight, "lock": Lock}
+
+Rule = tuple[Callable[[Any], bool], str]
 
 
-def _at_least(name: str, value: float | None, *, smallest: float) -> None:
-    if value is not None and value < smallest:
-        raise ImproperlyConfigured(f"{name} is {value!r}; it must be at least {smallest}.")
+def _number(smallest: int, largest: float) -> Rule:
+    def is_right(value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and smallest <= value <= largest
+
+    return is_right, f"a number from {smallest} to {largest}"
+
+
+def _all(is_right: Callable[[Any], bool], what: str) -> Rule:
+    def are_right(values: Any) -> bool:
+        return isinstance(values, Collection) and not isinstance(values, str | bytes) and all(map(is_right, values))
+
+    return are_right, f"a list, tuple or set of {what}"
+
+
+def _or_none(rule: Rule) -> Rule:
+    is_right, what = rule
+    return lambda value: value is None or is_right(value), f"{what}, or None"
+
+
+_BOOLEAN: Rule = (lambda value: isinstance(value, bool), "True or False")
+_TEXTS = _all(lambda value: isinstance(value, str), "names")
+_STATUSES = _all(lambda value: isinstance(value, int) and 100 <= value <= 599, "HTTP statuses")
+
+RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(("required", "strict", "store_cookies", "fail_open"), _BOOLEAN),
+    **dict.fromkeys(("lease", "retention"), _number(1, LONGEST)),
+    **dict.fromkeys(("wait", "grace"), _number(0, LONGEST)),
+    **dict.fromkeys(("release_statuses", "retry_statuses"), _STATUSES),
+    **dict.fromkeys(("audit", "late_after"), _or_none(_number(1, LONGEST))),
+    "max_body": _number(0, math.inf),
+    "methods": _all(lambda value: isinstance(value, str) and value.isupper(), "HTTP methods in upper case"),
+    "scope": (lambda value: value is None or value == "public" or callable(value), 'None, "public" or a callable'),
+    "using": _or_none((lambda value: isinstance(value, str), "the alias of a database")),
+    "fingerprint": _or_none((callable, "a callable")),
+    "fingerprint_fields": _or_none(_TEXTS),
+    "fingerprint_exclude": _TEXTS,
+}
+
+
+def retention_for(
+    *,
+    attempts: int,
+    base: float,
+    factor: float = 2.0,
+    cap: float = math.inf,
+    timeout: float = 0.0,
+    margin: float = 60.0,
+) -> float:
+    """The ``retention`` that outlasts a client's retries: seconds from its first request to its last, and a margin.
+
+    The client sends ``attempts`` requests in all and waits up to ``timeout`` seconds for each answer; it pauses
+    ``base`` seconds before the first retry and ``factor`` times longer before each next, but at most ``cap``.
+    ``margin``: for jitter, clocks, and requests that are long on their way.
+    """
+    if attempts < 1 or min(base, factor, cap, timeout, margin) < 0:
+        raise ValueError("attempts must be at least 1, and no time negative.")
+    pause, pauses = base, 0.0
+    for _retry in range(attempts - 1):
+        pauses += min(pause, cap)
+        pause *= factor
+    return attempts * timeout + pauses + margin
 
 
 def nearest(wrong: object, right: Iterable[str]) -> str:
-    """A sentence that names the right word for a wrong one."""
-    right = sorted(right)
-    if close := difflib.get_close_matches(str(wrong), right, n=1, cutoff=0.5):
-        return f"did you mean {close[0]!r}?"
-    return f"it must be one of {', '.join(right)}."
+    """A sentence that names the right word for a wrong one, in whatever case."""
+    words = {word.lower(): str(word) for word in sorted(right)}
+    if close := difflib.get_close_matches(str(wrong).lower(), words, n=1, cutoff=0.5):
+        return f"did you mean {words[close[0]]!r}?"
+    return f"it must be one of {', '.join(words.values())}."
 
 
 def unknown_names(options: Mapping[str, Any], known: Iterable[str]) -> list[str]:

@@ -15,7 +15,9 @@ from django_idempotency.conf import conf
 from django_idempotency.exceptions import (
     AnonymousKey,
     IdempotencyError,
+    LateRetry,
     MalformedKey,
+    MalformedSentTime,
     MissingKey,
     StoreUnavailable,
 )
@@ -88,11 +90,21 @@ def replay(response: StoredResponse) -> HttpResponse:
     return answer
 
 
-def judge(status: int, policy: Policy, response: Callable[[], StoredResponse], *, raised: bool = False) -> Verdict:
-    """What a status means for its record. ``raised``: it stands for an exception, which undoes the effects."""
-    if status in policy.release_statuses:
+def judge(
+    status: int,
+    policy: Policy,
+    response: Callable[[], StoredResponse],
+    *,
+    raised: bool = False,
+    terminal: bool = False,
+) -> Verdict:
+    """What a status means for its record.
+
+    ``raised``: it stands for an exception, which undoes the effects. ``terminal``: it is stored whatever the policy.
+    """
+    if status in policy.release_statuses and not terminal:
         return Release()
-    if status in policy.retry_statuses:
+    if status in policy.retry_statuses and not terminal:
         return Fail(f"status {status}")
     return Keep(response(), failure=status >= 400, rollback=raised)
 
@@ -159,6 +171,11 @@ def problem(refusal: Refusal) -> Problem:
         case AnonymousKey():
             title = "Anonymous callers can't use an Idempotency-Key here."
             return Problem(400, "key_anonymous", title, retryable=False, safe_new_key=True)
+        case MalformedSentTime():
+            title = "The header that says when the request was first sent holds no time."
+            return Problem(400, "sent_malformed", title, retryable=False, safe_new_key=True, detail=str(refusal))
+        case LateRetry():
+            return Problem(410, "late_retry", str(refusal.__doc__), retryable=False, safe_new_key=False)
         case InFlight(retry_after):
             title = "The operation is being executed; retry with the same key."
             return Problem(409, "in_flight", title, retryable=True, safe_new_key=False, retry_after=retry_after)

@@ -91,7 +91,7 @@ def _non_atomic(view: APIView) -> frozenset[str]:
 def _shape_problem(request: Request, response: Response, exc: IdempotencyProblem) -> None:
     for name, value in exc.problem.headers():
         response.headers.setdefault(name, value)
-    if response.data == {"detail": exc.detail}:  # what REST framework's own handler makes of it
+    if getattr(response, "data", None) == {"detail": exc.detail}:  # what REST framework's own handler makes of it
         response.data = exc.problem.members()
         if getattr(request, "accepted_renderer", None) and request.accepted_renderer.media_type == "application/json":
             response.content_type = PROBLEM_JSON
@@ -107,14 +107,14 @@ class _Run:
         self.open = ExitStack()
         self.execution: engine.Execution | None = None
         self.replayed: HttpResponseBase | None = None
-        self.raised = False
+        self.error: Exception | None = None
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         try:
             with self.open:
                 response = _dispatch(self.view, request, *args, **kwargs)
                 if self.execution is not None:
-                    settle(self.execution, response, raised=self.raised)
+                    settle(self.execution, response, error=self.error)
         except (ClaimLost, StoreUnavailable) as error:
             return self._answer_after_losing(error, *args, **kwargs)
         return response if self.replayed is None else self.replayed
@@ -154,7 +154,7 @@ class _Run:
                 response: HttpResponseBase = self.handler(request, *args, **kwargs)
                 return response
         except Exception as error:
-            self.raised = True
+            self.error = error
             if isinstance(error, TerminalFailure):
                 return error.response
             if self.execution is not None:

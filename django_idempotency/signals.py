@@ -22,6 +22,8 @@ in_flight = Signal()  # retry_after
 pending_timeout = Signal()  # retry_after
 mismatched = Signal()  # the key came with another request
 held = Signal()  # reason
+reaped = Signal()  # held, reason; its lease had run out, and maintenance freed the key or set it aside
+refused_late = Signal()  # age; a retry so old that its operation is no longer known
 claim_lost = Signal()  # a holder that came back too late: its write was rejected
 store_failed = Signal()  # error
 

@@ -73,17 +73,18 @@ Delivery = Ack | RetryLater | Reject
 Handler = Callable[[Message, Context], Any]
 
 
-def consume(message: Message, handler: Handler, *, policy: Policy | None = None) -> Delivery:
+def consume(message: Message, handler: Handler, *, policy: Policy | None = None, sender: object = None) -> Delivery:
     """Handle a message once, however often it is delivered, and say what to tell the broker.
 
     In atomic mode the handler's effects, its result (anything JSON can hold) and the record are one transaction;
     acknowledge after this returns. The handler's exceptions pass through: the message is left to a redelivery.
+    ``sender`` is what signals name, the handler unless stated.
 
     Raises ``TypeError`` for a result that JSON can't hold; nothing is committed then.
     """
     policy = resolve(policy or Policy())
     operation = Operation(
-        scope=message.source, key=message.id, fingerprint=_fingerprint(message), method=METHOD, sender=handler
+        scope=message.source, key=message.id, fingerprint=_fingerprint(message), method=METHOD, sender=sender or handler
     )
     try:
         outcome = engine.claim(operation, policy)

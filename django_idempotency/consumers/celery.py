@@ -8,6 +8,7 @@ from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar, overload
 
 from celery import current_task
+from celery.exceptions import Ignore
 from celery.exceptions import Reject as RejectTask
 from django.core.serializers.json import DjangoJSONEncoder
 
@@ -26,7 +27,8 @@ def idempotent_task(function: Any = None, /, *, policy: Policy | None = None) ->
     """Run a task's function once for each task id: ``@shared_task(acks_late=True)`` above ``@idempotent_task``.
 
     Have Celery redeliver what a dead worker held (``acks_late=True, reject_on_worker_lost=True``). A redelivery while
-    the first delivery still runs is put back with ``retry``. Called directly, outside a worker, the function just runs.
+    the first delivery still runs is put back, which costs it none of the task's retries. Called directly, outside a
+    worker, the function just runs.
     """
     if function is None:
         return partial(idempotent_task, policy=policy)
@@ -36,15 +38,23 @@ def idempotent_task(function: Any = None, /, *, policy: Policy | None = None) ->
         task = current_task
         if not task or task.request.called_directly:
             return function(*args, **kwargs)
-        match consume(_message(task), lambda _message, _context: function(*args, **kwargs), policy=policy):
+        delivery = consume(
+            _message(task), lambda _message, _context: function(*args, **kwargs), policy=policy, sender=function
+        )
+        match delivery:
             case Ack(result):
                 return result
             case RetryLater(delay):
-                raise task.retry(countdown=delay, max_retries=None, exc=None, throw=False)
+                _put_back(task, delay)
+                raise Ignore
             case Reject(reason):
                 raise RejectTask(reason, requeue=False)
 
     return run
+
+
+def _put_back(task: Any, delay: float) -> None:
+    task.signature_from_request(countdown=delay, retries=task.request.retries).apply_async()
 
 
 class _Encoder(DjangoJSONEncoder):

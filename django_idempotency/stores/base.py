@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum, auto
 from uuid import UUID
 
@@ -61,6 +62,10 @@ class Store(ABC):
     @abstractmethod
     def read(self, id: UUID, policy: Policy) -> Snapshot | None:
         """The record as it stands."""
+
+    @abstractmethod
+    def now(self, policy: Policy) -> datetime:
+        """The store's clock."""
 
     @abstractmethod
     def lock(self, claim: Claimed, policy: Policy) -> bool:

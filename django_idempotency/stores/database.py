@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from django.db import IntegrityError, InterfaceError, OperationalError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import F, QuerySet, Value
+from django.db.models import F, Max, QuerySet, Value
 from django.db.models.expressions import Combinable
+from django.db.models.functions import Coalesce
 
 from django_idempotency.exceptions import StoreConflict, StoreUnavailable
 from django_idempotency.models import DatabaseNow, IdempotencyRecord, Status, check_move
@@ -66,7 +67,7 @@ class DatabaseStore(Store):
             **_kept_until(policy),
         )
         try:
-            with transaction.atomic(using=alias(policy)):
+            with transaction.atomic(using=alias(policy)), _without_waiting_long(connections[alias(policy)]):
                 record.save(using=alias(policy), force_insert=True)
         except IntegrityError:
             return False
@@ -118,6 +119,12 @@ class DatabaseStore(Store):
         with store_errors():
             return _first(_rows(policy).filter(pk=id))
 
+    def now(self, policy: Policy) -> datetime:
+        nobody = _rows(policy).filter(pk=UUID(int=0))
+        with store_errors():  # an aggregate of no rows is a row all the same
+            now: datetime = nobody.aggregate(now=Coalesce(Max("created_at"), DatabaseNow()))["now"]
+        return now
+
     def lock(self, claim: Claimed, policy: Policy) -> bool:
         rows = _held_by(claim, policy)
         with store_errors():
@@ -168,6 +175,20 @@ def is_conflict(error: Exception) -> bool:
         or (error.args[:1] or (None,))[0] in CONFLICT_NUMBERS
         or getattr(cause, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
     )
+
+
+def _without_waiting_long(connection: Any) -> AbstractContextManager[None]:
+    """Wait a second at most for a row lock: enough for a rival to commit its insert, too short for a holder to finish.
+
+    MariaDB's INSERT of a key that is there waits for whoever has it locked, 50 seconds by default.
+    """
+    if not getattr(connection, "mysql_is_mariadb", False):
+        return nullcontext()
+    limited = "SET STATEMENT innodb_lock_wait_timeout = 1 FOR "
+    wrapper: AbstractContextManager[None] = connection.execute_wrapper(
+        lambda execute, sql, *details: execute(limited + sql, *details)
+    )
+    return wrapper
 
 
 def _rows(policy: Policy) -> QuerySet[IdempotencyRecord]:

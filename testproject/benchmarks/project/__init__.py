@@ -1,0 +1,3 @@
+"""The service under load: one view, the same for every contender."""
+
+from __future__ import annotations

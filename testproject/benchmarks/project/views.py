@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from testproject.benchmarks.project.models import Effect
+
+
+class EffectView(APIView):
+    """One INSERT, and an answer of about 200 bytes; first, as many milliseconds of other work as the query asks for."""
+
+    def post(self, request: Request) -> Response:
+        if work := request.GET.get("work"):
+            time.sleep(int(work) / 1000)
+        order: dict[str, Any] = request.data
+        effect = Effect.objects.create(key=request.headers["Idempotency-Key"], amount=order["amount"])
+        return Response(
+            {
+                "id": effect.pk,
+                "object": "effect",
+                "key": effect.key,
+                "amount": effect.amount,
+                "currency": order["currency"],
+                "status": "succeeded",
+                "created_at": effect.created_at,
+                "livemode": False,
+            },
+            status=201,
+        )

@@ -1,0 +1,169 @@
+"""A contender's service as it would run for real: gunicorn, on a database of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+
+from testproject.benchmarks import contenders, environments, processes
+from testproject.benchmarks.cluster import Cluster
+from testproject.benchmarks.private_redis import Redis
+
+ROOT = Path(__file__).resolve().parents[2]
+DIRECTORY = ROOT / ".benchmarks"
+PATIENCE = 30
+PATH = "/effects/"
+BODY = '{"amount": 4200, "currency": "eur", "reference": "order 4711"}'
+
+
+class DoesNotWork(Exception):
+    """Its message is what the contender says."""
+
+
+@dataclass(frozen=True)
+class Server:
+    name: str
+    port: int
+    gunicorn: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def title(self) -> str:
+        return contenders.load(self.name).title
+
+    @property
+    def database(self) -> str:
+        return database(self.name)
+
+    def cpu(self) -> float:
+        """Seconds of processor time, of its workers."""
+        return processes.seconds(processes.family(self.gunicorn.pid)[1:])
+
+    def post(self, key: str, connection: HTTPConnection | None = None) -> tuple[int, bytes]:
+        connection = connection or HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        connection.request("POST", PATH, BODY, {"Content-Type": "application/json", "Idempotency-Key": key})
+        response = connection.getresponse()
+        return response.status, response.read()
+
+
+def database(name: str) -> str:
+    return f"benchmark_{name}"
+
+
+def prepare(name: str, cluster: Cluster, redis: Redis | None, directory: Path) -> None:
+    """Its environment and its tables. Raises ``CannotInstall`` or ``DoesNotWork``."""
+    if contenders.load(name).redis and redis is None:
+        raise DoesNotWork("There is no Redis.")
+    _python(name, directory)
+    cluster.create(database(name))
+    make_tables(name, cluster, database(name), redis, directory)
+
+
+def make_tables(
+    name: str, cluster: Cluster, database: str, redis: Redis | None = None, directory: Path = DIRECTORY
+) -> None:
+    result = subprocess.run(
+        [_python(name, directory), "-m", "testproject.benchmarks.project.prepare"],
+        cwd=ROOT,
+        env=environ(name, cluster, redis, database),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode:
+        raise DoesNotWork(result.stderr.strip().splitlines()[-1])
+
+
+@contextmanager
+def running(
+    name: str, cluster: Cluster, redis: Redis | None, directory: Path, *, workers: int = 2, threads: int = 8
+) -> Iterator[Server]:
+    """Raises ``DoesNotWork`` if it does not answer a request."""
+    with tempfile.TemporaryDirectory() as logs, socket.create_server(("127.0.0.1", 0), backlog=2048) as door:
+        log = Path(logs, "log")
+        with (
+            log.open("wb") as output,
+            _gunicorn(
+                [_python(name, directory), "-m", "gunicorn", *_options(door, workers, threads)],
+                env=environ(name, cluster, redis, database(name)),
+                door=door,
+                output=output,
+            ) as gunicorn,
+        ):
+            server = Server(name, door.getsockname()[1], gunicorn, log)
+            door.close()
+            _wait_for(server)
+            yield server
+
+
+def _options(door: socket.socket, workers: int, threads: int) -> list[str]:
+    return [
+        "testproject.benchmarks.project.wsgi",
+        *("--bind", f"fd://{door.fileno()}", "--worker-class", "gthread"),
+        *("--workers", f"{workers}", "--threads", f"{threads}"),
+        *("--graceful-timeout", "3", "--log-level", "warning", "--no-control-socket"),
+    ]
+
+
+@contextmanager
+def _gunicorn(
+    command: list[str], *, env: dict[str, str], door: socket.socket, output: object
+) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=env,
+        pass_fds=[door.fileno()],
+        stdout=output,
+        stderr=subprocess.STDOUT,  # type: ignore[call-overload]
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(PATIENCE)
+            process.kill()
+
+
+def _wait_for(server: Server) -> None:
+    """Until it has done what it is to do once."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            status, body = server.post(str(uuid.uuid4()))
+            break
+        except OSError:
+            if time.monotonic() > deadline or server.gunicorn.poll() is not None:
+                raise DoesNotWork(_last_line(server.log)) from None
+            time.sleep(0.05)
+    if status >= 500:
+        raise DoesNotWork(f"{status}: {_last_line(server.log) or body[:200].decode()}")
+
+
+def _last_line(log: Path) -> str:
+    return "".join(log.read_text(errors="replace").strip().splitlines()[-1:])
+
+
+def _python(name: str, directory: Path) -> str:
+    return environments.python(contenders.load(name), directory / "environments")
+
+
+def environ(name: str, cluster: Cluster, redis: Redis | None, database: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "testproject.benchmarks.project.settings",
+        "CONTENDER": name,
+        "PYTHONPATH": str(ROOT),
+        "REDIS_URL": redis.url if redis else "",
+        **cluster.environ(database),
+    }

@@ -1,0 +1,251 @@
+"""``make demo``: what can happen to a request, against the real server, and what each line proves.
+
+Exits 0 only if every line is so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Barrier
+from typing import IO, Any
+
+import django
+import httpx
+
+from testproject.interrupts import end_on_signals
+
+COPIES = 50
+LOG_LINES = 40
+AT_ONCE = 1.0  # seconds: what the retry after a crash may take; a lease would be 20
+
+
+@dataclass(frozen=True)
+class Line:
+    holds: bool
+    scene: str
+    answer: str
+    effects: str
+    proves: str
+
+
+class Api:
+    """The charges of one run of the demo: its keys and references are its own, so that it can be run again."""
+
+    def __init__(self, url: str) -> None:
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self.http = httpx.Client(base_url=url, timeout=30, limits=limits, trust_env=False, verify=False)
+
+    def charge(
+        self, key: str, *, user: str = "alice", amount: int = 4200, reference: str | None = None, **faults: Any
+    ) -> httpx.Response:
+        return self.http.post(
+            "/api/charges/",
+            json={"amount": amount, "currency": "eur", "reference": reference or key},
+            headers={
+                "Authorization": f"Token {user}-token",
+                "Idempotency-Key": f'"{key}"',
+                **({"X-Simulate": json.dumps(faults)} if faults else {}),
+            },
+        )
+
+    def effects(self, reference: str) -> int:
+        answer = self.http.get(
+            "/api/ledger/", params={"reference": reference}, headers={"Authorization": "Token alice-token"}
+        )
+        return int(answer.raise_for_status().json()["effects"])
+
+
+def scenes(api: Api) -> Iterator[Line]:
+    yield from _retry(api, new_key())
+    yield _duplicates(api, new_key())
+    yield _other_body(api, new_key())
+    yield _other_user(api, new_key())
+    yield _crash(api, new_key())
+
+
+def _retry(api: Api, key: str) -> Iterator[Line]:
+    first, effects = api.charge(key), api.effects(key)
+    yield Line(
+        (label(first), effects) == ("201", 1),
+        "a charge",
+        label(first),
+        str(effects),
+        "effect and answer commit together",
+    )
+    again, effects = api.charge(key), api.effects(key)
+    yield Line(
+        (label(again), again.content, effects) == ("201 replayed", first.content, 1),
+        "the same request again",
+        label(again),
+        str(effects),
+        "the first answer, byte for byte",
+    )
+
+
+def _duplicates(api: Api, key: str) -> Line:
+    together = Barrier(COPIES)
+
+    def copy(_number: int) -> str:
+        together.wait()
+        return label(api.charge(key, delay_ms=200))
+
+    with ThreadPoolExecutor(COPIES) as pool:
+        answers = Counter(pool.map(copy, range(COPIES)))
+    effects = api.effects(key)
+    return Line(
+        (answers["201"], effects) == (1, 1) and answers.keys() <= {"201", "201 replayed", "409"},
+        f"{COPIES} copies at once",
+        f"{answers['201']} × 201, {answers['201 replayed']} replayed, {answers['409']} × 409",
+        str(effects),
+        "only one of them ran",
+    )
+
+
+def _other_body(api: Api, key: str) -> Line:
+    api.charge(key)
+    answer, effects = api.charge(key, amount=9900), api.effects(key)
+    return Line(
+        (label(answer), effects) == ("422", 1),
+        "the same key, another amount",
+        label(answer),
+        str(effects),
+        "a key stands for one request",
+    )
+
+
+def _other_user(api: Api, key: str) -> Line:
+    hers, his = api.charge(key), api.charge(key, user="bob", reference=f"{key}-bob")
+    effects = api.effects(key), api.effects(f"{key}-bob")
+    return Line(
+        (label(his), effects) == ("201", (1, 1)) and his.json()["id"] != hers.json()["id"],
+        "bob sends alice's key",
+        label(his),
+        f"{effects[0]} + {effects[1]}",
+        "an operation of his own, not her answer",
+    )
+
+
+def _crash(api: Api, key: str) -> Line:
+    crashed = _never_answers(lambda: api.charge(key, kill="after"))
+    started = time.monotonic()
+    before = api.effects(key)
+    answer = api.charge(key)
+    while answer.status_code == 409 and time.monotonic() - started < AT_ONCE:
+        answer = api.charge(key)
+    took = time.monotonic() - started
+    effects = api.effects(key)
+    return Line(
+        crashed and (before, label(answer), effects) == (0, "201", 1) and took < AT_ONCE,
+        "SIGKILL mid-request, a retry",
+        f"none, then {label(answer)} in {took:.2f} s",
+        f"{before} → {effects}",
+        "nothing lost, nothing twice, no waiting",
+    )
+
+
+def _never_answers(send: Callable[[], httpx.Response]) -> bool:
+    try:
+        send()
+    except httpx.TransportError:
+        return True
+    return False
+
+
+def new_key() -> str:
+    return f"demo-{uuid.uuid4()}"
+
+
+def label(answer: httpx.Response) -> str:
+    return f"{answer.status_code}{' replayed' * ('Idempotent-Replayed' in answer.headers)}"
+
+
+class Table:
+    """Colours on a terminal, unless NO_COLOR says otherwise; plain text elsewhere."""
+
+    WIDTHS = (28, 29, 7)
+
+    def __init__(self, out: IO[str]) -> None:
+        self.out = out
+        self.coloured = out.isatty() and not os.environ.get("NO_COLOR")
+
+    def head(self, title: str, subtitle: str) -> None:
+        self._print(self._paint("1", title))
+        self._print(self._paint("2", subtitle) + "\n")
+        self._print("   " + self._paint("2", self._columns("what happens", "answer", "effects") + "what it proves"))
+
+    def line(self, line: Line) -> None:
+        mark = self._paint("32", "✓") if line.holds else self._paint("1;31", "✗")
+        self._print(f" {mark} {self._columns(line.scene, line.answer, line.effects)}{self._paint('2', line.proves)}")
+
+    def foot(self, holds: bool) -> None:
+        if holds:
+            self._print("\n" + self._paint("1;32", "All of it holds.") + " make serve shows the records in the admin.")
+        else:
+            self._print("\n" + self._paint("1;31", "Not all of it holds."))
+
+    def _columns(self, *texts: str) -> str:
+        return "".join(text.ljust(width) + " " for text, width in zip(texts, self.WIDTHS, strict=True))
+
+    def _paint(self, code: str, text: str) -> str:
+        return f"\033[{code}m{text}\033[0m" if self.coloured else text
+
+    def _print(self, text: str) -> None:
+        print(text, file=self.out, flush=True)
+
+
+def play(table: Table, log: IO[str]) -> bool:
+    from django.db import connection
+
+    from testproject.service import prepare, running
+
+    prepare()
+    with running(environ={"SIMULATE": "1"}, log=log) as service:
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW server_version")
+            (version,) = cursor.fetchone()
+        connection.close()
+        table.head(
+            "django-idempotency: one key, one effect",
+            f"gunicorn, 2 workers × 8 threads, on {service.url}; PostgreSQL {version}, embedded",
+        )
+        lines = []
+        for line in scenes(Api(service.url)):
+            table.line(line)
+            lines.append(line)
+    return all(line.holds for line in lines)
+
+
+def main() -> int:
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
+    os.environ.pop("DATABASE_URL", None)  # always the embedded one: nobody's data is played with
+    end_on_signals()
+    table = Table(sys.stdout)
+    with tempfile.TemporaryFile("w+") as log:
+        try:
+            django.setup()
+            holds = play(table, log)
+            table.foot(holds)
+        except KeyboardInterrupt:
+            return 130
+        except httpx.HTTPError as error:
+            table.foot(False)
+            print(f"{error!r}", file=sys.stderr)
+            holds = False
+        if not holds:
+            log.seek(0)
+            sys.stderr.writelines(log.readlines()[-LOG_LINES:])
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""Faults at named points of the protocol, in the server's own process, if ``SIMULATE`` and ``FAULTS_LOG`` are set.
+
+``X-Fault: {"at": "lock.after", "do": "kill"}`` arms one request: what it says happens the first time that the request
+comes by that point. ``renew`` is passed by no request but by the heartbeat, so there the first to pass is hit. Each hit
+is a line in ``FAULTS_LOG``, and so is each error of the database.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cache, wraps
+from typing import Any
+
+from django.conf import settings
+from django.db import DatabaseError, connection
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models.signals import post_save, pre_save
+from django.db.utils import DatabaseErrorWrapper
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+from django_idempotency.stores.database import DatabaseStore
+from django_idempotency.stores.postgresql import PostgreSQLStore
+from testproject.models import LedgerEntry
+
+STORE_STEPS = ("claim", "take", "lock", "complete", "fail", "release", "renew")
+STEPS = (*STORE_STEPS, "effect", "commit")
+POINTS = (*(f"{step}.{when}" for step in STEPS for when in ("before", "after")), "respond")
+
+
+class InjectedFault(DatabaseError):
+    """What ``{"do": "raise"}`` raises: of a kind that comes at COMMIT, too."""
+
+
+@dataclass
+class Fault:
+    """``ms`` and ``locks`` are for those that take time, or locks."""
+
+    at: str
+    do: str
+    ms: int = 0
+    locks: list[int] = field(default_factory=list)
+
+
+def _kill(fault: Fault) -> None:
+    _log(fault)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop(fault: Fault) -> None:
+    """All threads of the worker stand still until somebody sends SIGCONT."""
+    _log(fault)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _raise(fault: Fault) -> None:
+    _log(fault)
+    raise InjectedFault(f"injected at {fault.at}")
+
+
+def _terminate(fault: Fault) -> None:
+    if connection.connection is None:
+        return
+    other = connection.copy()
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.connection.info.backend_pid])
+    finally:
+        other.close()
+    _log(fault)
+
+
+def _cut(fault: Fault) -> None:
+    """The wire, from this end; what was sent is sent."""
+    if connection.connection is None or connection.connection.closed:
+        return
+    with socket.socket(fileno=os.dup(connection.connection.pgconn.socket)) as wire:
+        wire.shutdown(socket.SHUT_RDWR)
+    _log(fault)
+
+
+def _sleep(fault: Fault) -> None:
+    _log(fault)
+    time.sleep(fault.ms / 1000)
+
+
+def _query(fault: Fault) -> None:
+    """A statement that takes long."""
+    _log(fault)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_sleep(%s)", [fault.ms / 1000])
+
+
+def _lock(fault: Fault) -> None:
+    """Locks that others want as well, one after the other, until the end of the transaction."""
+    _log(fault)
+    with connection.cursor() as cursor:
+        for lock in fault.locks:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s), pg_sleep(%s)", [lock, fault.ms / 1000])
+
+
+def _survey(fault: Fault) -> None:
+    """Read what others are about to write; under SERIALIZABLE not all of them can commit."""
+    _log(fault)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT sum(amount), pg_sleep(%s) FROM testproject_ledgerentry", [fault.ms / 1000])
+
+
+def _update(fault: Fault) -> None:
+    """Write what others write; under REPEATABLE READ only the first can commit."""
+    _log(fault)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_sleep(%s)", [fault.ms / 1000])
+        cursor.execute("UPDATE auth_user SET last_login = statement_timestamp() WHERE username = 'bob'")
+
+
+def _crash(fault: Fault) -> None:
+    """SIGKILL for the database's process behind this connection, upon which the whole server crashes and recovers."""
+    if settings.FAULTS_MAY_CRASH_DATABASE and connection.connection is not None:
+        _log(fault)
+        os.kill(connection.connection.info.backend_pid, signal.SIGKILL)
+
+
+ACTIONS: dict[str, Callable[[Fault], None]] = {
+    "kill": _kill,
+    "stop": _stop,
+    "raise": _raise,
+    "terminate": _terminate,
+    "cut": _cut,
+    "sleep": _sleep,
+    "query": _query,
+    "lock": _lock,
+    "survey": _survey,
+    "update": _update,
+    "crash": _crash,
+}
+
+# --- Arming, and reaching a point ------------------------------------------------------------------------------------
+
+_armed: ContextVar[list[Fault]] = ContextVar("armed")
+_for_heartbeat: list[Fault] = []
+
+
+def faults(get_response: Callable[[HttpRequest], HttpResponseBase]) -> Callable[[HttpRequest], HttpResponseBase]:
+    """Middleware, the outermost."""
+    _install()
+
+    def middleware(request: HttpRequest) -> HttpResponseBase:
+        fault = _asked_for(request)
+        if fault is not None and fault.at.startswith("renew"):
+            _for_heartbeat.append(fault)
+            return get_response(request)
+        token = _armed.set([fault] if fault else [])
+        try:
+            response = get_response(request)
+            _reach("respond")
+            return response
+        finally:
+            _armed.reset(token)
+
+    return middleware
+
+
+def _asked_for(request: HttpRequest) -> Fault | None:
+    header = request.headers.get("X-Fault")
+    fault = Fault(**json.loads(header)) if header else None
+    if fault and (fault.at not in POINTS or fault.do not in ACTIONS):
+        raise ValueError(f"X-Fault: there is no {fault.do} at {fault.at}.")
+    return fault
+
+
+def _reach(point: str) -> None:
+    armed = _for_heartbeat if point.startswith("renew") else _armed.get([])
+    for fault in list(armed):
+        if fault.at == point:
+            armed.remove(fault)
+            ACTIONS[fault.do](fault)
+
+
+@cache
+def _install() -> None:
+    for step in STORE_STEPS:
+        owner = PostgreSQLStore if step in vars(PostgreSQLStore) else DatabaseStore
+        setattr(owner, step, _between_points(step, getattr(owner, step)))
+    BaseDatabaseWrapper._commit = _between_points("commit", BaseDatabaseWrapper._commit)  # type: ignore[attr-defined]
+    pre_save.connect(lambda **_named: _reach("effect.before"), sender=LedgerEntry, weak=False)
+    post_save.connect(lambda **_named: _reach("effect.after"), sender=LedgerEntry, weak=False)
+    DatabaseErrorWrapper.__exit__ = _logging(DatabaseErrorWrapper.__exit__)  # type: ignore[method-assign]
+
+
+def _between_points(step: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def passing(*args: Any, **named: Any) -> Any:
+        _reach(f"{step}.before")
+        result = method(*args, **named)
+        _reach(f"{step}.after")
+        return result
+
+    return passing
+
+
+def _logging(leave: Callable[..., Any]) -> Callable[..., Any]:
+    def leaving(self: Any, kind: Any, error: Any, traceback: Any) -> Any:
+        if error is not None:
+            _write({"error": str(error)[:200]})
+        return leave(self, kind, error, traceback)
+
+    return leaving
+
+
+def _log(fault: Fault) -> None:
+    _write({"at": fault.at, "do": fault.do})
+
+
+def _write(line: dict[str, Any]) -> None:
+    """In one write, and at once: this process may be about to end."""
+    log = os.open(settings.FAULTS_LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.write(log, json.dumps({**line, "time": time.time()}).encode() + b"\n")
+    os.close(log)

@@ -1,0 +1,32 @@
+"""Being told to stop, and putting away first what was started."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+STOPS = (signal.SIGINT, signal.SIGTERM)
+
+
+def end_on_signals() -> None:
+    """Have SIGTERM end this process as Ctrl-C does. What it then puts away is not interrupted a second time."""
+    for number in STOPS:
+        signal.signal(number, _end)
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Whoever asks this process to stop, or one that it starts in here, has to wait until the end of the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,98 @@
+"""Settings of the payments service. Each ``env`` call is a knob, with its default."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from environ import Env
+
+from testproject import embedded
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+env = Env()
+
+DEBUG = env.bool("DEBUG", default=False)
+SECRET_KEY = env.str("SECRET_KEY", default="not-a-secret: this service moves no real money")
+ALLOWED_HOSTS = ["*"]
+HOST = env.str("HOST", default="127.0.0.1")
+PORT = env.int("PORT", default=8000)
+SIMULATE = env.bool("SIMULATE", default=False)
+FAULTS_LOG = env.str("FAULTS_LOG", default="")
+FAULTS_MAY_CRASH_DATABASE = env.bool("FAULTS_MAY_CRASH_DATABASE", default=False)
+GATEWAY_PORT = env.int("GATEWAY_PORT", default=0)  # 0: any free one
+GATEWAY_URL = env.str("GATEWAY_URL", default=f"http://127.0.0.1:{GATEWAY_PORT}")
+
+if not env.str("DATABASE_URL", default=""):
+    # In the environment, so that every process started from this one shares the cluster.
+    os.environ["DATABASE_URL"] = embedded.start(
+        Path(env.str("EMBEDDED_POSTGRES_DIR", default=str(BASE_DIR / ".embedded-postgres")))
+    )
+DATABASES = {
+    "default": {
+        "CONN_MAX_AGE": env.int("CONN_MAX_AGE", default=0),
+        "ATOMIC_REQUESTS": env.bool("ATOMIC_REQUESTS", default=False),
+        **env.db("DATABASE_URL"),
+    }
+}
+if REDIS_URL := env.str("REDIS_URL", default=""):
+    CACHES = {"default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL}}
+CELERY_BROKER_URL = env.str("CELERY_BROKER_URL", default="memory://")
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.messages",
+    "django.contrib.sessions",
+    "django.contrib.staticfiles",
+    "rest_framework",
+    "rest_framework.authtoken",
+    "django_idempotency",
+    "testproject",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "testproject.authentication.token_authentication",
+    "django_idempotency.middleware.IdempotencyMiddleware",
+]
+if SIMULATE and FAULTS_LOG:
+    MIDDLEWARE.insert(0, "testproject.faults.faults")
+IDEMPOTENCY = {"LEASE": env.float("LEASE", default=20)}  # short enough to watch a crash in lease mode
+
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": ["rest_framework.authentication.TokenAuthentication"],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+}
+
+ROOT_URLCONF = "testproject.urls"
+WSGI_APPLICATION = "testproject.wsgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+STATIC_URL = "static/"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+TIME_ZONE = "UTC"
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"console": {"class": "logging.StreamHandler"}},
+    "root": {"handlers": ["console"], "level": "WARNING"},
+    "loggers": {"django.request": {"level": "ERROR"}},  # a refused request is no news
+}

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from django.contrib import admin
+from django.urls import include, path
+from django.views.generic import RedirectView
+from rest_framework.routers import SimpleRouter
+
+from testproject import api, stripe_api, views
+
+router = SimpleRouter()
+router.register("api/charges", api.ChargeViewSet, basename="charge")
+router.register("api/transfers", api.TransferViewSet, basename="transfer")
+router.register("api/payouts", api.PayoutViewSet, basename="payout")
+router.register("legacy/api/refunds", api.RefundViewSet, basename="refund")
+
+urlpatterns = [
+    path("", RedirectView.as_view(pattern_name="admin:index")),
+    path("", include(router.urls)),
+    path("api/ledger/", api.LedgerView.as_view()),
+    path("orders/", views.order),
+    path("async/orders/", views.async_order),
+    path("legacy/refunds/", views.refund),
+    path("v1/charges", stripe_api.ChargeView.as_view()),
+    path("admin/", admin.site.urls),
+]

@@ -1,0 +1,217 @@
+"""Which tests run here, and the real servers that they run against."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.db import connection
+
+from tests import brokers
+from tests.callers import PAYER, stop_heartbeat
+from tests.databases import create_database, database_url, drop_database
+from tests.pgbouncer import running_pgbouncer
+from tests.proxy import Proxy, running_proxy
+from tests.requirements import REQUIREMENTS, lacking, missing_import, without_extras
+from tests.threads import OtherThread
+
+if TYPE_CHECKING:
+    from django.contrib.auth.models import User
+    from django.test import Client
+    from pytest_django import DjangoDbBlocker
+    from pytest_django.fixtures import SettingsWrapper
+
+    from tests.servers import Server
+    from tests.views import Caller
+
+IN_CI = os.environ.get("CI") == "true"
+LEFT_OUT = pytest.StashKey[Counter[str]]()  # tests, by the marker whose requirement is not met
+LEFT_OUT_MODULES = pytest.StashKey[list[str]]()  # modules that import what is not installed
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LEFT_OUT] = Counter()
+    config.stash[LEFT_OUT_MODULES] = []
+    for name, requirement in REQUIREMENTS.items():
+        config.addinivalue_line("markers", f"{name}: {requirement.meaning}")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    package = missing_import(collection_path) if collection_path.match("test_*.py") else None
+    if package:
+        config.stash[LEFT_OUT_MODULES].append(f"{collection_path.name} (needs {package})")
+    return True if package else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        lacks = lacking({mark.name for mark in item.iter_markers()})
+        config.stash[LEFT_OUT].update(lacks)
+        (left_out if lacks else kept).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
+
+
+def _faults_in_ci(config: pytest.Config) -> list[str]:
+    """What may not be where every service is and nothing is skipped; one run does without the extras."""
+    missing = [name for name in config.stash[LEFT_OUT] if REQUIREMENTS[name].always_in_ci]
+    missing += [] if without_extras() else config.stash[LEFT_OUT_MODULES]
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    skipped = [report for outcome in ("skipped", "xfailed") for report in reporter.stats.get(outcome, [])]
+    return missing + [f"{len(skipped)} skipped"] * bool(skipped)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if IN_CI and not session.exitstatus and _faults_in_ci(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for name, count in sorted(config.stash[LEFT_OUT].items()):
+        wanted = REQUIREMENTS[name]
+        terminalreporter.line(f"left out: {count} × {name} ({wanted.meaning}); to include them: {wanted.remedy}")
+    for module in config.stash[LEFT_OUT_MODULES]:
+        terminalreporter.line(f"left out: {module}")
+    if IN_CI and (faults := _faults_in_ci(config)):
+        terminalreporter.line(f"In CI every test has to run, but: {', '.join(faults)}", red=True)
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """SQLite's test database in a file: the one in memory that threads share has no busy timeout."""
+    if connection.vendor == "sqlite":
+        connection.settings_dict["TEST"]["NAME"] = str(tmp_path_factory.mktemp("sqlite") / "test.sqlite3")
+
+
+@pytest.fixture
+def transactional_db(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """pytest-django's, where commits are commits, but cleaned up in milliseconds: no TRUNCATE of every table."""
+    from django.contrib.auth import get_user_model
+
+    from django_idempotency.models import IdempotencyRecord
+    from testproject.models import LedgerEntry
+
+    with django_db_blocker.unblock():
+        yield
+        for model in (IdempotencyRecord, LedgerEntry, get_user_model()):
+            model._default_manager.all().delete()
+
+
+@pytest.fixture
+def other_thread() -> Iterator[OtherThread]:
+    thread = OtherThread()
+    yield thread
+    thread.close()
+
+
+@pytest.fixture(scope="session")
+def server_database(
+    django_db_setup: None, django_db_blocker: DjangoDbBlocker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The URL of the database that the test project's servers share, seeded, beside the test database."""
+    from tests.servers import prepare_database
+
+    name = f"{Path(str(connection.settings_dict['NAME'])).stem}_server"
+    with django_db_blocker.unblock():
+        url = create_database(name, tmp_path_factory.mktemp("database"))
+    prepare_database(url)
+    yield url
+    with django_db_blocker.unblock():
+        drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def server(server_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The test project's real server, one for the whole run; don't kill more of it than a worker."""
+    from tests.servers import running_server
+
+    with running_server(server_database, tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def lease_server(server_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Another one on the same database, with every view in lease mode."""
+    from tests.servers import running_server
+
+    directory = tmp_path_factory.mktemp("lease_server")
+    with running_server(server_database, directory, DJANGO_SETTINGS_MODULE="tests.lease_settings") as running:
+        yield running
+
+
+@pytest.fixture
+def payer(transactional_db: None) -> Iterator[None]:
+    """Who pays in the views of ``tests.callers``; what the heartbeat still owes is forgotten with the tables."""
+    get_user_model().objects.create_user(PAYER)
+    yield
+    stop_heartbeat()
+
+
+@pytest.fixture
+def proxy(payer: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """Between the connections of this process and its database, for as long as the test lasts."""
+    settings = connection.settings_dict
+    plain = {"sslmode": "disable", "gssencmode": "disable"} if connection.vendor == "postgresql" else {}
+    with running_proxy(settings) as running, monkeypatch.context() as patch:
+        connection.close()
+        patch.setitem(settings, "HOST", "127.0.0.1")
+        patch.setitem(settings, "PORT", running.port)
+        patch.setitem(settings, "OPTIONS", settings["OPTIONS"] | plain)
+        yield running
+        running.come_back()
+        connection.close()
+
+
+@pytest.fixture
+def start_server(server_database: str, tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Start a server of the test's own: ``start_server(ATOMIC_REQUESTS="1", database_url=…)``; stopped after it."""
+    from tests.servers import running_server
+
+    with ExitStack() as stack:
+
+        def start(database_url: str = server_database, **environment: str) -> Server:
+            return stack.enter_context(running_server(database_url, tmp_path, **environment))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(django_db_setup: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """PgBouncer in transaction mode before the server under test: from a database's URL or name to its URL there."""
+    settings = connection.settings_dict
+    with running_pgbouncer(settings, tmp_path_factory.mktemp("pgbouncer")) as port:
+        yield lambda url: database_url(settings, url.rpartition("/")[2], HOST="127.0.0.1", PORT=port)
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_url() -> str:
+    return brokers.url("rabbitmq")
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> str:
+    return brokers.url("redis")
+
+
+@pytest.fixture
+def alice(django_user_model: type[User]) -> User:
+    return django_user_model.objects.create_user("alice")
+
+
+@pytest.fixture
+def call(client: Client, alice: User, settings: SettingsWrapper) -> Caller:
+    """``call(view, {"amount": 1}, key="k")``: a POST to a view, as alice."""
+    from tests.views import Caller
+
+    client.force_login(alice)
+    return Caller(client, settings)

@@ -1,0 +1,397 @@
+"""Every order in which a few actors' statements can reach PostgreSQL, tried one after the other.
+
+An actor is a thread with a connection of its own. It stops before each statement, COMMIT and ROLLBACK, and before each
+pause; one actor at a time is let go. An actor that waits for a row lock is seen to (``pg_blocking_pids``) and can't be
+let go. ``Explorer`` goes through the schedules depth first. Actors that have seen the same, before the same rows, go
+on the same: from a state that was reached before nothing new can come, and the schedule is cut there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+from django.db import connection as monitor
+from django.db import connections
+
+PATIENCE = 20  # seconds; far more than any statement here takes
+LOOK_AFTER = 0.004  # a statement that takes longer may be waiting for a lock
+TIMESTAMPTZ = 1184  # its type's number
+HOUR = 3600
+IDLE = "(time passes)"
+
+Work = Callable[[], Any]
+
+
+class Killed(BaseException):
+    """The actor's process is no more."""
+
+
+class Stuck(AssertionError):
+    """Nobody can go on, and not all are done."""
+
+
+class Violation(AssertionError):
+    """A law is broken; says by which schedule."""
+
+
+class Actor:
+    """A thread that is told what to do, and stops at every gate on the way."""
+
+    here = threading.local()
+
+    def __init__(self, name: str, moved: threading.Condition) -> None:
+        self.name = name
+        self.moved = moved
+        self.work: Work | None = None
+        self.thread = threading.Thread(target=self._live, name=name, daemon=True)
+        self.thread.start()
+        with moved:
+            assert moved.wait_for(lambda: self.ready, PATIENCE)
+
+    ready = False
+    pid = 0
+
+    def begin(self, work: Work) -> None:
+        self.at: str | None = None  # the gate it stands at
+        self.running, self.paused, self.asks_again, self.dying = True, False, False, False
+        self.tokens = 0
+        self.seen: Hashable = self.name  # all it has asked and been told
+        self.result: Any = None
+        self.work = work
+
+    @property
+    def done(self) -> bool:
+        return self.work is None
+
+    @contextmanager
+    def _gates(self) -> Iterator[None]:
+        connection = connections["default"]
+        connection.ensure_connection()
+        connection.close_at = None
+        self.pid = connection.connection.info.backend_pid
+        self.connection = connection
+        for name in ("_commit", "_rollback"):
+            setattr(connection, name, self._gated(name.strip("_").upper(), getattr(connection, name)))
+        with connection.execute_wrapper(self._execute):
+            yield
+        connections.close_all()
+
+    def _live(self) -> None:
+        Actor.here.actor = self
+        with self._gates(), self.moved:
+            self.ready = True
+            self.moved.notify_all()
+            while self.moved.wait_for(lambda: self.work is not None):
+                work = self.work
+                if work is STOP:
+                    return
+                self.moved.release()
+                try:
+                    result = self._do(work)
+                finally:
+                    self.moved.acquire()
+                self.result, self.work, self.running, self.at = result, None, False, None
+                self.moved.notify_all()
+
+    def _do(self, work: Any) -> Any:
+        try:
+            self.gate("begin")
+            return work()
+        except (Killed, Exception) as error:
+            return Killed() if self.dying else error
+        finally:
+            # After a kill nothing of Django's own bookkeeping was done.
+            self.connection.in_atomic_block, self.connection.needs_rollback = False, False
+            self.connection.savepoint_ids, self.connection.atomic_blocks = [], []
+            self.connection.run_on_commit, self.connection.run_commit_hooks_on_set_autocommit_on = [], False
+            if not self.connection.get_autocommit():
+                self.connection.connection.rollback()
+                self.connection.set_autocommit(True)
+
+    def gate(self, name: str, *, pause: bool = False) -> None:
+        """Stop here until let go; the name tells this statement from others."""
+        with self.moved:
+            if not self.dying:
+                self.at, self.paused, self.running = name, pause, False
+                self.moved.notify_all()
+                assert self.moved.wait_for(lambda: self.running, PATIENCE), f"{self.name} was left at {name}"
+            if self.dying:
+                raise Killed
+        self.learn(name)
+
+    def ask_again(self) -> None:
+        """Stop until something has changed. Between its rounds a claimant remembers nothing but its token."""
+        self.asks_again, self.seen = True, (self.name, self.tokens, "asks again")
+        self.gate("pause", pause=True)
+
+    def learn(self, what: Hashable) -> None:
+        self.seen = hashlib.blake2b(repr((self.seen, what)).encode(), digest_size=12).hexdigest()
+
+    def _execute(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        self.gate(" ".join(sql.split())[:60])
+        try:
+            result = execute(sql, params, many, context)
+        except Exception as error:
+            self.learn(type(error).__name__)
+            raise
+        self.learn(_rows(context["cursor"].cursor))
+        return result
+
+    def _gated(self, name: str, do: Work) -> Work:
+        def gated() -> Any:
+            # Psycopg sends BEGIN with the first statement: without one there is nothing to stop before.
+            if self.connection.connection.info.transaction_status:
+                self.gate(name)
+            return do()
+
+        return gated
+
+
+def STOP() -> None:
+    """Work that ends a thread."""
+
+
+def _rows(cursor: Any) -> Hashable:
+    """What a statement answered, with times by the hour: so far from now that no schedule takes as long."""
+    result = cursor.pgresult
+    types = [result.ftype(column) for column in range(result.nfields)]
+    return cursor.rowcount, tuple(
+        tuple(_value(result.get_value(row, column), type_) for column, type_ in enumerate(types))
+        for row in range(result.ntuples)
+    )
+
+
+def _value(value: bytes | None, type_: int) -> Hashable:
+    if value is None or type_ != TIMESTAMPTZ:
+        return value
+    text = value.decode()
+    return round((datetime.fromisoformat(text).astimezone(UTC) - datetime.now(UTC)).total_seconds() / HOUR)
+
+
+def pause(seconds: float) -> None:
+    """In place of ``time.sleep``."""
+    actor = getattr(Actor.here, "actor", None)
+    if actor is None:
+        time.sleep(seconds)
+    elif seconds:
+        actor.ask_again()
+
+
+def token() -> Any:
+    """In place of ``uuid4``: never used twice in a schedule, and the same when the schedule is played again."""
+    actor = getattr(Actor.here, "actor", None)
+    if actor is None:
+        return uuid4()
+    actor.tokens += 1
+    return UUID(bytes=hashlib.sha256(f"{actor.name} {actor.tokens}".encode()).digest()[:16])
+
+
+# --- Schedules -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Found:
+    """What an exploration came to."""
+
+    schedules: int = 0  # played to their end
+    cut: int = 0  # ended where a known state was reached
+    steps: int = 0
+    kills: int = 0
+    states: int = 0
+    outcomes: set[Any] = field(default_factory=set)
+
+
+@dataclass
+class Explorer:
+    """Plays ``works`` (name → work) in every order.
+
+    ``prepare`` makes the world anew before each schedule; ``look`` tells the state of the rows, and raises when a law is
+    broken; ``finish`` is given the answers and judges. ``when_idle`` lets time pass once nobody has anything to do but
+    wait. With ``kills`` so many actors die, each before every of its statements. ``prune=False`` goes through known
+    states too.
+    """
+
+    works: dict[str, Work]
+    prepare: Work
+    look: Callable[[], Hashable]
+    finish: Callable[[dict[str, Any]], Hashable]
+    when_idle: Work | None = None
+    kills: int = 0
+    prune: bool = True
+    most: int = 100_000
+
+    def explore(self) -> Found:
+        self.moved = threading.Condition()
+        self.actors = {name: Actor(name, self.moved) for name in self.works}
+        self.found, self.known, self.looked = Found(), set[Hashable](), dict[tuple[str, ...], Hashable]()
+        try:
+            todo: list[tuple[str, ...]] = [()]
+            while todo:
+                todo += self._play(todo.pop())
+                assert self.found.schedules + self.found.cut <= self.most, "more schedules than expected"
+        finally:
+            self._end()
+        self.found.states = len(self.known)
+        return self.found
+
+    def _play(self, prefix: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """One schedule, that begins with ``prefix``; the prefixes that it leaves to be played."""
+        self._reset()
+        played: list[str] = []
+        left: list[tuple[str, ...]] = []
+        try:
+            while choices := self._choices():
+                if len(played) < len(prefix):
+                    choice = prefix[len(played)]
+                    assert choice in choices, f"no longer the same: {choice} after {played}, but {choices}"
+                else:
+                    if not self._is_new():
+                        self.found.cut += 1
+                        return left
+                    choice = choices[0]
+                    left += [(*played, other) for other in choices[1:]]
+                played.append(choice)
+                self._step(choice)
+            answers = {name: actor.result for name, actor in self.actors.items()}
+            self.found.schedules += 1
+            self.found.outcomes.add(self.finish(answers))
+        except AssertionError as error:
+            raise Violation(f"{error}\n  after {self.found.schedules} schedules, by\n" + self._told()) from error
+        finally:
+            self._abandon()
+        return left
+
+    def _reset(self) -> None:
+        self.prepare()
+        self.killed, self.idled = 0, 0
+        self.blocked: list[str] = []
+        self.trace: list[str] = []
+        with self.moved:
+            for name, work in self.works.items():
+                self.actors[name].begin(work)
+            self.moved.notify_all()
+        self._settle()
+        self.rows = self._rows_now()
+
+    def _choices(self) -> list[str]:
+        """Who can be let go, and who can be killed."""
+        waiting = [actor for actor in self.actors.values() if actor.at is not None]
+        if not waiting:
+            if self.blocked:
+                raise Stuck(f"{self.blocked} wait for ever")
+            return []
+        able = [actor.name for actor in waiting if not actor.paused]
+        if not able:
+            return [IDLE]
+        killable = [a.name for a in waiting if self.killed < self.kills and a.at != "begin"]
+        return able + [f"kill {name}" for name in killable]
+
+    def _is_new(self) -> bool:
+        if not self.prune:
+            return True
+        actors = tuple((name, actor.seen, actor.at, actor.paused, actor.done) for name, actor in self.actors.items())
+        state = (actors, tuple(self.blocked), self.killed, self.idled, self.rows)
+        if state in self.known:
+            return False
+        self.known.add(state)
+        return True
+
+    def _step(self, choice: str) -> None:
+        self.found.steps += 1
+        *kill, name = [IDLE] if choice == IDLE else choice.split()
+        actor = self.actors.get(name)
+        self.trace.append(f"{choice}: {actor.at if actor else ''}")
+        if actor is None:
+            self._idle()
+        elif kill:
+            self.killed += 1
+            self.found.kills += 1
+            self._kill(actor)
+        else:
+            self._let_go(actor)
+        self._settle()
+        self._wake(actor)
+
+    def _wake(self, mover: Actor | None) -> None:
+        """After a step that may have changed something, those who paused have reason to ask again."""
+        before, self.rows = self.rows, self._rows_now()
+        if mover and self.rows != before:
+            mover.asks_again = False
+        if mover is None or not mover.asks_again:
+            for actor in self.actors.values():
+                actor.paused = actor.paused and actor is mover
+
+    def _rows_now(self) -> Hashable:
+        """A schedule that is begun as one before has been looked at so far."""
+        so_far = tuple(self.trace)
+        if so_far not in self.looked:
+            self.looked[so_far] = self.look()
+        return self.looked[so_far]
+
+    def _idle(self) -> None:
+        if self.when_idle is None or self.idled > 3:
+            raise Stuck("all wait, and nothing comes")
+        self.idled += 1
+        self.when_idle()
+
+    def _let_go(self, actor: Actor) -> None:
+        with self.moved:
+            actor.at, actor.running = None, True
+            self.moved.notify_all()
+
+    def _kill(self, actor: Actor) -> None:
+        actor.dying = True
+        self._let_go(actor)
+
+    def _settle(self) -> None:
+        """Until everybody stands at a gate, is done, or waits for a lock of somebody who does."""
+        waited = 0.0
+        while True:
+            with self.moved:
+                if self.moved.wait_for(lambda: not self._moving(), LOOK_AFTER):
+                    self.blocked = []
+                    return
+                moving = self._moving()
+            stopped = self._waiting_for_locks(moving)
+            if stopped == {actor.name for actor in moving}:
+                self.blocked = [name for name in self.blocked if name in stopped]
+                self.blocked += sorted(stopped - set(self.blocked))
+                return
+            waited += LOOK_AFTER
+            assert waited < PATIENCE, "somebody is lost"
+
+    def _moving(self) -> list[Actor]:
+        return [actor for actor in self.actors.values() if not actor.done and actor.at is None]
+
+    def _waiting_for_locks(self, actors: list[Actor]) -> set[str]:
+        pids = {actor.pid: actor.name for actor in actors}
+        with monitor.cursor() as cursor:
+            cursor.execute("SELECT pid FROM unnest(%s) AS pid WHERE cardinality(pg_blocking_pids(pid)) > 0", [[*pids]])
+            return {pids[pid] for (pid,) in cursor.fetchall()}
+
+    def _abandon(self) -> None:
+        with self.moved:
+            for actor in self.actors.values():
+                if not actor.done:
+                    actor.dying, actor.at, actor.running = True, None, True
+            self.moved.notify_all()
+            self.moved.wait_for(lambda: all(actor.done for actor in self.actors.values()), PATIENCE)
+
+    def _end(self) -> None:
+        with self.moved:
+            for actor in self.actors.values():
+                actor.work = STOP
+            self.moved.notify_all()
+        for actor in self.actors.values():
+            actor.thread.join(PATIENCE)
+
+    def _told(self) -> str:
+        return "\n".join(f"    {line}" for line in self.trace)

@@ -1,0 +1,113 @@
+"""A TCP proxy in front of the database, which cuts the wire when a test says so: for good, or at a COMMIT."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from enum import Enum, auto
+from threading import Thread
+from typing import Any
+
+# The message that commits, as PostgreSQL's and MariaDB's clients send it: alone, since they wait for its answer.
+COMMITS = (b"Q\0\0\0\x0bCOMMIT\0", b"\x07\0\0\0\x03COMMIT", b"\x07\0\0\0\x03commit")
+
+
+class Cut(Enum):
+    BEFORE_COMMIT = auto()  # the server never hears of it
+    AFTER_COMMIT = auto()  # the server has committed, its answer is lost
+
+
+class Proxy:
+    """``away`` refuses every connection; ``cut`` says where the next transaction that commits is to be cut off."""
+
+    def __init__(self, host: str, port: str | int) -> None:
+        self.upstream = (host, int(port or 5432))
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.away = False
+        self.cut: Cut | None = None
+        self.away_once_cut = False
+        self.cuts = 0
+        self.wires: list[Wire] = []
+        Thread(target=self._accept, daemon=True).start()
+
+    def go_away(self) -> None:
+        self.away = True
+        for wire in self.wires:
+            wire.close()
+
+    def come_back(self) -> None:
+        self.away = False
+
+    def takes_cut(self, message: bytes) -> Cut | None:
+        """The cut to make at ``message``; each is made once."""
+        if self.cut is None or message not in COMMITS:
+            return None
+        cut, self.cut, self.cuts = self.cut, None, self.cuts + 1
+        self.away = self.away_once_cut
+        return cut
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # the listener was closed
+            while True:
+                client, _address = self.listener.accept()
+                if self.away:
+                    client.close()
+                else:
+                    self.wires.append(Wire(self, client, self._connect()))
+
+    def _connect(self) -> socket.socket:
+        host, port = self.upstream
+        if not host.startswith("/"):
+            return socket.create_connection((host, port))
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(f"{host}/.s.PGSQL.{port}")
+        return server
+
+
+class Wire:
+    """One connection through the proxy."""
+
+    def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
+        self.proxy, self.client, self.server = proxy, client, server
+        self.answer_is_lost = False
+        for pump in (self._ask, self._answer):
+            Thread(target=pump, daemon=True).start()
+
+    def _ask(self) -> None:
+        with self._open():
+            while message := self.client.recv(65536):
+                cut = self.proxy.takes_cut(message)
+                if cut is Cut.BEFORE_COMMIT:
+                    return
+                self.answer_is_lost = cut is Cut.AFTER_COMMIT
+                self.server.sendall(message)
+
+    def _answer(self) -> None:
+        with self._open():
+            while (message := self.server.recv(65536)) and not self.answer_is_lost:
+                self.client.sendall(message)
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        with suppress(OSError):
+            yield
+        self.close()
+
+    def close(self) -> None:
+        for end in (self.client, self.server):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+@contextmanager
+def running_proxy(settings: dict[str, Any]) -> Iterator[Proxy]:
+    """A proxy in front of the server in ``settings`` (of a connection)."""
+    proxy = Proxy(settings["HOST"] or "/var/run/postgresql", settings["PORT"])
+    try:
+        yield proxy
+    finally:
+        proxy.listener.close()
+        proxy.go_away()

@@ -1,0 +1,183 @@
+"""Each system check speaks when something is wrong, with a hint, and is silent when nothing is."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.auth.models import User
+from django.core import checks
+from django.db import connection, connections
+from django.http import HttpResponse
+from django.urls import include, path
+from django.views.generic import CreateView
+
+from django_idempotency.checks import MIDDLEWARE, check_databases, check_middleware, check_row_locks, check_settings
+from django_idempotency.decorators import idempotent
+
+OURS = "django_idempotency."
+
+
+@pytest.fixture
+def found(settings):
+    """What the checks that are registered with Django find, by id without its prefix."""
+    settings.DEBUG = True  # SQLite is not what these tests are about
+
+    def run(*views):
+        settings.ROOT_URLCONF = (path("sub/", include([path(f"{n}/", view) for n, view in enumerate(views)])),)
+        messages = checks.run_checks(include_deployment_checks=False, databases=["default"])
+        return {message.id.removeprefix(OURS): message for message in messages if message.id.startswith(OURS)}
+
+    return run
+
+
+def view(request):
+    return HttpResponse()
+
+
+async def aview(request):
+    return HttpResponse()
+
+
+class Adding(CreateView):
+    model = User
+    fields = ("username",)
+
+
+@pytest.fixture
+def second_database(settings):
+    """Another alias, on SQLite."""
+    databases = connections.settings | {"lite": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+    connections.settings["lite"] = connections.configure_settings(databases)["lite"]
+    yield "lite"
+    del connections["lite"]
+    del connections.settings["lite"]
+
+
+def test_a_project_in_order_hears_nothing(found):
+    assert found(idempotent(view), idempotent(mode="lease")(aview), idempotent(Adding).as_view(), view) == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"LEESE": 5}, "Unknown name 'LEESE': did you mean 'LEASE'?"),
+        ({"LEASE": "5"}, "lease is '5'; it must be a number"),
+        ({"EXEMPT_PATHS": ["("]}, "is no regular expression"),
+        (["LEASE"], "it must be a dict"),
+    ],
+)
+def test_e001_unknown_or_impossible_settings(found, settings, wrong, sentence):
+    settings.IDEMPOTENCY = wrong
+    messages = found(idempotent(view))
+    assert list(messages) == ["E001"]
+    assert sentence in messages["E001"].msg
+    assert "IDEMPOTENCY setting" in messages["E001"].hint
+
+
+def test_e002_a_lease_longer_than_the_retention(found, settings):
+    settings.IDEMPOTENCY = {"LEASE": 61, "RETENTION": 60}
+    assert "RETENTION" in found()["E002"].hint
+    settings.IDEMPOTENCY = {"LEASE": 60, "RETENTION": 60}
+    assert found() == {}
+
+
+def test_e002_on_a_view_names_the_view(found):
+    messages = found(idempotent(lease=61, retention=60)(view))
+    assert list(messages) == ["E002"]
+    assert f"{__name__}.view" in messages["E002"].msg
+
+
+def test_e003_a_retention_shorter_than_lease_and_wait(found, settings):
+    settings.IDEMPOTENCY = {"LEASE": 50, "WAIT": 11, "IN_FLIGHT": "wait", "RETENTION": 60}
+    assert "lengthen RETENTION" in found()["E003"].hint
+    assert list(found(idempotent(view))) == ["E003"]
+    settings.IDEMPOTENCY = {"LEASE": 50, "WAIT": 11, "RETENTION": 60}
+    assert found() == {}, "nobody waits"
+    assert list(found(idempotent(in_flight="wait")(view))) == ["E003"]
+
+
+def test_e004_a_middleware_that_looks_at_views_after_ours(found, settings):
+    csrf, sessions = "django.middleware.csrf.CsrfViewMiddleware", "django.contrib.sessions.middleware.SessionMiddleware"
+    settings.MIDDLEWARE = [sessions, MIDDLEWARE, csrf]
+    message = found()["E004"]
+    assert csrf in message.msg
+    assert "last in MIDDLEWARE" in message.hint
+    for right in ([csrf, MIDDLEWARE], [csrf, MIDDLEWARE, sessions], [csrf, sessions]):
+        settings.MIDDLEWARE = right
+        assert check_middleware(None) == []
+
+
+def test_e005_effects_in_another_database_than_the_record(found, second_database):
+    elsewhere = type("Adding", (Adding,), {"queryset": User.objects.using(second_database)})
+    message = found(idempotent(elsewhere).as_view())["E005"]
+    assert "writes to 'lite' while its records are in 'default'" in message.msg
+    assert 'mode="lease"' in message.hint
+    assert found(idempotent(mode="lease")(elsewhere).as_view()) == {}
+    assert found(idempotent(using=second_database)(elsewhere).as_view()) == {}
+
+
+def test_e006_an_async_view_in_atomic_mode(found, settings):
+    message = found(idempotent(aview))["E006"]
+    assert f"{__name__}.aview is an async view" in message.msg
+    assert 'mode="lease"' in message.hint
+    settings.IDEMPOTENCY = {"MODE": "lease"}
+    assert found(idempotent(aview)) == {}
+
+
+def test_e006_an_async_class(found):
+    async def post(self, request):
+        return HttpResponse()
+
+    base = type("AsyncAdding", (Adding.__mro__[-2],), {"post": post})
+    assert list(found(idempotent(base).as_view())) == ["E006"]
+
+
+def test_e007_sqlite_outside_debug(settings, second_database):
+    settings.IDEMPOTENCY = {"USING": second_database}
+    settings.DEBUG = False
+    (message,) = check_databases(None)
+    assert (message.id, "'lite'" in message.msg) == (f"{OURS}E007", True)
+    assert "PostgreSQL" in message.hint
+    settings.DEBUG = True
+    assert check_databases(None) == []
+
+
+@pytest.mark.postgresql
+def test_e007_is_silent_on_postgresql(settings):
+    settings.DEBUG = False
+    assert check_databases(None) == []
+
+
+@pytest.mark.row_locks
+@pytest.mark.parametrize("lacking", ["has_select_for_update_skip_locked", "has_select_for_update_nowait"])
+def test_e008_a_database_without_skip_locked_or_nowait(db, monkeypatch, lacking):
+    assert check_row_locks(None, databases=["default"]) == []
+    monkeypatch.setattr(connection.features, lacking, False)
+    (message,) = check_row_locks(None, databases=["default"])
+    assert (message.id, "MariaDB from 10.6" in message.hint) == (f"{OURS}E008", True)
+    assert check_row_locks(None, databases=[]) == [], "only databases that may be asked"
+
+
+def test_one_wrong_setting_does_not_keep_django_from_checking_the_rest(settings):
+    settings.IDEMPOTENCY = {"LEESE": 1}
+    assert [message.id for message in check_settings(None)] == [f"{OURS}E001"]
+    assert check_databases(None) == []
+
+
+@pytest.mark.drf
+def test_w009_anonymous_callers_without_a_scope(found):
+    from rest_framework.permissions import AllowAny, IsAuthenticated
+    from rest_framework.views import APIView
+
+    def protected(*permissions, **policy):
+        attributes = {"permission_classes": permissions}
+        return idempotent(**policy)(type("Open", (APIView,), attributes)).as_view()
+
+    for permissions in ((AllowAny,), ()):
+        message = found(protected(*permissions))["W009"]
+        assert "Open lets anonymous callers in" in message.msg
+        assert 'scope="public"' in message.hint
+        assert isinstance(message, checks.Warning)
+    assert (
+        found(protected(AllowAny, scope="public"), protected(IsAuthenticated), protected(AllowAny, IsAuthenticated))
+        == {}
+    )

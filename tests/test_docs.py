@@ -1,0 +1,368 @@
+"""The README and the docs: complete, true where a machine can tell, and their examples run."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+import pytest
+from django.core.management import BaseCommand, call_command, get_commands, load_command_class
+from django.dispatch import Signal
+from django.http import HttpResponse
+from django.test import override_settings
+
+from django_idempotency import checks, conf, models, policy, responses, signals
+from django_idempotency.decorators import idempotent
+from django_idempotency.exceptions import (
+    AnonymousKey,
+    LateRetry,
+    MalformedKey,
+    MalformedSentTime,
+    MissingKey,
+    StoreUnavailable,
+)
+from django_idempotency.outcomes import Held, InFlight, Mismatch
+from tests.waiting import eventually
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+REFUSALS = [
+    *(MissingKey(), MalformedKey(), AnonymousKey(), MalformedSentTime(), LateRetry(), StoreUnavailable()),
+    *(InFlight(1), Held(""), Mismatch()),
+]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def text(name):
+    return (DOCS / name).read_text()
+
+
+def prose(page):
+    """The page without its code blocks."""
+    return FENCE.sub("", page.read_text())
+
+
+def headings(page, level):
+    return re.findall(rf"^{'#' * level} (.+)$", prose(page), re.MULTILINE)
+
+
+def slug(heading):
+    kept = re.sub(r"[^\w\s-]", "", heading.replace("`", "").lower()).strip()
+    return re.sub(r"[-\s]+", "-", kept)
+
+
+def section(name, heading):
+    """What stands under ``heading``."""
+    return re.split(r"^## ", text(name).partition(f"\n## {heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def rows(markdown):
+    """The cells of all tables, heads and rules left out."""
+    lines = [line.strip("|").split("|") for line in markdown.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line] for line in lines]
+    rules = [number for number, line in enumerate(cells) if set("".join(line)) <= set("-: ")]
+    heads = {number - 1 for number in rules}
+    return [line for number, line in enumerate(cells) if number not in heads.union(rules)]
+
+
+def code(cell):
+    return re.findall(r"`([^`]+)`", cell)
+
+
+# --- Complete, and nothing invented ----------------------------------------------------------------------------------
+
+
+def default_of(name):
+    source = policy.Policy() if name in policy.NAMES else conf.Conf()
+    return getattr(source, name)
+
+
+def same(stated, actual):
+    return frozenset(stated) == actual if isinstance(actual, frozenset) else stated == actual
+
+
+def test_every_setting_is_documented_with_its_default():
+    documented = {code(name)[0]: eval(code(default)[0]) for name, default, _ in rows(text("settings.md"))}
+    assert documented.keys() == conf.NAMES
+    assert {name for name, value in documented.items() if not same(value, default_of(name.lower()))} == set()
+
+
+def test_every_policy_knob_is_documented_with_its_default():
+    knobs = [code(heading)[0] for heading in headings(DOCS / "policy.md", 3)]
+    assert sorted(knobs) == sorted(policy.NAMES)
+    for name in knobs:
+        stated = re.search(rf"^### `{name}`\n\nDefault `([^`]+)`", text("policy.md"), re.MULTILINE)
+        assert stated, name
+        assert same(eval(stated[1]), default_of(name)), name
+
+
+def test_the_knobs_that_messages_heed_are_knobs():
+    listed = code(section("policy.md", "Consumers").partition("It heeds")[2])
+    assert set(listed) <= policy.NAMES
+
+
+def problems():
+    made = {problem.code: problem for problem in map(responses.problem, REFUSALS)}
+    return made | {responses.NOT_STORED.code: responses.NOT_STORED}
+
+
+def test_every_problem_code_there_is_has_an_example_here():
+    calls = [node for node in ast.walk(ast.parse(Path(responses.__file__).read_text())) if isinstance(node, ast.Call)]
+    assert sum(ast.unparse(call.func) == "Problem" for call in calls) == len(problems())
+
+
+def test_every_problem_code_is_documented_under_its_anchor():
+    codes = {heading for heading in headings(DOCS / "errors.md", 2) if "_" in heading or heading == "held"}
+    assert codes == problems().keys()
+    assert all(slug(name) == name for name in codes)
+
+
+@pytest.mark.parametrize("problem", problems().values(), ids=lambda problem: problem.code)
+def test_a_problem_is_documented_as_it_is_answered(problem):
+    ((status, retryable, safe_new_key),) = rows(section("errors.md", problem.code))
+    expected = "the stored one" if problem is responses.NOT_STORED else str(problem.status)
+    assert status == expected
+    assert [code(retryable)[0] == "true", code(safe_new_key)[0] == "true"] == [problem.retryable, problem.safe_new_key]
+
+
+def test_every_check_is_documented():
+    ids = set(re.findall(r'id="django_idempotency\.(\w+)"', Path(checks.__file__).read_text()))
+    assert ids == set(headings(DOCS / "checks.md", 2))
+
+
+def test_every_signal_is_documented_with_what_it_carries():
+    source = Path(signals.__file__).read_text()
+    documented = {code(name)[0]: code(carries) for name, _when, carries in rows(text("signals.md"))}
+    assert documented.keys() == {name for name, value in vars(signals).items() if isinstance(value, Signal)}
+    for name, carries in documented.items():
+        comment = re.search(rf"^{name} = Signal\(\)(.*)$", source, re.MULTILINE)[1]
+        assert all(argument in comment for argument in carries), name
+
+
+COMMANDS = sorted(name for name, app in get_commands().items() if app == "django_idempotency")
+
+
+def options_of(command):
+    return {name for action in command.create_parser("manage.py", "it")._actions for name in action.option_strings}
+
+
+def test_every_command_is_documented():
+    assert sorted(heading for heading in headings(DOCS / "maintenance.md", 2) if "_" in heading) == COMMANDS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_of_a_command_is_documented(name):
+    shared = options_of(BaseCommand()) | {"--database", "--json"}
+    documented = {code(option)[0] for option, _meaning in rows(section("maintenance.md", name))}
+    assert documented == options_of(load_command_class("django_idempotency", name)) - shared
+
+
+def test_the_table_of_legal_moves_is_the_one_in_force():
+    stated = {before: set(re.findall(r"`(\w+)`|\b(absent)\b", after)) for before, after in legal_moves()}
+    stated = {before: {quoted or bare for quoted, bare in after} for before, after in stated.items()}
+    expired = stated.pop("expired `completed` or `failed`")
+    assert expired == named(models.MOVES_ONCE_EXPIRED)
+    assert stated == {f"`{b}`" if b else "absent": named(after) for b, after in models.MOVES.items()}
+
+
+def legal_moves():
+    start = text("internals.md").partition("The moves that a record can make")[2]
+    return rows(start.partition("CHECK constraints")[0])
+
+
+def named(statuses):
+    return {str(status or "absent") for status in statuses}
+
+
+# --- Links and words -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_internal_links_lead_somewhere(page):
+    dead = [link for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)) if not leads_somewhere(page, link)]
+    assert dead == []
+
+
+def leads_somewhere(page, link):
+    if link.startswith("https://"):
+        return True
+    path, _, anchor = link.partition("#")
+    target = (page.parent / path).resolve() if path else page
+    if not target.is_file():
+        return False
+    return not anchor or anchor in {slug(heading) for level in (1, 2, 3) for heading in headings(target, level)}
+
+
+def test_every_page_can_be_reached():
+    reached = {(DOCS / link.partition("#")[0]).resolve() for link in re.findall(r"\]\(([^)\s]+)\)", text("index.md"))}
+    assert set(DOCS.rglob("*.md")) - reached <= {DOCS / "index.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_tells_of_the_machine_it_was_written_on(page):
+    places = [str(ROOT), str(Path.home()) + "/", "/home/", "/root/", "/tmp/", "/Users/"]
+    assert [place for place in places if place in page.read_text()] == []
+
+
+def test_named_tests_exist():
+    named_files = {name for page in PAGES for name in re.findall(r"tests/\w+\.py", page.read_text())}
+    assert {name for name in named_files if not (ROOT / name).is_file()} == set()
+
+
+# --- Examples --------------------------------------------------------------------------------------------------------
+
+
+def needs(example):
+    extras = {"rest_framework": pytest.mark.drf, "celery": pytest.mark.celery}
+    return [mark for package, mark in extras.items() if package in example]
+
+
+def examples():
+    for page in PAGES:
+        for number, (language, block) in enumerate(FENCE.findall(page.read_text()), start=1):
+            if language == "python" and page.name != "quickstart.md" and ("ninja" not in block or find_spec("ninja")):
+                yield pytest.param(block, marks=needs(block), id=f"{page.relative_to(ROOT)}-{number}")
+
+
+def run(example):
+    names = {"__name__": "example"}
+    exec(compile(example, "example", "exec", dont_inherit=True), names)
+    return names
+
+
+@pytest.mark.parametrize("example", list(examples()))
+def test_an_example_runs(example):
+    names = run(example)
+    if "IDEMPOTENCY" in names:
+        with override_settings(IDEMPOTENCY=names["IDEMPOTENCY"]):
+            assert conf.conf()
+
+
+def interrupted(request):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_held_key_is_freed_as_the_page_on_the_admin_says(rf):
+    request = rf.post("/", headers={"Idempotency-Key": "order-1"})
+    door = {"mode": "lease", "on_crash": "hold", "scope": lambda request: "user:7"}
+    with pytest.raises(KeyboardInterrupt):
+        idempotent(**door)(interrupted)(request)
+    view = idempotent(**door)(lambda request: HttpResponse("done"))
+    assert view(request).status_code == 409
+    ((_language, block),) = FENCE.findall(text("admin.md"))
+    call_command(*shlex.split(block.partition("manage.py ")[2]))
+    assert view(request).content == b"done"
+
+
+# --- The quickstart, as it stands ------------------------------------------------------------------------------------
+
+
+class Reader:
+    """Does what the page says, in an empty directory."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        inherited = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+        self.environment = inherited | {"PYTHONPATH": str(ROOT)}
+        self.server = None
+        self.shown = 0
+
+    def write(self, block):
+        path, _, where = block.partition("\n")[0].removeprefix("# ").partition(", ")
+        file = self.directory / path
+        file.write_text((file.read_text() if where else "") + block)
+
+    def type(self, block):
+        for command, _, output in (part.partition("\n") for part in block.strip().removeprefix("$ ").split("\n$ ")):
+            program, *arguments = shlex.split(command)
+            match program, arguments:
+                case "curl", _:
+                    self.expect(self.curl(*arguments), output)
+                case "python", [manage, "runserver"]:
+                    self.serve(manage)
+                case "python", _:
+                    self.run(*arguments)
+                case "django-admin", _:
+                    self.run("-m", "django", *arguments)
+                case "pip", ["install", "django-idempotency"]:
+                    pass  # it is what runs here
+                case _:
+                    pytest.fail(f"Nobody knows how to type {command!r}.")
+
+    def run(self, *arguments):
+        done = subprocess.run(
+            [sys.executable, "-W", "error", *arguments],
+            cwd=self.directory,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def serve(self, manage):
+        self.server = subprocess.Popen(
+            [sys.executable, manage, "runserver", "--noreload", str(self.port)],
+            cwd=self.directory,
+            env=self.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        eventually(self.is_serving, within=30)
+
+    def is_serving(self):
+        assert self.server.poll() is None, "the server has ended"
+        try:
+            return self.curl("-i", "http://127.0.0.1:8000/")
+        except URLError:
+            return None
+
+    def curl(self, flag, url, *options):
+        assert flag == "-i"
+        pairs = list(zip(options[::2], options[1::2], strict=True))
+        headers = dict(value.split(": ", 1) for option, value in pairs if option == "-H")
+        body = "&".join(value for option, value in pairs if option == "-d").encode() or None
+        request = Request(url.replace("8000", str(self.port)), data=body, headers=headers)
+        try:
+            answer = urlopen(request, timeout=30)
+        except HTTPError as error:
+            answer = error
+        with answer:
+            head = [f"HTTP/1.1 {answer.status} {answer.reason}", *map(": ".join, answer.headers.items())]
+            return "\n".join([*head, "", answer.read().decode()])
+
+    def expect(self, answer, lines):
+        for line in lines.splitlines():
+            assert line in answer, f"{line!r} is not in:\n{answer}"
+            self.shown += 1
+
+
+@contextmanager
+def reader(directory):
+    someone = Reader(directory)
+    try:
+        yield someone
+    finally:
+        if someone.server:
+            someone.server.terminate()
+            someone.server.wait(10)
+
+
+def test_the_quickstart_does_what_it_shows(tmp_path):
+    with reader(tmp_path) as someone:
+        for language, block in FENCE.findall(text("quickstart.md")):
+            {"python": someone.write, "console": someone.type}[language](block)
+        assert someone.shown > 8

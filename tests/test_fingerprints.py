@@ -1,0 +1,311 @@
+"""Equal requests have equal fingerprints and different ones different; no bytes whatever make an error of it."""
+
+from __future__ import annotations
+
+import json
+import random
+from contextlib import suppress
+from urllib.parse import quote, urlencode
+
+import pytest
+from django.core.exceptions import BadRequest, SuspiciousOperation
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.http.multipartparser import MultiPartParserError
+from django.test import RequestFactory
+from django.test.client import encode_multipart
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from django_idempotency import fingerprints
+from django_idempotency.fingerprints import fingerprint
+from tests.properties import given
+
+FORM = "application/x-www-form-urlencoded"
+NAMES = st.text(max_size=5)
+PLAIN = st.none() | st.booleans() | st.integers() | st.text(max_size=8)
+VALUES = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=4))
+FIELDS = st.dictionaries(st.text(min_size=1, max_size=5), st.lists(st.text(max_size=5), max_size=3), max_size=4)
+
+
+def of(body=b"", content_type="application/json", method="POST", path="/pay/", query="", **chosen):
+    request = RequestFactory().generic(method, path, body, content_type, QUERY_STRING=query)
+    return fingerprint(request, **chosen)
+
+
+def of_multipart(fields, boundary="b", **chosen):
+    return of(encode_multipart(boundary, fields), f"multipart/form-data; boundary={boundary}", **chosen)
+
+
+def shuffled(value, rng):
+    """The same JSON value, written in another order."""
+    if isinstance(value, dict):
+        items = [(name, shuffled(inner, rng)) for name, inner in value.items()]
+        rng.shuffle(items)
+        return dict(items)
+    return [shuffled(inner, rng) for inner in value] if isinstance(value, list) else value
+
+
+def reordered(fields, rng):
+    """The same fields, mixed, but the values of each in their order."""
+    queues = {name: list(values) for name, values in fields.items()}
+    names = [name for name, values in fields.items() for _ in values]
+    rng.shuffle(names)
+    return [(name, queues[name].pop(0)) for name in names]
+
+
+# --- JSON ------------------------------------------------------------------------------------------------------------
+
+
+@given(VALUES, st.randoms(use_true_random=False), st.sampled_from([None, 1, "\t"]), st.booleans())
+def test_the_order_of_names_white_space_and_escapes_do_not_count(value, rng, indent, ascii_only):
+    other = json.dumps(shuffled(value, rng), indent=indent, ensure_ascii=ascii_only)
+    assert of(other) == of(json.dumps(value))
+
+
+@given(VALUES, VALUES)
+def test_different_json_values_differ(one, other):
+    assume(json.dumps(one, sort_keys=True) != json.dumps(other, sort_keys=True))
+    assert of(json.dumps(one)) != of(json.dumps(other))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("1", "1.0"),
+        ("100", "1e2"),
+        ("100", "1E+2"),
+        ("1.50", "1.5"),
+        ("0.1", "1e-1"),
+        ("0", "-0.0"),
+        ("-12", "-1.2e1"),
+        ("1" + "0" * 500, "1e500"),
+        ("1e99999", "10e99998"),
+        ('"\\u00e9"', '"é"'),
+        ('"\\/"', '"/"'),
+        ('{"a": 1.0, "b": [1e2]}', '{"b":[100],"a":1}'),
+        ('{"a": 1}', '{"\\u0061": 1}'),
+    ],
+)
+def test_the_same_meaning_written_otherwise_is_the_same(one, other):
+    assert of(one.encode()) == of(other.encode())
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("1", "2"),
+        ("1", '"1"'),
+        ("1", "true"),
+        ("0", "false"),
+        ("0.1", "0.10000000000000001"),
+        ("9007199254740993", "9007199254740992"),
+        ("1e400", "1e401"),
+        ("1e99999", "1e99998"),
+        ("0.5", '"0.5"'),
+        ("1.5", '[1e999,0,"15",-1]'),
+        ("null", "{}"),
+        ('{"a": null}', "{}"),
+        ("[1, 2]", "[2, 1]"),
+        ("[[1], 2]", "[1, [2]]"),
+        ('{"a": 1}', '{"A": 1}'),
+        ('"é"', '"e\u0301"'),
+        ('{"a": 1, "a": 2}', '{"a": 2}'),
+        ('{"a": 1, "a": 2}', '{"a": 2, "a": 1}'),
+        ("NaN", "Infinity"),
+        ("[]", ""),
+    ],
+)
+def test_another_meaning_differs(one, other):
+    assert of(one.encode()) != of(other.encode())
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False), st.decimals(allow_nan=False, allow_infinity=False))
+def test_numbers_are_equal_by_their_exact_value(one, other):
+    assert (of(str(one)) == of(str(other))) == (one == other)
+
+
+@pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "application/vnd.api+json"])
+def test_all_json_is_read_as_json(content_type):
+    assert of('{"a": 1, "b": 2}', content_type) == of('{"b": 2, "a": 1}', content_type)
+
+
+# --- Forms -----------------------------------------------------------------------------------------------------------
+
+
+@given(FIELDS, st.randoms(use_true_random=False))
+def test_the_order_between_form_fields_does_not_count(fields, rng):
+    pairs = [(name, value) for name, values in fields.items() for value in values]
+    assert of(urlencode(reordered(fields, rng)), FORM) == of(urlencode(pairs), FORM)
+
+
+@given(FIELDS, FIELDS)
+def test_different_forms_differ(one, other):
+    def meaning(fields):
+        return {name: values for name, values in fields.items() if values}
+
+    assert (of(urlencode(one, doseq=True), FORM) == of(urlencode(other, doseq=True), FORM)) == (
+        meaning(one) == meaning(other)
+    )
+
+
+def test_the_order_of_one_fields_values_counts():
+    assert of("a=1&a=2", FORM) != of("a=2&a=1", FORM)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(b"a=b+c", b"a=b%20c"), (b"%61=1", b"a=1"), (b"a=\xc3\xa9", b"a=%c3%A9"), (b"a=\xe9", b"a=%E9")]
+)
+def test_a_form_escaped_otherwise_is_the_same(one, other):
+    assert of(one, FORM) == of(other, FORM)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(b"a=", b""), (b"a=1&b=2", b"a=1%26b=2"), (b"a=\xc3\xa9", b"a=%C3%83%C2%A9")]
+)
+def test_forms_that_only_look_alike_differ(one, other):
+    assert of(one, FORM) != of(other, FORM)
+
+
+@given(st.text("abcXYZ0189", min_size=1, max_size=20), st.randoms(use_true_random=False))
+def test_a_new_multipart_boundary_and_order_are_no_other_request(boundary, rng):
+    fields = [("a", "1"), ("b", "é"), ("file", SimpleUploadedFile("n.bin", b"\0\xff" * 10))]
+    rng.shuffle(fields)
+    original = {"file": SimpleUploadedFile("n.bin", b"\0\xff" * 10), "b": "é", "a": "1"}
+    assert of_multipart(dict(fields), boundary) == of_multipart(original, "other")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"a": "2", "file": SimpleUploadedFile("n", b"x")},
+        {"a": "1", "file": SimpleUploadedFile("n", b"y")},
+        {"a": "1", "file": SimpleUploadedFile("m", b"x")},
+        {"a": "1", "other": SimpleUploadedFile("n", b"x")},
+        {"a": "1", "file": "x"},
+        {"a": "1"},
+    ],
+)
+def test_another_field_file_or_file_name_differs(changed):
+    assert of_multipart(changed) != of_multipart({"a": "1", "file": SimpleUploadedFile("n", b"x")})
+
+
+def test_a_large_file_is_digested_in_pieces_and_left_at_its_beginning(settings):
+    settings.FILE_UPLOAD_MAX_MEMORY_SIZE = 1024
+    content = random.Random(0).randbytes(3 * fingerprints.CHUNK + 1)
+    body = encode_multipart("b", {"file": SimpleUploadedFile("n", content)})
+    request = RequestFactory().generic("POST", "/", body, "multipart/form-data; boundary=b")
+    assert len(fingerprint(request)) == 32
+    assert request.FILES["file"].read() == content
+    request.close()
+
+
+# --- The rest of the request -----------------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=50), st.binary(max_size=50))
+def test_other_bodies_count_by_their_bytes(one, other):
+    assert (of(one, "text/csv") == of(other, "text/csv")) == (one == other)
+
+
+@given(FIELDS, st.randoms(use_true_random=False))
+def test_the_order_of_the_query_does_not_count(fields, rng):
+    pairs = [(name, value) for name, values in fields.items() for value in values]
+    assert of(query=urlencode(reordered(fields, rng))) == of(query=urlencode(pairs))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"method": "PUT"}, {"path": "/pay"}, {"path": "/pay/1"}, {"query": "a=2"}, {"query": ""}, {"query": "a=1&b"}],
+)
+def test_another_method_path_or_query_differs(changed):
+    assert of(b"{}", **{"query": "a=1"} | changed) != of(b"{}", query="a=1")
+
+
+def test_what_moves_from_one_part_to_the_next_differs():
+    assert of(b"a=1", FORM) != of(b"", FORM, query="a=1")
+    assert of(b"1", "text/plain", path="/a") != of(b"", "text/plain", path="/a1")
+    assert of(b"a=1", FORM) != of(b"a=1", "text/plain")
+    assert of(b'{"a": "1"}') != of(b"a=1", FORM)
+
+
+# --- What counts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("write", "content_type"), [(json.dumps, "application/json"), (urlencode, FORM)])
+def test_fields_can_be_selected_and_excluded(write, content_type):
+    one, other = (write({"amount": 5, "sent_at": moment}) for moment in (1, 2))
+
+    def same(**chosen):
+        return of(one, content_type, **chosen) == of(other, content_type, **chosen)
+
+    assert same(exclude={"sent_at"})
+    assert same(only={"amount"})
+    assert not same()
+    assert not same(exclude={"amount"})
+    assert not same(only={"sent_at"})
+
+
+def test_selected_fields_of_multipart_and_only_the_top_level_of_json():
+    one, other = ({"a": 1, "f": SimpleUploadedFile("n", content)} for content in (b"x", b"y"))
+    assert of_multipart(one, exclude={"f"}) == of_multipart(other, exclude={"f"})
+    assert of('{"a": {"b": 1}}', exclude={"b"}) != of('{"a": {"b": 2}}', exclude={"b"})
+    assert of('[{"b": 1}]', exclude={"b"}) != of('[{"b": 2}]', exclude={"b"})
+
+
+def test_an_identity_of_the_views_own_still_belongs_to_the_method_and_path():
+    one, other = RequestFactory().post("/a/"), RequestFactory().post("/b/")
+    assert fingerprints.of_bytes(one, b"order 7") == fingerprints.of_bytes(RequestFactory().post("/a/?q"), b"order 7")
+    assert fingerprints.of_bytes(one, b"order 7") != fingerprints.of_bytes(one, b"order 8")
+    assert fingerprints.of_bytes(one, b"order 7") != fingerprints.of_bytes(other, b"order 7")
+
+
+# --- Whatever comes --------------------------------------------------------------------------------------------------
+
+MEDIA_TYPES = [
+    "application/json",
+    "a/b+json",
+    "application/json;;",
+    FORM,
+    f"{FORM}; charset=nonsense",
+    "text/plain",
+    "",
+]
+
+
+@given(st.binary(max_size=200), st.sampled_from(MEDIA_TYPES), st.binary(max_size=50))
+def test_no_bytes_are_an_error(body, content_type, query):
+    assert len(of(body, content_type, query=query.decode("latin-1"), path=quote(query) or "/")) == 32
+
+
+@given(st.text(max_size=100), st.sampled_from(MEDIA_TYPES))
+def test_neither_is_any_text_nor_any_surrogate_in_it(text, content_type):
+    body = (json.dumps(text) + text).encode("utf-8", "surrogatepass")
+    assert len(of(body, content_type)) == 32
+    assert len(of(b'{"\\ud800": "\\udfff"}', content_type)) == 32
+
+
+@given(st.binary(max_size=300), st.sampled_from(["b", "", "é", "x" * 300]), st.booleans(), examples=150)
+def test_malformed_multipart_is_nothing_worse_than_a_bad_request(noise, boundary, headed):
+    head = b'--b\r\nContent-Disposition: form-data; name="a"; filename="f"\r\n' if headed else b""
+    with suppress(MultiPartParserError, SuspiciousOperation, BadRequest):  # Django answers these with 400
+        assert len(of(head + noise, f"multipart/form-data; boundary={boundary}")) == 32
+
+
+@pytest.mark.parametrize("depth", [10, 500, 990, 1000, 1100, 5000, 100_000])
+@pytest.mark.parametrize(("before", "after"), [("[", "]"), ('{"a":', "}")])
+def test_deep_nesting_is_no_error(depth, before, after):
+    assert len(of(before * depth + "1" + after * depth)) == 32
+
+
+@pytest.mark.parametrize(
+    "number", ["1" * 5000, "-" + "9" * 99_999, "1e999999999999", "1e-999999999999999999999", "1." + "3" * 9999]
+)
+def test_long_numbers_are_no_error(number):
+    assert len(of(number)) == 32
+    assert of(number) != of(number + "1")
+
+
+def test_a_body_that_was_read_before_is_still_there():
+    request = RequestFactory().post("/", b'{"a": 1}', content_type="application/json")
+    assert request.body
+    assert fingerprint(request) == of(b'{"a":1}', path="/")

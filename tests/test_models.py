@@ -1,0 +1,213 @@
+"""What the database itself holds of the record's rules: constraints, moves, indexes, migrations."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from itertools import product
+from uuid import uuid4
+
+import pytest
+from django.core.management import call_command
+from django.db import IntegrityError, connection, transaction
+
+from django_idempotency.exceptions import IllegalMove
+from django_idempotency.keys import record_id
+from django_idempotency.models import ABSENT, IdempotencyRecord, Status, check_move
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+CLAIM = {"token": uuid4(), "locked_at": NOW, "locked_until": NOW}
+NO_CLAIM = dict.fromkeys(CLAIM)
+ANSWER = {"response_status": 201, "response_headers": [["A", "b"]], "response_body": b"\0"}
+NO_ANSWER = dict.fromkeys(ANSWER)
+TABLE = IdempotencyRecord._meta.db_table
+
+
+def columns(status, **changed):
+    """A record as it has to be in this status, but for what is ``changed``."""
+    claim = CLAIM if status in ("started", "processing") else NO_CLAIM
+    answer = ANSWER if status == "completed" else NO_ANSWER
+    times = dict.fromkeys(("created_at", "updated_at", "expires_at", "purge_at"), NOW)
+    request = {"scope": "s", "key": "k", "method": "POST", "path": "/", "fingerprint": b"f" * 32, "mode": "atomic"}
+    return {"id": record_id("s", "k"), "status": status} | request | times | claim | answer | changed
+
+
+def inserted(values):
+    return _refusal(lambda: IdempotencyRecord.objects.bulk_create([IdempotencyRecord(**values)]))
+
+
+def updated(values):
+    IdempotencyRecord.objects.bulk_create([IdempotencyRecord(**columns(values["status"]))])
+    return _refusal(lambda: IdempotencyRecord.objects.update(**values))
+
+
+def _refusal(write):
+    """The constraint by which the database refused it; ``None`` if it took it."""
+    try:
+        with transaction.atomic():
+            write()
+    except IntegrityError as error:
+        return re.search(r"idempotency_record_(\w+)", str(error))[1]
+    return None
+
+
+@pytest.fixture(params=[inserted, updated], ids=["insert", "update"])
+def refusal(request, db):
+    """Writes columns by a statement that no Python of ours looks at; which constraint refused it."""
+    return lambda status, **changed: request.param(columns(status, **changed))
+
+
+# --- Constraints -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", Status.values)
+def test_a_record_as_it_should_be_is_taken(refusal, status):
+    assert refusal(status) is None
+
+
+def test_an_unknown_status_or_mode_is_refused(db):
+    assert inserted(columns("completed") | {"status": "done"})
+    assert inserted(columns("completed", mode="optimistic")) == "mode"
+
+
+@pytest.mark.parametrize("status", Status.values)
+@pytest.mark.parametrize("has", list(product([True, False], repeat=3)))
+def test_a_claim_is_there_whole_exactly_while_started_or_processing(refusal, status, has):
+    claim = {name: value if there else None for (name, value), there in zip(CLAIM.items(), has, strict=True)}
+    whole, none = all(has), not any(has)
+    legal = whole if status in ("started", "processing") else none
+    assert refusal(status, **claim) == (None if legal else "claim")
+
+
+@pytest.mark.parametrize("status", Status.values)
+@pytest.mark.parametrize("has", list(product([True, False], repeat=3)))
+def test_an_answer_is_there_exactly_where_it_must_be(refusal, status, has):
+    """One without its body is an answer (streamed, or too large); a part of one is none."""
+    answer = {name: value if there else None for (name, value), there in zip(ANSWER.items(), has, strict=True)}
+    answered, none = has[:2] == (True, True), not any(has)
+    legal = {"started": none, "processing": none, "completed": answered, "failed": answered or none}
+    assert refusal(status, **answer) == (None if legal[status] else "response")
+
+
+@pytest.mark.parametrize("status", Status.values)
+def test_only_a_failure_without_an_answer_can_be_held(refusal, status):
+    assert refusal(status, held=True) == (None if status == "failed" else "held")
+
+
+def test_a_terminal_failure_cannot_be_held(refusal):
+    assert refusal("failed", held=True, **ANSWER) == "held"
+
+
+def test_an_audit_copy_cannot_end_before_the_key_does(refusal):
+    assert refusal("completed", purge_at=NOW - timedelta(seconds=1)) == "sane"
+
+
+def test_attempts_start_at_one(refusal):
+    assert refusal("completed", attempts=0) == "sane"
+
+
+def test_a_key_cannot_be_there_twice(db):
+    assert inserted(columns("completed")) is None
+    with pytest.raises(IntegrityError), transaction.atomic():
+        IdempotencyRecord.objects.bulk_create([IdempotencyRecord(**columns("processing"))])
+
+
+def test_a_path_has_no_length_that_a_real_url_could_hit(refusal):
+    assert refusal("completed", path="/" + "x" * 20_000, scope="s" * 5000, key="k" * 255) is None
+
+
+# --- Moves -----------------------------------------------------------------------------------------------------------
+
+STATES = [ABSENT, *Status]
+LEGAL = {
+    (ABSENT, "started"),
+    (ABSENT, "processing"),
+    ("started", "processing"),
+    ("processing", "processing"),
+    ("processing", "completed"),
+    ("processing", "failed"),
+    ("processing", ABSENT),
+    ("failed", "processing"),
+}
+LEGAL_ONCE_EXPIRED = {("completed", "processing"), ("completed", ABSENT), ("failed", ABSENT)}
+
+
+@pytest.mark.parametrize("expired", [False, True])
+@pytest.mark.parametrize(("before", "after"), list(product(STATES, STATES)))
+def test_a_record_makes_the_moves_of_the_table_and_no_other(before, after, expired):
+    if (before, after) in (LEGAL | LEGAL_ONCE_EXPIRED if expired else LEGAL):
+        check_move(before, after, expired=expired)
+    else:
+        with pytest.raises(IllegalMove, match=f"from {before or 'absent'} to {after or 'absent'}"):
+            check_move(before, after, expired=expired)
+
+
+def test_a_status_that_there_is_not_makes_no_move():
+    with pytest.raises(ValueError, match="done"):
+        check_move("done", "processing")
+
+
+# --- Finding ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_found_in_every_scope_and_no_other_key_with_it(db):
+    for scope, key in product(("user:1", "user:2"), ("k", "kk")):
+        assert not inserted(columns("completed", id=record_id(scope, key), scope=scope, key=key))
+    found = IdempotencyRecord.objects.with_key("k")
+    assert sorted(found.values_list("scope", "key")) == [("user:1", "k"), ("user:2", "k")]
+
+
+# --- Migrations ------------------------------------------------------------------------------------------------------
+
+
+def migrate(target):
+    call_command("migrate", "django_idempotency", *target, verbosity=0)
+
+
+def storage_parameters():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT reloptions FROM pg_class WHERE oid = %s::regclass", [TABLE])
+        return dict(option.split("=") for option in cursor.fetchone()[0] or [])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_migrations_go_back_and_forth_again():
+    try:
+        migrate(["zero"])
+        assert TABLE not in connection.introspection.table_names()
+    finally:
+        migrate([])
+    assert inserted(columns("completed")) is None
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.postgresql
+def test_storage_parameters_are_set_and_reset():
+    parameters = import_module("django_idempotency.migrations.0002_tune_record_on_postgresql").PARAMETERS
+    assert storage_parameters() == {name: str(value) for name, value in parameters.items()}
+    try:
+        migrate(["0001"])
+        assert storage_parameters() == {}
+    finally:
+        migrate([])
+    assert storage_parameters()
+
+
+@pytest.mark.postgresql
+def test_besides_the_primary_key_there_are_two_partial_indexes(db):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = %s", [TABLE])
+        definitions = dict(cursor.fetchall())
+    primary = definitions.pop("django_idempotency_record_pkey")
+    assert primary.endswith("(id)")
+    assert {name: definition.partition("USING ")[2] for name, definition in definitions.items()} == {
+        "idempotency_record_reap": "btree (locked_until) WHERE ((status)::text = ANY "
+        "((ARRAY['started'::character varying, 'processing'::character varying])::text[]))",
+        "idempotency_record_purge": "btree (purge_at) WHERE ((status)::text = ANY "
+        "((ARRAY['completed'::character varying, 'failed'::character varying])::text[]))",
+    }
+
+
+def test_no_migration_is_missing(db):
+    call_command("makemigrations", "django_idempotency", check=True, dry_run=True, verbosity=0)

@@ -1,0 +1,90 @@
+"""A policy holds what its view states over what the project states, and no value that can't be meant."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_idempotency.policy import NAMES, Policy, nearest, unknown_names
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "sentence"),
+    [
+        ("mode", "atomc", "did you mean 'atomic'?"),
+        ("mode", "LEASE", "did you mean 'lease'?"),
+        ("mode", None, "must be one of atomic, lease"),
+        ("on_crash", "retries", "did you mean 'retry'?"),
+        ("in_flight", "queue", "must be one of reject, wait"),
+        ("lock", "skip-locked", "did you mean 'skip_locked'?"),
+        ("lease", 0, "a number from 1 to"),
+        ("lease", "60", "a number from 1 to"),
+        ("lease", True, "a number from 1 to"),
+        ("lease", None, "a number from 1 to"),
+        ("lease", math.nan, "a number from 1 to"),
+        ("retention", math.inf, "a number from 1 to"),
+        ("retention", 10**12, "a number from 1 to"),
+        ("audit", -1, "a number from 1 to"),
+        ("wait", -1, "a number from 0 to"),
+        ("grace", "1s", "a number from 0 to"),
+        ("max_body", -1, "a number from 0 to"),
+        ("required", "yes", "True or False"),
+        ("strict", None, "True or False"),
+        ("store_cookies", 1, "True or False"),
+        ("fail_open", "False", "True or False"),
+        ("scope", "tenant", 'None, "public" or a callable'),
+        ("scope", 7, 'None, "public" or a callable'),
+        ("using", ["default"], "the alias of a database"),
+        ("fingerprint", "body", "a callable"),
+        ("methods", "POST", "a list, tuple or set of HTTP methods"),
+        ("methods", ["post"], "in upper case"),
+        ("methods", None, "a list, tuple or set of HTTP methods"),
+        ("fingerprint_fields", "amount", "a list, tuple or set of names"),
+        ("fingerprint_exclude", [1], "a list, tuple or set of names"),
+        ("fingerprint_exclude", None, "a list, tuple or set of names"),
+        ("release_statuses", ["404"], "HTTP statuses"),
+        ("release_statuses", 404, "HTTP statuses"),
+        ("retry_statuses", [5], "HTTP statuses"),
+    ],
+)
+def test_a_value_that_cannot_be_meant_is_an_error_that_says_which(name, wrong, sentence):
+    with pytest.raises(ImproperlyConfigured) as refused:
+        Policy(**{name: wrong})
+    assert str(refused.value).startswith(f"{name} is {wrong!r}; ")
+    assert sentence in str(refused.value)
+
+
+def test_a_name_that_is_no_option_is_an_error():
+    with pytest.raises(TypeError, match="leese"):
+        Policy(leese=5)
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_option_can_be_stated_as_its_default(name):
+    assert getattr(Policy(**{name: getattr(Policy(), name)}), name) == getattr(Policy(), name)
+
+
+def test_what_a_view_states_comes_before_the_projects_and_that_before_the_defaults():
+    project = Policy(lease=30, required=True, methods=["POST"])
+    view = Policy(lease=5, required=False).over(project)
+    assert (view.lease, view.required, view.methods, view.wait) == (5, False, {"POST"}, Policy().wait)
+
+
+def test_a_view_that_states_the_default_still_overrides_the_project():
+    assert Policy(mode="atomic").over(Policy(mode="lease")).mode == "atomic"
+
+
+def test_an_audit_copy_is_kept_at_least_as_long_as_the_key():
+    assert Policy(retention=100).kept_for == 100
+    assert Policy(retention=100, audit=500).kept_for == 500
+    assert Policy(retention=100, audit=5).kept_for == 100
+
+
+def test_a_wrong_name_is_told_the_nearest_right_one_in_whatever_case():
+    assert nearest("leese", ["LEASE", "WAIT"]) == "did you mean 'LEASE'?"
+    assert nearest("xyz", ["b", "a"]) == "it must be one of a, b."
+    assert unknown_names({"retension": 1, "wait": 2}, ["wait", "retention"]) == [
+        "Unknown name 'retension': did you mean 'retention'?"
+    ]

@@ -1,0 +1,243 @@
+"""A replay is what the first caller got; our own answers say what to do next."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from django.http import (
+    FileResponse,
+    HttpResponse,
+    HttpResponsePermanentRedirect,
+    HttpResponseRedirect,
+    JsonResponse,
+    StreamingHttpResponse,
+)
+from django.template import engines
+from django.template.response import TemplateResponse
+
+from django_idempotency.decorators import idempotent
+from django_idempotency.exceptions import (
+    AnonymousKey,
+    DigestCollision,
+    MalformedKey,
+    MissingKey,
+    StoreConflict,
+    StoreUnavailable,
+)
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.outcomes import Fail, Held, InFlight, Keep, Mismatch, Release, StoredResponse
+from django_idempotency.policy import Policy
+from django_idempotency.responses import UNSTORED_HEADERS, judge, problem, problem_response, replay, stored
+from tests.callers import is_replay
+from tests.views import Runs, code
+
+
+def bare_204(request):
+    response = HttpResponse(status=204)
+    del response.headers["Content-Type"]
+    return response
+
+
+def template(request):
+    return TemplateResponse(request, engines["django"].from_string("<p>{{ name }}: {{ n }}</p>"), {"name": "é", "n": 7})
+
+
+def headed(request):
+    headers = {"ETag": '"v1"', "Vary": "Accept, X-Tenant", "Cache-Control": "no-store", "X-Odd": "ü", "Location": "/7/"}
+    return HttpResponse("x", headers=headers, status=201)
+
+
+# --- Round trips -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda request: HttpResponse(bytes(range(256)) * 3, content_type="application/octet-stream"),
+        lambda request: HttpResponse("é", content_type="text/plain; charset=latin-1"),
+        lambda request: HttpResponse(iter(["a", b"\0", "c"])),
+        lambda request: JsonResponse({"é": [1, None]}, status=202),
+        lambda request: JsonResponse({"gone": True}, status=410),
+        lambda request: HttpResponse(),
+        lambda request: HttpResponseRedirect("/elsewhere/?a=1"),
+        lambda request: HttpResponsePermanentRedirect("https://example.com/é"),
+        bare_204,
+        template,
+        headed,
+    ],
+)
+def test_a_replay_is_what_the_first_caller_got(call, answer, mode):
+    runs = Runs(answer)
+    view = idempotent(mode=mode)(runs.view)
+    first, second = call(view), call(view)
+    assert runs.count == 1
+    assert (second.status_code, second.content) == (first.status_code, first.content)
+    assert dict(second.headers) == {**first.headers, "Idempotent-Replayed": "true"}
+    assert not is_replay(first)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda request: StreamingHttpResponse(iter([b"a", b"b"]), status=201, headers={"X-Kept": "1"}),
+        lambda request: FileResponse(io.BytesIO(b"ab"), as_attachment=True, filename="f.bin", headers={"X-Kept": "1"}),
+        lambda request: HttpResponse("ab" * 6, headers={"X-Kept": "1", "ETag": '"e"'}),
+    ],
+    ids=["streaming", "file", "oversize"],
+)
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+def test_what_was_not_stored_is_completed_all_the_same_and_never_run_again(call, answer, mode):
+    runs = Runs(answer)
+    view = idempotent(mode=mode, max_body=11)(runs.view)
+    first = call(view)
+    assert (first.getvalue() if first.streaming else first.content) in (b"ab", b"ab" * 6), "the first caller has it all"
+    second = call(view)
+    assert runs.count == 1
+    assert (second.status_code, code(second), is_replay(second)) == (first.status_code, "response_not_stored", True)
+    assert json.loads(second.content)["status"] == first.status_code
+    assert second.headers["X-Kept"] == "1"
+    assert not {"ETag", "Content-Disposition"} & set(second.headers)
+
+
+def test_a_stream_is_not_read_before_the_client_reads_it(call):
+    read = []
+
+    def stream():
+        read.append(True)
+        yield b"x"
+
+    view = idempotent(lambda request: StreamingHttpResponse(stream()))
+    response = call(view)
+    assert IdempotencyRecord.objects.get().status == "completed"
+    assert not read
+    assert response.getvalue() == b"x"
+
+
+def test_a_body_of_exactly_the_limit_is_stored(call):
+    view = idempotent(max_body=4)(Runs(lambda request: HttpResponse("four")).view)
+    assert [call(view).content for _ in range(2)] == [b"four"] * 2
+
+
+def test_a_template_that_cannot_be_rendered_is_an_error_and_no_answer(call):
+    call.client.raise_request_exception = False
+    broken = engines["django"].from_string("{% include missing %}")
+    runs = Runs(lambda request: TemplateResponse(request, broken, {}))
+    view = idempotent(runs.view)
+    assert [call(view).status_code for _ in range(2)] == [500, 500]
+    assert runs.count == 2
+
+
+# --- Headers and cookies ---------------------------------------------------------------------------------------------
+
+
+def test_hop_by_hop_headers_date_and_length_are_not_stored():
+    names = UNSTORED_HEADERS - {"set-cookie"}
+    response = HttpResponse("x", headers={name.title(): "1" for name in names} | {"X-Kept": "1"})
+    assert dict(stored(response, Policy()).headers).keys() == {"Content-Type", "X-Kept"}
+
+
+def with_cookies(request):
+    response = HttpResponse("x")
+    response.set_cookie("a", "1; odd, \u00e9", max_age=60, httponly=True, secure=True, samesite="Strict", path="/a")
+    response.set_cookie("b", "2", expires="Wed, 21 Oct 2026 07:28:00 GMT", domain="example.com")
+    response.delete_cookie("c")
+    return response
+
+
+@pytest.mark.parametrize("store_cookies", [False, True])
+def test_cookies_are_replayed_only_if_the_policy_says_so(call, store_cookies):
+    view = idempotent(store_cookies=store_cookies)(Runs(with_cookies).view)
+    first, second = call(view), call(view)
+    written = [morsel.OutputString() for morsel in first.cookies.values()]
+    assert len(written) == 3, "the first caller gets them in any case"
+    assert [morsel.OutputString() for morsel in second.cookies.values()] == (written if store_cookies else [])
+    assert "Set-Cookie" not in second.headers
+    kept = str(IdempotencyRecord.objects.get().response_headers)
+    assert ("Set-Cookie" in kept) == store_cookies
+
+
+def test_a_header_that_the_database_cannot_hold_is_left_out_and_nothing_else():
+    response = HttpResponse("x", headers={"X-Kept": "1"})
+    response.headers._store["x-nul"] = ("X-Nul", "a\0b")
+    assert dict(stored(response, Policy()).headers).keys() == {"Content-Type", "X-Kept"}
+
+
+def test_a_stored_answer_is_replayed_without_what_django_would_add():
+    assert "Content-Type" not in replay(StoredResponse(204, (), b"")).headers
+
+
+# --- Verdicts --------------------------------------------------------------------------------------------------------
+
+RELEASED = (400, 401, 403, 404, 405, 406, 415, 422, 429)
+
+
+@pytest.mark.parametrize("status", [200, 201, 204, 302, 402, 409, 410, 418, 451, 500, 503, 599, *RELEASED])
+@pytest.mark.parametrize("raised", [False, True])
+def test_what_becomes_of_a_status(status, raised):
+    answer = StoredResponse(status)
+    if status in RELEASED:
+        expected = Release()
+    elif status >= 500:
+        expected = Fail(f"status {status}")
+    else:
+        expected = Keep(answer, failure=status >= 400, rollback=raised)
+    assert judge(status, Policy(), lambda: answer, raised=raised) == expected
+
+
+def test_a_view_can_have_other_statuses_released_or_retried():
+    policy = Policy(release_statuses=[409], retry_statuses=[418])
+    assert judge(409, policy, lambda: StoredResponse(409)) == Release()
+    assert judge(418, policy, lambda: StoredResponse(418)) == Fail("status 418")
+    assert judge(404, policy, lambda: StoredResponse(404)) == Keep(StoredResponse(404), failure=True)
+    assert judge(500, policy, lambda: StoredResponse(500)) == Keep(StoredResponse(500), failure=True)
+
+
+# --- Our own answers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status", "name", "retryable", "safe_new_key", "retry_after"),
+    [
+        (MissingKey(), 400, "key_missing", False, True, None),
+        (MalformedKey("no good"), 400, "key_malformed", False, True, None),
+        (AnonymousKey(), 400, "key_anonymous", False, True, None),
+        (InFlight(7), 409, "in_flight", True, False, "7"),
+        (Held("why"), 409, "held", False, False, None),
+        (Mismatch(), 422, "fingerprint_mismatch", False, True, None),
+        (StoreUnavailable(), 503, "store_unavailable", True, True, "1"),
+        (StoreConflict(), 503, "store_unavailable", True, True, "1"),
+        (StoreUnavailable(ran=True), 503, "store_unavailable", True, False, "1"),
+    ],
+)
+def test_a_problem_says_what_it_is_and_what_to_do(
+    settings, refusal, status, name, retryable, safe_new_key, retry_after
+):
+    settings.IDEMPOTENCY = {"PROBLEM_BASE": "https://example.com/problems/"}
+    response = problem_response(problem(refusal))
+    members = json.loads(response.content)
+    assert response.status_code == status
+    assert response.headers["Content-Type"] == "application/problem+json"
+    assert response.headers["Link"] == f'<https://example.com/problems/{name}>; rel="describedby"'
+    assert response.headers.get("Retry-After") == retry_after
+    assert members.pop("title")
+    assert members.pop("detail")
+    assert members == {
+        "type": f"https://example.com/problems/{name}",
+        "status": status,
+        "code": name,
+        "retryable": retryable,
+        "safe_new_key": safe_new_key,
+    }
+
+
+def test_the_detail_is_the_reason():
+    assert problem(Held("its lease ran out")).members()["detail"] == "its lease ran out"
+    assert problem(MalformedKey("two of them")).members()["detail"] == "two of them"
+
+
+def test_an_error_that_is_nobodys_answer_is_raised():
+    with pytest.raises(DigestCollision):
+        problem(DigestCollision())

@@ -1,0 +1,206 @@
+"""What exactly-once costs on PostgreSQL: round trips, WAL flushes, and plans that stay the same as the table grows."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.db import connection, transaction
+from django.http import HttpResponse
+from django.test import RequestFactory
+
+from django_idempotency import engine
+from django_idempotency.decorators import idempotent
+from django_idempotency.outcomes import Claimed, InFlight, Keep, Operation, StoredResponse
+from django_idempotency.policy import Policy
+from django_idempotency.stores import postgresql
+from testproject.models import LedgerEntry
+from tests.statements import sent_statements
+from tests.threads import OtherThread
+
+pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db")]
+
+STUCK = 100_000
+MODES = pytest.mark.parametrize("mode", ["atomic", "lease"])
+
+
+@pytest.fixture
+def user():
+    return get_user_model().objects.create_user("carol")
+
+
+def pay(request):
+    LedgerEntry.objects.record(user=request.user, amount=1, reference="r")
+    return HttpResponse("paid")
+
+
+def statements_of(view, user, **headers):
+    request = RequestFactory().post("/pay/", {"amount": 1}, headers=headers)
+    request.user = user
+    with sent_statements() as sent:
+        assert view(request).content == b"paid"
+    return sent
+
+
+def test_atomic_mode_adds_three_statements_to_a_first_request(user):
+    plain = statements_of(transaction.atomic(pay), user)
+    protected = statements_of(idempotent(pay), user, idempotency_key="k")
+    assert len(protected.all) - len(plain.all) == 3
+    claim, lock, complete = protected.on(postgresql.TABLE)
+    assert protected.all[0] == claim
+    assert protected.all[1:3] == ["BEGIN", lock]
+    assert protected.all[-2:] == [complete, "COMMIT"]
+
+
+def test_lease_mode_adds_two_statements_to_a_first_request(user):
+    plain = statements_of(pay, user)
+    protected = statements_of(idempotent(mode="lease")(pay), user, idempotency_key="k")
+    assert len(protected.all) - len(plain.all) == 2
+    assert [protected.all[0], protected.all[-1]] == protected.on(postgresql.TABLE)
+
+
+@MODES
+def test_a_replay_takes_one_statement_in_all(user, mode):
+    view = idempotent(mode=mode)(pay)
+    statements_of(view, user, idempotency_key="k")
+    assert len(statements_of(view, user, idempotency_key="k").all) == 1
+
+
+def test_a_request_without_a_key_costs_nothing(user):
+    assert len(statements_of(idempotent(pay), user).all) == len(statements_of(pay, user).all)
+
+
+@pytest.mark.drf
+def test_a_real_endpoint_under_atomic_requests_costs_three_more_and_one_to_replay(user, monkeypatch, client):
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    from rest_framework.authtoken.models import Token
+
+    def charge(**headers):
+        with sent_statements() as sent:
+            body = {"amount": 1, "currency": "EUR", "reference": "r"}
+            assert client.post("/api/charges/", body, headers=headers).status_code == 201
+        return sent.all
+
+    authorization = f"Token {Token.objects.create(user=user)}"
+    plain = charge(authorization=authorization)
+    assert len(charge(authorization=authorization, idempotency_key="k")) == len(plain) + 3
+    authentication, replay = charge(authorization=authorization, idempotency_key="k")
+    assert "authtoken_token" in authentication
+    assert postgresql.TABLE in replay
+
+
+@MODES
+def test_a_duplicate_in_flight_takes_one_statement(mode):
+    policy = Policy(mode=mode)
+    operation = Operation("user:1", "k", bytes(32))
+    holder = OtherThread()
+    run = engine.execution(holder(engine.claim, operation, policy), policy)
+    entered = holder(run.__enter__)
+    try:
+        with sent_statements() as sent:
+            assert isinstance(engine.claim(operation, policy), InFlight)
+        assert len(sent.all) == 1
+    finally:
+        entered.settle(Keep(StoredResponse(200)))
+        holder(run.__exit__, None, None, None)
+        holder.close()
+
+
+def test_a_takeover_takes_no_more_than_the_claim_and_one_short_transaction():
+    policy = Policy(grace=0)
+    operation = Operation("user:1", "k", bytes(32))
+    engine.claim(operation, policy)
+    with sent_statements() as sent:
+        assert engine.claim(operation, policy).taken_over
+    assert len(sent.all) == 5
+    assert sent.all[1] == "BEGIN"
+    assert sent.all[-1] == "COMMIT"
+
+
+# --- The claim's commit ----------------------------------------------------------------------------------------------
+
+
+def test_the_claims_commit_does_not_wait_for_the_disk_and_the_answers_commit_does(slow_disk):
+    claims, completions = zip(*(_timed_run(Policy(), key) for key in "abcde"), strict=True)
+    assert statistics.median(claims) < slow_disk / 2
+    assert statistics.median(completions) > slow_disk
+
+
+def test_in_lease_mode_the_claim_is_on_disk_before_anything_is_done(slow_disk):
+    claims, completions = zip(*(_timed_run(Policy(mode="lease"), key) for key in "abcde"), strict=True)
+    assert statistics.median(claims) > slow_disk
+    assert statistics.median(completions) > slow_disk
+
+
+@pytest.fixture
+def slow_disk():
+    """Have each flush of the WAL that a commit of this session waits for take so many seconds."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET commit_siblings = 0")
+        cursor.execute("SET commit_delay = 50000")
+    yield 0.05
+    connection.close()
+
+
+def _timed_run(policy: Policy, key: str) -> tuple[float, float]:
+    began = time.monotonic()
+    claim = engine.claim(Operation("user:1", key, bytes(32)), policy)
+    assert isinstance(claim, Claimed)
+    claimed = time.monotonic()
+    with engine.execution(claim, policy) as run:
+        run.settle(Keep(StoredResponse(200)))
+    return claimed - began, time.monotonic() - claimed
+
+
+# --- Plans -----------------------------------------------------------------------------------------------------------
+
+FILL = f"""
+INSERT INTO {postgresql.TABLE} (
+    id, scope, key, method, path, fingerprint, mode, created_at, status, token, locked_at, locked_until, updated_at,
+    expires_at, purge_at
+)
+SELECT gen_random_uuid(), 'user:1', i, 'POST', '/', '', 'atomic', now(), 'processing', gen_random_uuid(), now(),
+    now() + interval '1 minute', now(), now() + interval '1 day', now() + interval '1 day'
+FROM generate_series(1, {STUCK}) AS i
+"""
+
+
+def test_every_statement_goes_by_primary_key_with_100000_records_stuck_in_processing():
+    token, life = uuid4(), timedelta(1)
+    operation = Operation("user:1", "k", bytes(32))
+    named = {
+        **{"id": operation.id, "scope": "user:1", "key": "k", "method": "POST", "path": "/", "mode": "atomic"},
+        **{"fingerprint": bytes(32), "hold": False, "token": token, "lease": life, "retention": life, "kept": life},
+    }
+    statements = {
+        "a first claim": (postgresql.CLAIM, named),
+        "a second claim": (postgresql.CLAIM, named | {"token": uuid4()}),
+        "a claim in lease mode": (postgresql.CLAIM_DURABLY, named | {"mode": "lease"}),
+        "the row lock": (postgresql.LOCK, (operation.id, token)),
+        "the count of replays": (postgresql.COUNT_REPLAYS, ([operation.id], [1])),
+        "the completion": (postgresql.COMPLETE, ("completed", life, life, 200, "[]", b"", operation.id, token)),
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(FILL)
+        cursor.execute(f"ANALYZE {postgresql.TABLE}")
+        for name, (statement, values) in statements.items():
+            cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", values)
+            plan = cursor.fetchone()[0][0]["Plan"]
+            scans = [node for node in _nodes(plan) if node.get("Relation Name") == postgresql.TABLE]
+            used = {node.get("Index Name", "no index") for node in scans if node["Node Type"] != "ModifyTable"}
+            assert used == {f"{postgresql.TABLE}_pkey"}, name
+            assert _buffers(plan) < 60, name
+
+
+def _nodes(plan):
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from _nodes(child)
+
+
+def _buffers(plan) -> int:
+    return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]

@@ -1,0 +1,517 @@
+"""One contract for every store, and the engine's outcomes on each: the same ones, whatever the database."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+from unittest.mock import ANY
+from uuid import uuid4
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.db import connection, transaction
+from django.utils import timezone
+
+from django_idempotency import engine, stores
+from django_idempotency.exceptions import ClaimLost, IllegalMove, StoreConflict
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.outcomes import Claimed, Held, InFlight, Keep, Mismatch, Operation, Replay, StoredResponse
+from django_idempotency.policy import Policy
+from django_idempotency.stores.base import Lock, Seen, Store
+from django_idempotency.stores.database import DatabaseStore
+from django_idempotency.stores.postgresql import PostgreSQLStore
+from testproject.models import LedgerEntry
+from tests.threads import OtherThread, in_threads, wait_little_for_locks
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
+STORES = [DatabaseStore, PostgreSQLStore] if connection.vendor == "postgresql" else [DatabaseStore]
+ATOMIC = Policy(grace=0)
+LEASE = Policy(mode="lease")
+HOLD = Policy(mode="lease", on_crash="hold")
+MODES = pytest.mark.parametrize("policy", [ATOMIC, LEASE], ids=["atomic", "lease"])
+LOCKS = pytest.mark.parametrize("lock", ["nowait", "skip_locked"])
+ANSWER = StoredResponse(201, (("Content-Type", "a/b"), ("X-Twice", "1"), ("X-Twice", "2")), b"\0\xff{}")
+BUSY = (Lock.BUSY, None)
+SCOPE = ""
+MANY = 8
+
+
+@pytest.fixture(autouse=True)
+def fresh_scope(monkeypatch):
+    """No test's records are those of another: replays are counted a little later."""
+    monkeypatch.setitem(globals(), "SCOPE", f"user:{uuid4()}")
+
+
+@pytest.fixture(params=STORES, ids=lambda store: store.__name__)
+def store(request, monkeypatch) -> Store:
+    """Each store of this database in turn; the engine uses it too."""
+    store = request.param()
+    monkeypatch.setitem(stores._STORES, connection.vendor, store)
+    return store
+
+
+@pytest.fixture
+def other(other_thread) -> OtherThread:
+    return other_thread
+
+
+@pytest.fixture
+def impatient(transactional_db):
+    wait_little_for_locks()
+    yield
+    connection.close()
+
+
+def operation(key: str = "k", *, body: bytes = b"", scope: str = "") -> Operation:
+    return Operation(scope or SCOPE, key, hashlib.sha256(body).digest(), "POST", "/charges/")
+
+
+def claimed(store: Store, policy: Policy = ATOMIC, **asked) -> Claimed:
+    claim = store.claim(operation(**asked), uuid4(), policy)
+    assert isinstance(claim, Claimed)
+    return claim
+
+
+def contended(store: Store, claim: Claimed, policy: Policy):
+    """What contending finds; ``None`` for a conflict."""
+    with suppress(StoreConflict), store.contend(claim.id, policy) as found:
+        return found
+
+
+def lock_in(thread: OtherThread, store: Store, claim: Claimed, policy: Policy = ATOMIC) -> transaction.Atomic:
+    """The other thread's business transaction, left open."""
+    block = transaction.atomic()
+    thread(block.__enter__)
+    assert thread(store.lock, claim, policy)
+    return block
+
+
+def commit(thread: OtherThread, block: transaction.Atomic) -> None:
+    thread(block.__exit__, None, None, None)
+
+
+def shift(claim: Claimed, **by: timedelta) -> None:
+    """Move the record's times."""
+    record = IdempotencyRecord.objects.filter(pk=claim.id)
+    now = record.get()
+    record.update(**{name: getattr(now, name) + delta for name, delta in by.items()})
+
+
+def lapse(claim: Claimed) -> None:
+    shift(claim, locked_at=-timedelta(days=9), locked_until=-timedelta(days=9))
+
+
+def expire(claim: Claimed) -> None:
+    shift(claim, expires_at=-timedelta(days=9))
+
+
+# --- The contract ----------------------------------------------------------------------------------------------------
+
+
+@MODES
+def test_a_first_claim_makes_a_record_that_is_being_processed(store, policy):
+    claim = claimed(store, policy)
+    record = store.read(claim.id, policy)
+    assert (record.status, record.token, record.attempts, record.mode) == ("processing", claim.token, 1, policy.mode)
+    assert record.fingerprint == claim.operation.fingerprint
+    assert record.response is None
+    assert record.locked_until - record.locked_at == timedelta(seconds=policy.lease)
+    assert record.expires_at - record.created_at == timedelta(seconds=policy.retention)
+
+
+@MODES
+def test_a_second_claim_shows_the_record_there_is_and_changes_nothing(store, policy):
+    claim = claimed(store, policy)
+    before = IdempotencyRecord.objects.values().get()
+    seen = store.claim(operation(body=b"other"), uuid4(), policy)
+    assert isinstance(seen, Seen)
+    assert (seen.record.token, seen.record.fingerprint) == (claim.token, claim.operation.fingerprint)
+    assert seen.record.now >= seen.record.created_at
+    assert IdempotencyRecord.objects.values().get() == before
+
+
+def test_a_key_is_its_own_in_every_scope(store):
+    assert claimed(store, scope="a").id != claimed(store, scope="b").id
+
+
+@pytest.mark.parametrize("failure", [False, True])
+def test_an_answer_is_kept_to_the_byte(store, failure):
+    claim = claimed(store)
+    assert store.complete(claim, ANSWER, ATOMIC, failure=failure)
+    record = store.read(claim.id, ATOMIC)
+    assert record.response == ANSWER
+    assert (record.status, record.token) == ("failed" if failure else "completed", None)
+    assert store.claim(claim.operation, uuid4(), ATOMIC).record.response == ANSWER
+
+
+def test_an_answer_without_its_body_is_kept_so(store):
+    claim = claimed(store)
+    store.complete(claim, StoredResponse(200, (), None), ATOMIC)
+    assert store.read(claim.id, ATOMIC).response == StoredResponse(200, (), None)
+
+
+def test_retention_and_audit_count_from_the_answer(store):
+    policy = Policy(retention=100, audit=500)
+    claim = claimed(store, policy)
+    shift(claim, expires_at=-timedelta(days=9), purge_at=-timedelta(days=9))
+    store.complete(claim, ANSWER, policy)
+    record = IdempotencyRecord.objects.get()
+    assert record.expires_at - record.updated_at == timedelta(seconds=100)
+    assert record.purge_at - record.updated_at == timedelta(seconds=500)
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_failure_leaves_its_reason(store, held):
+    claim = claimed(store)
+    assert store.fail(claim, "broke", ATOMIC, held=held)
+    record = store.read(claim.id, ATOMIC)
+    assert (record.status, record.reason, record.held, record.response) == ("failed", "broke", held, None)
+
+
+def test_a_released_key_is_as_if_never_used(store):
+    claim = claimed(store)
+    assert store.release(claim, ATOMIC)
+    assert store.read(claim.id, ATOMIC) is None
+    assert claimed(store).attempt == 1
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda store, lost: store.complete(lost, ANSWER, ATOMIC),
+        lambda store, lost: store.fail(lost, "late", ATOMIC),
+        lambda store, lost: store.release(lost, ATOMIC),
+        lambda store, lost: store.renew([lost], LEASE),
+    ],
+    ids=["complete", "fail", "release", "renew"],
+)
+@pytest.mark.parametrize("became", ["taken", "completed", "absent"])
+def test_a_lost_claim_can_write_nothing(store, write, became):
+    lost = claimed(store)
+    with store.contend(lost.id, ATOMIC) as record:
+        owner = store.take(record, operation(), uuid4(), ATOMIC)
+    if became == "completed":
+        store.complete(owner, ANSWER, ATOMIC)
+    elif became == "absent":
+        store.release(owner, ATOMIC)
+    before = list(IdempotencyRecord.objects.values())
+    assert not write(store, lost)
+    assert list(IdempotencyRecord.objects.values()) == before
+
+
+def test_only_the_holder_gets_the_row_lock(store):
+    lost = claimed(store)
+    with store.contend(lost.id, ATOMIC) as record:
+        owner = store.take(record, operation(), uuid4(), ATOMIC)
+    with transaction.atomic():
+        assert not store.lock(lost, ATOMIC)
+        assert store.lock(owner, ATOMIC)
+
+
+@pytest.mark.usefixtures("impatient")
+@LOCKS
+def test_contending_for_a_locked_record_finds_it_busy(store, other, lock):
+    claim = claimed(store)
+    block = lock_in(other, store, claim)
+    assert contended(store, claim, Policy(lock=lock)) in BUSY
+    commit(other, block)
+
+
+@LOCKS
+def test_contending_for_no_record_finds_none(store, lock):
+    with store.contend(operation().id, Policy(lock=lock)) as found:
+        assert found is Lock.ABSENT
+
+
+@pytest.mark.row_locks
+def test_skip_locked_tells_a_locked_record_from_none(store, other):
+    claim, policy = claimed(store), Policy(lock="skip_locked")
+    block = lock_in(other, store, claim)
+    with store.contend(claim.id, policy) as found:
+        assert found is Lock.BUSY
+    other(store.release, claim, policy)
+    commit(other, block)
+    with store.contend(claim.id, policy) as found:
+        assert found is Lock.ABSENT
+
+
+@LOCKS
+def test_contending_for_a_free_record_locks_it(store, other, lock):
+    claim, policy = claimed(store), Policy(lock=lock)
+    with store.contend(claim.id, policy) as record:
+        assert record.token == claim.token
+        other(wait_little_for_locks)
+        assert other(contended, store, claim, policy) in BUSY
+    assert other(contended, store, claim, policy).token == claim.token
+
+
+def test_taking_a_record_gives_it_a_new_token_and_one_more_attempt(store):
+    dead = claimed(store)
+    with store.contend(dead.id, ATOMIC) as record:
+        taken = store.take(record, operation(), uuid4(), ATOMIC)
+    assert taken.taken_over
+    record = store.read(dead.id, ATOMIC)
+    assert (record.token, record.attempts, taken.attempt) == (taken.token, 2, 2)
+    assert record.locked_at < record.now < record.locked_until
+
+
+def test_taking_an_expired_record_starts_it_afresh(store):
+    done = claimed(store)
+    store.complete(done, ANSWER, ATOMIC)
+    store.count_replays({done.id: 5}, ATOMIC)
+    expire(done)
+    with store.contend(done.id, LEASE) as record:
+        taken = store.take(record, operation(body=b"other"), uuid4(), LEASE)
+    assert (taken.attempt, taken.taken_over) == (1, False)
+    record = IdempotencyRecord.objects.get()
+    assert (record.mode, record.response_status, record.response_body, record.replays) == ("lease", None, None, 0)
+    assert bytes(record.fingerprint) == taken.operation.fingerprint
+    assert record.created_at == record.updated_at
+
+
+def test_a_completed_record_can_not_be_taken(store):
+    done = claimed(store)
+    store.complete(done, ANSWER, ATOMIC)
+    with pytest.raises(IllegalMove), store.contend(done.id, ATOMIC) as record:
+        store.take(record, operation(), uuid4(), ATOMIC)
+    assert store.read(done.id, ATOMIC).response == ANSWER
+
+
+def test_holding_sets_a_record_aside_with_its_reason(store):
+    dead = claimed(store, HOLD)
+    with store.contend(dead.id, HOLD) as record:
+        store.hold(record, "who knows", HOLD)
+    record = store.read(dead.id, HOLD)
+    assert (record.status, record.held, record.reason, record.token) == ("failed", True, "who knows", None)
+    assert not store.complete(dead, ANSWER, HOLD)
+
+
+def test_renewing_extends_the_leases_that_are_still_held(store):
+    mine, lost = claimed(store, LEASE), claimed(store, LEASE, key="other")
+    store.release(lost, LEASE)
+    before = store.read(mine.id, LEASE).locked_until
+    assert store.renew([mine, lost], Policy(mode="lease", lease=600)) == {mine.token}
+    assert store.read(mine.id, LEASE).locked_until - before >= timedelta(seconds=600 - LEASE.lease)
+
+
+def test_replays_are_added_to_what_was_counted(store):
+    once, twice = claimed(store), claimed(store, key="other")
+    store.count_replays({once.id: 1, twice.id: 2}, ATOMIC)
+    store.count_replays({twice.id: 3, uuid4(): 9}, ATOMIC)
+    counted = dict(IdempotencyRecord.objects.filter(last_replayed_at__isnull=False).values_list("id", "replays"))
+    assert counted == {once.id: 1, twice.id: 5}
+
+
+@MODES
+def test_of_concurrent_first_claims_one_makes_the_record(store, policy):
+    for key in "abcde":
+        seen = in_threads(MANY, lambda _index, key=key: store.claim(operation(key), uuid4(), policy))
+        (winner,) = [outcome for outcome in seen if isinstance(outcome, Claimed)]
+        assert all(outcome.record.token == winner.token for outcome in seen if isinstance(outcome, Seen))
+        assert store.read(winner.id, policy).token == winner.token
+
+
+@pytest.mark.row_locks
+def test_a_claim_that_comes_too_late_to_see_the_record_does_not_wait_for_its_holder(store, other, monkeypatch):
+    claim = claimed(store)
+    block = lock_in(other, store, claim)
+    monkeypatch.setattr(store, "read", lambda *_: None)  # it was not there when looked for
+    began = time.monotonic()
+    with suppress(StoreConflict):
+        assert not isinstance(store.claim(operation(), uuid4(), ATOMIC), Claimed)
+    assert time.monotonic() - began < 3
+    commit(other, block)
+
+
+ZONES = {"postgresql": "SET TIME ZONE 'Asia/Tokyo'", "mysql": "SET time_zone = '+09:00'", "sqlite": "SELECT 1"}
+
+
+def test_times_are_the_databases_own_in_whatever_time_zone_it_is(store, monkeypatch):
+    began = _database_time()
+    monkeypatch.setattr(timezone, "now", lambda: pytest.fail("the application's clock was asked"))
+    connection.cursor().execute(ZONES[connection.vendor])
+    claim = claimed(store)
+    connection.close()
+    record = store.read(claim.id, ATOMIC)
+    for told in (record.created_at, record.locked_at, record.now):
+        assert timedelta(seconds=-1) < told - began < timedelta(seconds=9)
+
+
+def _database_time() -> datetime:
+    """In UTC, by other means than the package's."""
+    seconds = {"postgresql": "extract(epoch FROM now())", "mysql": "UNIX_TIMESTAMP(NOW(6))", "sqlite": "unixepoch()"}
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {seconds[connection.vendor]}")
+        return datetime.fromtimestamp(float(cursor.fetchone()[0]), tz=timezone.get_fixed_timezone(0))
+
+
+# --- The engine on every store ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def user():
+    return get_user_model().objects.create_user("carol")
+
+
+def perform(user, policy: Policy = ATOMIC, *, key: str = "k", hold=lambda: None):
+    """Claim, and run if claimed: one ledger entry."""
+    outcome = engine.claim(operation(key), policy)
+    if not isinstance(outcome, Claimed):
+        return outcome
+    try:
+        with engine.execution(outcome, policy) as run:
+            LedgerEntry.objects.create(user=user, amount=1, reference=key)
+            hold()
+            run.settle(Keep(ANSWER))
+    except ClaimLost:
+        return engine.duplicate(outcome.operation, policy)
+    return outcome
+
+
+def kinds(outcomes) -> Counter[str]:
+    return Counter(type(outcome).__name__ for outcome in outcomes)
+
+
+@MODES
+@LOCKS
+def test_of_concurrent_callers_one_runs_and_the_others_are_told(store, user, policy, lock):
+    policy = Policy(mode=policy.mode, lock=lock)
+    told = kinds(in_threads(MANY, lambda _index: perform(user, policy)))
+    assert told["Claimed"] == 1
+    assert told.keys() <= {"Claimed", "InFlight", "Replay"}
+    assert LedgerEntry.objects.count() == 1
+    assert perform(user, policy) == Replay(ANSWER)
+
+
+@LOCKS
+def test_with_no_grace_at_all_there_is_still_one_effect(store, user, lock):
+    policy = Policy(grace=0, lock=lock)
+    for key in "abcde":
+        told = in_threads(MANY, lambda _index, key=key: perform(user, policy, key=key))
+        assert kinds(told).keys() <= {"Claimed", "InFlight", "Replay"}
+    assert LedgerEntry.objects.count() == 5
+
+
+@LOCKS
+def test_callers_that_wait_all_get_the_one_answer(store, user, lock):
+    policy = Policy(in_flight="wait", lock=lock)
+    told = kinds(in_threads(MANY, lambda _index: perform(user, policy)))
+    assert told == {"Claimed": 1, "Replay": MANY - 1}
+    assert LedgerEntry.objects.count() == 1
+
+
+@pytest.mark.usefixtures("impatient")
+@LOCKS
+def test_a_live_holder_is_never_taken_over_however_slow(store, other, lock):
+    policy = Policy(grace=0, lock=lock)
+    claim = claimed(store, policy)
+    lapse(claim)
+    block = lock_in(other, store, claim, policy)
+    assert engine.claim(operation(), policy) == InFlight(retry_after=1)
+    assert other(store.complete, claim, ANSWER, policy)
+    commit(other, block)
+    assert engine.claim(operation(), policy) == Replay(ANSWER)
+
+
+@pytest.mark.usefixtures("impatient")
+@LOCKS
+def test_a_dead_holder_is_taken_over_at_once_and_its_effects_are_gone(store, other, user, lock):
+    policy = Policy(lock=lock)
+    claim = claimed(store, policy)
+    lock_in(other, store, claim, policy)
+    other(LedgerEntry.objects.create, user=user, amount=1, reference="k")
+    other(lambda: connection.close())
+    outcome = eventually(lambda: _run_if_claimed(user, policy), within=2)
+    assert (outcome.attempt, outcome.taken_over) == (2, True)
+    assert LedgerEntry.objects.count() == 1
+    assert not store.complete(claim, ANSWER, policy)
+
+
+def _run_if_claimed(user, policy):
+    outcome = perform(user, policy)
+    return outcome if isinstance(outcome, Claimed) else None
+
+
+def test_a_claim_without_its_row_lock_yet_is_let_alone_for_the_grace(store):
+    claimed(store)
+    began = time.monotonic()
+    outcome = engine.claim(operation(), Policy(grace=0.3))
+    assert outcome.taken_over
+    assert time.monotonic() - began > 0.2
+
+
+def _dead(store, policy):
+    lapse(claimed(store, policy))
+
+
+def _failed(store, policy):
+    store.fail(claimed(store, policy), "broke", policy)
+
+
+def _expired(store, policy):
+    claim = claimed(store, policy)
+    store.complete(claim, ANSWER, policy)
+    expire(claim)
+
+
+@MODES
+@LOCKS
+@pytest.mark.parametrize(("before", "attempt"), [(_dead, 2), (_failed, 2), (_expired, 1)])
+def test_a_record_that_may_change_hands_goes_to_one_of_its_concurrent_callers(
+    store, user, policy, lock, before, attempt
+):
+    policy = Policy(mode=policy.mode, lock=lock)
+    before(store, policy)
+    told = in_threads(MANY, lambda _index: perform(user, policy))
+    (winner,) = [outcome for outcome in told if isinstance(outcome, Claimed)]
+    assert (winner.attempt, winner.taken_over) == (attempt, before is _dead)
+    assert kinds(told).keys() <= {"Claimed", "InFlight", "Replay"}
+    assert LedgerEntry.objects.count() == 1
+
+
+def test_a_live_lease_is_not_taken_over_and_a_lapsed_one_is(store):
+    claim = claimed(store, LEASE)
+    assert isinstance(engine.claim(operation(), LEASE), InFlight)
+    lapse(claim)
+    assert engine.claim(operation(), LEASE).taken_over
+
+
+@LOCKS
+def test_a_crash_that_a_person_has_to_judge_is_held_for_all(store, lock):
+    policy = Policy(mode="lease", on_crash="hold", lock=lock)
+    lapse(claimed(store, policy))
+    told = in_threads(MANY, lambda _index: engine.claim(operation(), policy))
+    assert kinds(told).keys() <= {"Held", "InFlight"}
+    assert isinstance(engine.claim(operation(), policy), Held)
+
+
+@pytest.mark.parametrize("before", [lambda store, policy: claimed(store, policy), _dead, _failed])
+@MODES
+def test_another_request_under_the_key_is_a_mismatch_whatever_the_state(store, policy, before):
+    before(store, policy)
+    record = store.read(operation().id, policy)
+    assert engine.claim(operation(body=b"other"), policy) == Mismatch()
+    assert store.read(operation().id, policy) == replace(record, now=ANY)
+
+
+@pytest.mark.server
+def test_no_caller_gets_a_500_from_a_database_that_is_busy(server):
+    def pay(index: int) -> int:
+        body = {"amount": 1, "currency": "EUR", "reference": f"busy-{index % 4}"}
+        return server.post("/api/charges/", body, key=f"busy-{index % 4}").status_code
+
+    assert set(in_threads(12, pay)) <= {201, 409, 503}
+    assert [server.ledger(f"busy-{index}") for index in range(4)] == [1, 1, 1, 1]
+
+
+def test_headers_come_back_as_they_were_stored(store):
+    claim = claimed(store)
+    headers = (("X-Json", '{"a": "ü"}'), ("X-Empty", ""))
+    store.complete(claim, StoredResponse(200, headers, b""), ATOMIC)
+    assert store.read(claim.id, ATOMIC).response.headers == headers

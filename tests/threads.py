@@ -1,0 +1,56 @@
+"""Real threads that start together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from django.db import connection, connections
+
+
+def in_threads(count: int, work: Callable[[int], Any], *, timeout: float = 60, return_exceptions: bool = False) -> list:
+    """What ``work(0)`` … ``work(count - 1)`` returned, each run in a thread of its own, all let go at once.
+
+    Exceptions are raised together, as an ``ExceptionGroup``, or take their result's place with ``return_exceptions``.
+    Each thread closes its database connections, so that the test database can be dropped.
+    """
+    barrier = threading.Barrier(count)
+
+    def run(index: int) -> Any:
+        try:
+            barrier.wait(timeout)
+            return work(index)
+        except Exception as error:
+            return error
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(count) as pool:
+        futures = [pool.submit(run, index) for index in range(count)]
+        outcomes = [future.result(timeout) for future in futures]
+    errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    if errors and not return_exceptions:
+        raise ExceptionGroup(f"{len(errors)} of {count} threads failed", errors)
+    return outcomes
+
+
+class OtherThread:
+    """A thread with database connections of its own, which does one thing after the other as it is told."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1)
+
+    def __call__(self, work: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        return self._pool.submit(work, *args, **named).result(60)
+
+    def close(self) -> None:
+        self(connections.close_all)
+        self._pool.shutdown()
+
+
+def wait_little_for_locks() -> None:
+    """SQLite finds a live holder's lock only by waiting for it; this thread's connection need not wait long."""
+    if connection.vendor == "sqlite":
+        connection.cursor().execute("PRAGMA busy_timeout = 50")
