@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint types migrations-check clean
+.PHONY: help demo serve test faults lint types migrations-check bench clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,6 +17,9 @@ serve: $(READY) ## the test project's payments service on $PORT (8000), with the
 test: $(READY) ## the tests, on $DATABASE_URL or else on an embedded PostgreSQL
 	@$(BIN)/python -m pytest
 
+faults: $(READY) ## the service under crashes, cuts and failovers for ten minutes, and a verdict on its history
+	@$(BIN)/python -m tests.faults
+
 lint: $(READY) ## ruff
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -27,8 +30,12 @@ types: $(READY) ## mypy
 migrations-check: $(READY) ## no model without its migration
 	@$(BIN)/python -m testproject makemigrations --check --dry-run
 
+bench: $(READY) ## what the guarantees cost, beside an unprotected view and other packages; QUICK=1 for a first look
+	@$(BIN)/python -m testproject.benchmarks $(if $(QUICK),--quick) $(BENCH) \
+		--json .benchmarks/results.json --svg .benchmarks/results.svg
+
 clean: ## remove the virtual environment, the embedded PostgreSQL and what was built
-	rm -rf .venv .embedded-postgres .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .benchmarks .embedded-postgres .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 
 $(READY): pyproject.toml
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv

@@ -81,7 +81,7 @@ def decide(
     In atomic mode a record that is processing is ``Available`` to whoever gets its row lock, once ``grace`` seconds
     have passed since it was claimed: the lock is the proof of life.
     """
-    if record.status in TERMINAL and record.expires_at <= now and not record.held:
+    if _has_expired(record, now):
         return Available()
     if record.fingerprint != fingerprint:
         return Mismatch()
@@ -92,6 +92,10 @@ def decide(
     if record.status == Status.FAILED:
         return Available()
     return _decide_live(record, now, grace)
+
+
+def _has_expired(record: Snapshot, now: datetime) -> bool:
+    return record.status in TERMINAL and record.expires_at <= now and not record.held
 
 
 def _decide_live(record: Snapshot, now: datetime, grace: float) -> InFlight | Held | Available:
@@ -176,7 +180,7 @@ def refuse_late(operation: Operation, policy: Policy) -> None:
     if age.total_seconds() <= policy.late_after:
         return
     record = store.read(operation.id, policy)
-    if record is None or (record.status in TERMINAL and record.expires_at <= record.now):
+    if record is None or _has_expired(record, record.now):
         signals.send(signals.refused_late, operation, age=age.total_seconds())
         raise LateRetry
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Iterable
+from copy import copy
 from decimal import Decimal, InvalidOperation
 from typing import Any
 from urllib.parse import parse_qsl
@@ -33,8 +34,8 @@ def fingerprint(
     that Django raises while it reads the body (too large, malformed multipart) pass through.
     """
     media_type = request.content_type or ""
-    if media_type == "multipart/form-data" and request.method == "POST":  # Django parses no other method's
-        parts = _form_parts(_multipart_fields(request), only, exclude)
+    if media_type == "multipart/form-data":
+        parts = _form_parts(_multipart_fields(_posted(request)), only, exclude)
     elif media_type == "application/x-www-form-urlencoded":
         parts = _form_parts(_query_fields(request.body.decode("utf-8", "surrogateescape")), only, exclude)
     elif media_type == "application/json" or media_type.endswith("+json"):
@@ -111,6 +112,16 @@ def _flat(fields: Fields) -> Iterable[bytes]:
 def _query_fields(query: str) -> list[tuple[str, bytes]]:
     pairs = parse_qsl(query, keep_blank_values=True, errors="surrogateescape")
     return [(name, value.encode("utf-8", "surrogateescape")) for name, value in pairs]
+
+
+def _posted(request: HttpRequest) -> HttpRequest:
+    """``request`` itself, or as if it were a POST: Django parses the forms of no other method."""
+    if request.method == "POST":
+        return request
+    _ = request.body  # kept in memory, for the copy and for the view
+    posted = copy(request)
+    posted.method = "POST"
+    return posted
 
 
 def _multipart_fields(request: HttpRequest) -> Fields:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import reduce
 from operator import add
+from typing import TypeVar
 from uuid import UUID
 
 from django.db import DatabaseError, connections, transaction
@@ -26,6 +27,9 @@ from django_idempotency.outcomes import Operation
 from django_idempotency.stores.database import ahead, alias, is_conflict
 
 Records = QuerySet[IdempotencyRecord]
+T = TypeVar("T")
+
+ATTEMPTS = 5
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
 MOVED = ("scope", "key", "method", "path", "fingerprint", "status", "hold_on_crash")
 
@@ -108,7 +112,7 @@ def reaping(
     using: str | None = None,
 ) -> Iterator[Reaped]:
     """``reap``, a batch at a time."""
-    batch = _at_least_one(batch or conf().reap_batch)
+    batch = _at_least_one(conf().reap_batch if batch is None else batch)
     rows = stuck(older_than=older_than, using=using)
     ends = _deadline(max_seconds)
     bad: set[str] = set()
@@ -128,16 +132,14 @@ def stuck(*, older_than: float = 0, using: str | None = None) -> Records:
 def _reap(rows: Records, batch: int) -> Reaped:
     try:
         moved = _move(rows, batch)
-    except DatabaseError as error:
-        _raise_unless_of_a_row(error, rows)
+    except DatabaseError:
         return _reap_singly(rows, batch)
     return _announced(moved, finished=len(moved) < batch)
 
 
 def _reap_singly(rows: Records, batch: int) -> Reaped:
     """One of the batch is bad. Find out which, and reap the others."""
-    with transaction.atomic(using=rows.db, durable=True):
-        ids = list(_locked(rows).values_list("pk", flat=True)[:batch])
+    ids = _in_transaction(rows.db, lambda: list(_locked(rows).values_list("pk", flat=True)[:batch]))
     moved: list[IdempotencyRecord] = []
     bad: dict[str, str] = {}
     for id in ids:
@@ -150,10 +152,12 @@ def _reap_singly(rows: Records, batch: int) -> Reaped:
 
 
 def _move(rows: Records, batch: int) -> list[IdempotencyRecord]:
-    with transaction.atomic(using=rows.db, durable=True):
+    def move() -> list[IdempotencyRecord]:
         moved = list(_locked(rows.only(*MOVED))[:batch])
         _fail(moved, rows.db, held=F("hold_on_crash"))
-    return moved
+        return moved
+
+    return _in_transaction(rows.db, move)
 
 
 def _fail(records: list[IdempotencyRecord], using: str, *, held: bool | F) -> None:
@@ -216,7 +220,7 @@ def cleanup(
 ) -> Cleaned:
     """Delete the records past ``purge_at``, ``batch`` at a time with ``pause`` seconds between, oldest first.
 
-    Nothing that is started or processing is touched; a record that somebody has locked is passed over.
+    Nothing that is started, processing or held is touched; a record that somebody has locked is passed over.
     """
     return reduce(add, cleaning(batch=batch, pause=pause, max_seconds=max_seconds, using=using), Cleaned())
 
@@ -255,8 +259,8 @@ def dropping_bodies(
 
 
 def purgeable(*, using: str | None = None) -> Records:
-    """The records that ``cleanup`` deletes."""
-    return _records(using).filter(status__in=TERMINAL, purge_at__lt=DatabaseNow())
+    """The records that ``cleanup`` deletes. Held ones wait for a person, however long that takes."""
+    return _records(using).filter(status__in=TERMINAL, purge_at__lt=DatabaseNow(), held=False)
 
 
 def with_needless_body(*, using: str | None = None) -> Records:
@@ -279,7 +283,7 @@ def _drop_body(rows: Records) -> object:
 def _sweeping(
     rows: Records, due: str, sweep: Sweep, batch: int | None, pause: float | None, max_seconds: float | None
 ) -> Iterator[Cleaned]:
-    batch = _at_least_one(batch or conf().cleanup_batch)
+    batch = _at_least_one(conf().cleanup_batch if batch is None else batch)
     pause = conf().cleanup_pause if pause is None else pause
     ends = _deadline(max_seconds)
     left, began = rows, time.monotonic()
@@ -298,10 +302,12 @@ def _sweeping(
 
 
 def _sweep(rows: Records, due: str, sweep: Sweep, batch: int) -> list[tuple[UUID, datetime, datetime]]:
-    with transaction.atomic(using=rows.db, durable=True):
+    def run() -> list[tuple[UUID, datetime, datetime]]:
         swept = list(_locked(rows).values_list("pk", due, DatabaseNow())[:batch])
         sweep(_records(rows.db).filter(pk__in=[id for id, _due, _now in swept]))
-    return swept
+        return swept
+
+    return _in_transaction(rows.db, run)
 
 
 # --- Releasing -------------------------------------------------------------------------------------------------------
@@ -313,13 +319,17 @@ def release(key: str, *, scope: str | None = None, using: str | None = None) -> 
     Only a key that is held, or whose lease ran out and whose row nobody has locked. Returns the records, as they were.
     """
     rows = releasable(key, scope=scope, using=using)
-    with transaction.atomic(using=rows.db, durable=True):
-        released = list(_locked(rows.only(*MOVED, "held")))
-        _records(rows.db).filter(pk__in=[record.pk for record in released], held=True).update(held=False)
-        stuck = [record for record in released if not record.held]
-        _fail(stuck, rows.db, held=False)
-    for record in stuck:
-        signals.send(signals.reaped, _operation(record), held=False, reason=CRASHED)
+
+    def free() -> list[IdempotencyRecord]:
+        found = list(_locked(rows.only(*MOVED, "held")))
+        _records(rows.db).filter(pk__in=[record.pk for record in found], held=True).update(held=False)
+        _fail([record for record in found if not record.held], rows.db, held=False)
+        return found
+
+    released = _in_transaction(rows.db, free)
+    for record in released:
+        if not record.held:
+            signals.send(signals.reaped, _operation(record), held=False, reason=CRASHED)
     return released
 
 
@@ -336,6 +346,19 @@ def releasable(key: str, *, scope: str | None = None, using: str | None = None) 
 
 def _records(using: str | None) -> Records:
     return IdempotencyRecord.objects.using(database(using))
+
+
+def _in_transaction(using: str, batch: Callable[[], T]) -> T:
+    """``batch`` in a transaction of its own, begun again where another one was in its way."""
+    for _attempt in range(ATTEMPTS - 1):
+        try:
+            with transaction.atomic(using=using, durable=True):
+                return batch()
+        except DatabaseError as error:
+            if not is_conflict(error):
+                raise
+    with transaction.atomic(using=using, durable=True):
+        return batch()
 
 
 def _locked(rows: Records) -> Records:

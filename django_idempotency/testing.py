@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-IN_FLIGHT, MISMATCH = 409, 422
+MISMATCH = 422
 OTHER_BODIES = 0.05  # of the requests
 REPEATS = (0, 0, 1, 3)
 PAUSE = 0.05  # seconds between the tries of one request
@@ -180,7 +180,7 @@ def check(history: Iterable[Event], effects: Effects, *, drained: bool = True, s
 
     - A key takes effect once at most, and only if one of its requests was not refused.
     - Whoever was told that it is done was told so of that effect, in the same bytes, for the same request.
-    - Once told, it is not refused any more.
+    - Once told, the same request is not taken for another.
     - ``drained``: in the end every key was answered.
     """
     exchanges: dict[str, list[_Exchange]] = defaultdict(list)
@@ -228,7 +228,7 @@ def _broken(exchanges: Sequence[_Exchange], effects: int | Collection[str], drai
         yield "was never answered", exchanges[-1:]
     yield from _differing(told)
     yield from _of_no_effect(told, effects)
-    yield from _refused_later(told, exchanges)
+    yield from _mistaken(told, exchanges)
 
 
 def _differing(told: Sequence[_Exchange]) -> Broken:
@@ -243,19 +243,16 @@ def _differing(told: Sequence[_Exchange]) -> Broken:
 def _of_no_effect(told: Sequence[_Exchange], effects: int | Collection[str]) -> Broken:
     if isinstance(effects, int):
         return
-    wrong = [one for one in told if one.ended and one.ended.effect not in effects]
+    wrong = [one for one in told if one.ended and one.ended.effect and one.ended.effect not in effects]
     if wrong and effects:
         yield f"was answered with an effect that is not there (there is {', '.join(effects)})", wrong[:1]
 
 
-def _refused_later(told: Sequence[_Exchange], exchanges: Sequence[_Exchange]) -> Broken:
-    first = min((one for one in told if one.ended), key=lambda one: one.ended.order if one.ended else 0, default=None)
-    if first is None or first.ended is None:
-        return
+def _mistaken(told: Sequence[_Exchange], exchanges: Sequence[_Exchange]) -> Broken:
+    right = {one.variant: one for one in reversed(told)}
     for one in exchanges:
-        refused = one.ended is not None and one.ended.status in (IN_FLIGHT, MISMATCH)
-        if refused and one.variant == first.variant and one.invoked.order > first.ended.order:
-            yield "was refused after it had been answered", [first, one]
+        if one.ended is not None and one.ended.status == MISMATCH and one.variant in right:
+            yield "was refused as another request than the one that was answered", [right[one.variant], one]
             return
 
 

@@ -1,6 +1,6 @@
 """Faults at named points of the protocol, in the server's own process, if ``SIMULATE`` and ``FAULTS_LOG`` are set.
 
-``X-Fault: {"at": "lock.after", "do": "kill"}`` arms one request: what it says happens the first time that the request
+``X-Fault: [{"at": "lock.after", "do": "kill"}]`` arms one request: what it says happens the first time that the request
 comes by that point. ``renew`` is passed by no request but by the heartbeat, so there the first to pass is hit. Each hit
 is a line in ``FAULTS_LOG``, and so is each error of the database.
 """
@@ -19,13 +19,14 @@ from functools import cache, wraps
 from typing import Any
 
 from django.conf import settings
-from django.db import DatabaseError, connection
+from django.db import OperationalError, connection
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.signals import post_save, pre_save
 from django.db.utils import DatabaseErrorWrapper
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
+from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.stores.database import DatabaseStore
 from django_idempotency.stores.postgresql import PostgreSQLStore
 from testproject.models import LedgerEntry
@@ -35,8 +36,8 @@ STEPS = (*STORE_STEPS, "effect", "commit")
 POINTS = (*(f"{step}.{when}" for step in STEPS for when in ("before", "after")), "respond")
 
 
-class InjectedFault(DatabaseError):
-    """What ``{"do": "raise"}`` raises: of a kind that comes at COMMIT, too."""
+class InjectedFault(Exception):
+    """What ``{"do": "raise"}`` raises where the code is the project's own."""
 
 
 @dataclass
@@ -61,8 +62,10 @@ def _stop(fault: Fault) -> None:
 
 
 def _raise(fault: Fault) -> None:
+    """An exception of a kind that comes at that point."""
     _log(fault)
-    raise InjectedFault(f"injected at {fault.at}")
+    kinds = {"commit": OperationalError, "effect": InjectedFault, "respond": InjectedFault}
+    raise kinds.get(fault.at.partition(".")[0], StoreUnavailable)(f"injected at {fault.at}")
 
 
 def _terminate(fault: Fault) -> None:
@@ -124,8 +127,10 @@ def _update(fault: Fault) -> None:
 def _crash(fault: Fault) -> None:
     """SIGKILL for the database's process behind this connection, upon which the whole server crashes and recovers."""
     if settings.FAULTS_MAY_CRASH_DATABASE and connection.connection is not None:
+        with connection.connection.cursor() as cursor:  # a process that answers is the one that it says it is
+            (pid,) = cursor.execute("SELECT pg_backend_pid()").fetchone()
         _log(fault)
-        os.kill(connection.connection.info.backend_pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
 
 
 ACTIONS: dict[str, Callable[[Fault], None]] = {
@@ -153,11 +158,12 @@ def faults(get_response: Callable[[HttpRequest], HttpResponseBase]) -> Callable[
     _install()
 
     def middleware(request: HttpRequest) -> HttpResponseBase:
-        fault = _asked_for(request)
-        if fault is not None and fault.at.startswith("renew"):
-            _for_heartbeat.append(fault)
-            return get_response(request)
-        token = _armed.set([fault] if fault else [])
+        armed = [Fault(**fault) for fault in json.loads(request.headers.get("X-Fault", "[]"))]
+        for fault in armed:
+            if fault.at not in POINTS or fault.do not in ACTIONS:
+                raise ValueError(f"X-Fault: there is no {fault.do} at {fault.at}.")
+        _for_heartbeat.extend(fault for fault in armed if fault.at.startswith("renew"))
+        token = _armed.set(armed)
         try:
             response = get_response(request)
             _reach("respond")
@@ -166,14 +172,6 @@ def faults(get_response: Callable[[HttpRequest], HttpResponseBase]) -> Callable[
             _armed.reset(token)
 
     return middleware
-
-
-def _asked_for(request: HttpRequest) -> Fault | None:
-    header = request.headers.get("X-Fault")
-    fault = Fault(**json.loads(header)) if header else None
-    if fault and (fault.at not in POINTS or fault.do not in ACTIONS):
-        raise ValueError(f"X-Fault: there is no {fault.do} at {fault.at}.")
-    return fault
 
 
 def _reach(point: str) -> None:

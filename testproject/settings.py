@@ -7,6 +7,7 @@ from pathlib import Path
 
 from environ import Env
 
+from django_idempotency.tasks import BEAT_SCHEDULE
 from testproject import embedded
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -38,6 +39,7 @@ DATABASES = {
 if REDIS_URL := env.str("REDIS_URL", default=""):
     CACHES = {"default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL}}
 CELERY_BROKER_URL = env.str("CELERY_BROKER_URL", default="memory://")
+CELERY_BEAT_SCHEDULE = BEAT_SCHEDULE
 
 INSTALLED_APPS = [
     "django.contrib.admin",

@@ -204,8 +204,9 @@ def redis_url() -> str:
 
 
 @pytest.fixture
-def alice(django_user_model: type[User]) -> User:
-    return django_user_model.objects.create_user("alice")
+def alice(django_user_model: type[User]) -> Iterator[User]:
+    yield django_user_model.objects.create_user("alice")
+    stop_heartbeat()
 
 
 @pytest.fixture

@@ -52,12 +52,19 @@ class Proxy:
         with suppress(OSError):  # the listener was closed
             while True:
                 client, _address = self.listener.accept()
-                if self.away:
-                    client.close()
-                else:
-                    self.wires.append(Wire(self, client, self._connect()))
+                self._connect(client)
 
-    def _connect(self) -> socket.socket:
+    def _connect(self, client: socket.socket) -> None:
+        try:
+            server = None if self.away else self._upstream()
+        except OSError:  # it is away by itself
+            server = None
+        if server is None:
+            client.close()
+        else:
+            self.wires.append(Wire(self, client, server))
+
+    def _upstream(self) -> socket.socket:
         host, port = self.upstream
         if not host.startswith("/"):
             return socket.create_connection((host, port))

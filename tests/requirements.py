@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,6 +57,12 @@ REQUIREMENTS = {
     "row_locks": _on_database("needs a database that locks rows", lambda: "sqlite" not in _engine()),
     "drf": _extra("needs Django REST framework", "rest_framework"),
     "celery": _extra("needs Celery", "celery"),
+    "django_tasks": Requirement(
+        "needs the task framework of Django 6.0",
+        lambda: bool(find_spec("django.tasks")),
+        "pip install 'django>=6'",
+        False,
+    ),
     "server": _extra("starts the test project's server", "gunicorn", "httpx", "environ", "rest_framework"),
     "build": _extra("builds the package", "build"),
     "rabbitmq": _broker("rabbitmq", "needs a RabbitMQ server"),
@@ -89,7 +96,11 @@ def lacking(markers: set[str]) -> set[str]:
 
 def missing_import(module: Path) -> str | None:
     """A package that the test module imports at its top, itself or through our own modules, and that is not there."""
-    return next((name for name in sorted(_foreign(module, set())) if not find_spec(name)), None)
+    return next((name for name in sorted(_foreign(module, set())) if not _installed(name)), None)
+
+
+def _installed(name: str) -> bool:
+    return name in sys.modules or find_spec(name) is not None  # kombu, once imported, has no spec
 
 
 def _foreign(module: Path, seen: set[Path]) -> set[str]:

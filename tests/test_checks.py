@@ -17,7 +17,7 @@ OURS = "django_idempotency."
 
 
 @pytest.fixture
-def found(settings):
+def found(db, settings):
     """What the checks that are registered with Django find, by id without its prefix."""
     settings.DEBUG = True  # SQLite is not what these tests are about
 
@@ -93,6 +93,13 @@ def test_e003_a_retention_shorter_than_lease_and_wait(found, settings):
     settings.IDEMPOTENCY = {"LEASE": 50, "WAIT": 11, "RETENTION": 60}
     assert found() == {}, "nobody waits"
     assert list(found(idempotent(in_flight="wait")(view))) == ["E003"]
+
+
+def test_e010_a_limit_for_late_retries_longer_than_the_retention(found, settings):
+    settings.IDEMPOTENCY = {"LATE_AFTER": 61, "RETENTION": 60}
+    assert "shorten LATE_AFTER" in found()["E010"].hint
+    settings.IDEMPOTENCY = {"LATE_AFTER": 60, "RETENTION": 60}
+    assert found() == {}
 
 
 def test_e004_a_middleware_that_looks_at_views_after_ours(found, settings):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -142,8 +143,10 @@ def uvicorn(server_database, tmp_path_factory) -> Iterator[Server]:
         ) as process,
         httpx.Client(base_url=f"http://127.0.0.1:{door.getsockname()[1]}", timeout=30, trust_env=False) as http,
     ):
-        yield Server(str(http.base_url), "", server_database, http, log_file, process.pid)
-        process.terminate()
+        try:
+            yield Server(str(http.base_url), "", server_database, http, log_file, process.pid)
+        finally:
+            process.terminate()
 
 
 @pytest.mark.server
@@ -195,8 +198,10 @@ def ask(view: Callable[..., Any], user: Any, **headers: str) -> HttpResponse:
     return BaseHandler().make_view_atomic(view)(request)
 
 
-def tell(request) -> HttpResponse:
-    return HttpResponse("in a transaction" if connection.in_atomic_block else "in none")
+@pytest.fixture
+def tell() -> Callable[..., HttpResponse]:
+    """A view, a new one for each test: Django marks views by attributes."""
+    return lambda request: HttpResponse("in a transaction" if connection.in_atomic_block else "in none")
 
 
 def pay_and_raise(request):
@@ -204,21 +209,21 @@ def pay_and_raise(request):
     raise LookupError
 
 
-def test_a_request_without_a_key_is_in_djangos_transaction_or_none(atomic_requests, carol):
+def test_a_request_without_a_key_is_in_djangos_transaction_or_none(atomic_requests, carol, tell):
     expected = b"in a transaction" if atomic_requests else b"in none"
     assert ask(tell, carol).content == expected
     assert ask(idempotent(tell), carol).content == expected
 
 
 @pytest.mark.parametrize("door_first", [True, False])
-def test_a_view_that_wants_no_transaction_has_none_without_a_key(atomic_requests, carol, door_first):
+def test_a_view_that_wants_no_transaction_has_none_without_a_key(atomic_requests, carol, tell, door_first):
     view = idempotent(transaction.non_atomic_requests(tell))
     if not door_first:
         view = transaction.non_atomic_requests(idempotent(tell))
     assert ask(view, carol).content == b"in none"
 
 
-def test_a_keyed_request_is_in_the_one_transaction_of_its_mode(atomic_requests, carol):
+def test_a_keyed_request_is_in_the_one_transaction_of_its_mode(atomic_requests, carol, tell):
     assert ask(idempotent(tell), carol, idempotency_key="k").content == b"in a transaction"
     lease = ask(idempotent(mode="lease")(tell), carol, idempotency_key="other").content
     assert lease == (b"in a transaction" if atomic_requests else b"in none")
@@ -250,8 +255,9 @@ def caller(client, carol):
     def post(path: str, *, simulate: dict[str, Any] | None = None, **headers: str):
         bearer = path.startswith("/v1")
         headers["authorization"] = "Bearer sk_test_sk" if bearer else "Token sk-token"
-        body = {"amount": 5, "currency": "eur", "description" if bearer else "reference": "r"}
-        return client.post(path, body, headers={**headers, "X-Simulate": json.dumps(simulate or {})})
+        body = urlencode({"amount": 5, "currency": "eur", "description" if bearer else "reference": "r"})
+        headers["X-Simulate"] = json.dumps(simulate or {})
+        return client.post(path, body, "application/x-www-form-urlencoded", headers=headers)
 
     client.raise_request_exception = False
     with override_settings(SIMULATE=True):

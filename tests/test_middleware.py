@@ -17,8 +17,8 @@ from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django.views.decorators.http import require_POST
 
 from django_idempotency.decorators import idempotency_exempt, idempotent
-from django_idempotency.placement import behind_door
 from django_idempotency.models import IdempotencyRecord
+from django_idempotency.placement import behind_door
 from django_idempotency.policy import Policy
 from tests.callers import is_replay
 from tests.views import Runs, code

@@ -124,6 +124,7 @@ LEGAL = {
     (ABSENT, "started"),
     (ABSENT, "processing"),
     ("started", "processing"),
+    ("started", "failed"),
     ("processing", "processing"),
     ("processing", "completed"),
     ("processing", "failed"),
@@ -195,7 +196,7 @@ def test_storage_parameters_are_set_and_reset():
 
 
 @pytest.mark.postgresql
-def test_besides_the_primary_key_there_are_two_partial_indexes(db):
+def test_besides_the_primary_key_there_are_only_partial_indexes(db):
     with connection.cursor() as cursor:
         cursor.execute("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = %s", [TABLE])
         definitions = dict(cursor.fetchall())
@@ -204,6 +205,8 @@ def test_besides_the_primary_key_there_are_two_partial_indexes(db):
     assert {name: definition.partition("USING ")[2] for name, definition in definitions.items()} == {
         "idempotency_record_reap": "btree (locked_until) WHERE ((status)::text = ANY "
         "((ARRAY['started'::character varying, 'processing'::character varying])::text[]))",
+        "idempotency_record_bodies": "btree (expires_at) WHERE "
+        "((purge_at > expires_at) AND (response_body IS NOT NULL))",
         "idempotency_record_purge": "btree (purge_at) WHERE ((status)::text = ANY "
         "((ARRAY['completed'::character varying, 'failed'::character varying])::text[]))",
     }

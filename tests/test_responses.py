@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from uuid import uuid4
 
 import pytest
 from django.http import (
@@ -16,21 +17,26 @@ from django.http import (
 )
 from django.template import engines
 from django.template.response import TemplateResponse
+from hypothesis import strategies as st
 
+from django_idempotency import engine
 from django_idempotency.decorators import idempotent
 from django_idempotency.exceptions import (
     AnonymousKey,
     DigestCollision,
+    LateRetry,
     MalformedKey,
     MissingKey,
     StoreConflict,
     StoreUnavailable,
 )
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.outcomes import Fail, Held, InFlight, Keep, Mismatch, Release, StoredResponse
+from django_idempotency.outcomes import Fail, Held, InFlight, Keep, Mismatch, Operation, Release, StoredResponse
 from django_idempotency.policy import Policy
 from django_idempotency.responses import UNSTORED_HEADERS, judge, problem, problem_response, replay, stored
+from django_idempotency.stores import store_for
 from tests.callers import is_replay
+from tests.properties import given
 from tests.views import Runs, code
 
 
@@ -77,6 +83,33 @@ def test_a_replay_is_what_the_first_caller_got(call, answer, mode):
     assert (second.status_code, second.content) == (first.status_code, first.content)
     assert dict(second.headers) == {**first.headers, "Idempotent-Replayed": "true"}
     assert not is_replay(first)
+
+
+# What Django lets into a header: no line breaks, nothing beyond Latin-1.
+NAMES = st.from_regex(r"[A-Za-z][A-Za-z0-9-]{0,8}", fullmatch=True)
+VALUES = st.text(st.characters(max_codepoint=255, exclude_characters="\0\r\n"), max_size=12)
+
+
+@pytest.mark.django_db
+@given(
+    st.integers(200, 499),
+    st.dictionaries(NAMES, VALUES, max_size=4),
+    st.binary(max_size=200),
+    st.dictionaries(NAMES, VALUES, max_size=2),
+)
+def test_whatever_was_answered_comes_back_from_the_database_to_the_byte(status, headers, body, cookies):
+    policy = Policy(store_cookies=True)
+    answer = HttpResponse(body, status=status, headers=headers)
+    for name, value in cookies.items():
+        answer.set_cookie(name, value, max_age=60, httponly=True)
+    claimed = engine.claim(Operation("s", uuid4().hex, b"f" * 32), policy)
+    store = store_for(policy)
+    assert store.complete(claimed, stored(answer, policy), policy)
+    replayed = replay(store.read(claimed.id, policy).response)
+    kept = {name: value for name, value in answer.items() if name.lower() not in UNSTORED_HEADERS}
+    assert (replayed.status_code, replayed.content) == (status, body)
+    assert dict(replayed.items()) == {**kept, "Idempotent-Replayed": "true"}
+    assert replayed.cookies.output() == answer.cookies.output()
 
 
 @pytest.mark.parametrize(
@@ -206,6 +239,7 @@ def test_a_view_can_have_other_statuses_released_or_retried():
         (AnonymousKey(), 400, "key_anonymous", False, True, None),
         (InFlight(7), 409, "in_flight", True, False, "7"),
         (Held("why"), 409, "held", False, False, None),
+        (LateRetry(), 410, "late_retry", False, False, None),
         (Mismatch(), 422, "fingerprint_mismatch", False, True, None),
         (StoreUnavailable(), 503, "store_unavailable", True, True, "1"),
         (StoreConflict(), 503, "store_unavailable", True, True, "1"),

@@ -50,7 +50,13 @@ class OtherThread:
         self._pool.shutdown()
 
 
+IMPATIENCE = {
+    "postgresql": "SET statement_timeout = '5s'",
+    "mysql": "SET max_statement_time = 5",
+    "sqlite": "PRAGMA busy_timeout = 50",  # it finds a live holder's lock only by waiting for it
+}
+
+
 def wait_little_for_locks() -> None:
-    """SQLite finds a live holder's lock only by waiting for it; this thread's connection need not wait long."""
-    if connection.vendor == "sqlite":
-        connection.cursor().execute("PRAGMA busy_timeout = 50")
+    """Have this thread's connection fail where it would wait for a lock that nobody is going to give back."""
+    connection.cursor().execute(IMPATIENCE[connection.vendor])

@@ -6,7 +6,7 @@ What happens rarely (taking over, holding) is the portable store's.
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -29,35 +29,35 @@ from django_idempotency.stores.database import (
 TABLE = IdempotencyRecord._meta.db_table
 
 # One statement, one row, whatever is there: the new record, or the old one with the database's time and whether its
-# row lock is free. The lock is only tried where its holder's life depends on it, and ends with the statement.
+# row lock is free. The lock is only tried where its holder's life depends on it, and ends with the statement; the
+# token says so, because with the status named PostgreSQL would walk the partial index of all live rows.
 # A claim in atomic mode commits asynchronously: the completing commit is synchronous and WAL is a prefix, so a claim
 # lost in a crash of the server was never completed.
 # https://www.postgresql.org/docs/current/wal-async-commit.html
-_CLAIM = f"""
+CLAIM = f"""
 WITH fresh AS (
     INSERT INTO {TABLE} (
         id, scope, key, method, path, fingerprint, mode, hold_on_crash, created_at,
         status, token, locked_at, locked_until, updated_at, expires_at, purge_at
     )
     VALUES (
-        %(id)s, %(scope)s, %(key)s, %(method)s, %(path)s, %(fingerprint)s, %(mode)s, %(hold)s, statement_timestamp(),
-        'processing', %(token)s, statement_timestamp(), statement_timestamp() + %(lease)s, statement_timestamp(),
-        statement_timestamp() + %(retention)s, statement_timestamp() + %(kept)s
+        %s, %s, %s, %s, %s, %s, '{{mode}}', {{hold}}, statement_timestamp(),
+        'processing', %s, statement_timestamp(), statement_timestamp() + interval '{{lease}} s', statement_timestamp(),
+        statement_timestamp() + interval '{{retention}} s', statement_timestamp() + interval '{{kept}} s'
     )
     ON CONFLICT (id) DO NOTHING
     RETURNING {{returning}}
 ), free AS (
     SELECT id FROM {TABLE}
-    WHERE id = %(id)s AND status = 'processing' AND mode = 'atomic' AND fingerprint = %(fingerprint)s
+    WHERE id = %s AND token IS NOT NULL AND mode = 'atomic' AND fingerprint = %s
     FOR NO KEY UPDATE SKIP LOCKED
 )
 SELECT EXISTS (SELECT FROM fresh), EXISTS (SELECT FROM free), {", ".join(f"old.{name}" for name in COLUMNS)},
     statement_timestamp()
-FROM (VALUES (1)) AS one LEFT JOIN {TABLE} AS old ON old.id = %(id)s
+FROM (VALUES (1)) AS one LEFT JOIN {TABLE} AS old ON old.id = %s
 """
 
-CLAIM_DURABLY = _CLAIM.format(returning="1")
-CLAIM = _CLAIM.format(returning="set_config('synchronous_commit', 'off', true)")
+ASYNCHRONOUSLY = "set_config('synchronous_commit', 'off', true)"
 
 LOCK = f"SELECT 1 FROM {TABLE} WHERE id = %s AND token = %s FOR NO KEY UPDATE"
 
@@ -65,7 +65,8 @@ LOCK = f"SELECT 1 FROM {TABLE} WHERE id = %s AND token = %s FOR NO KEY UPDATE"
 COMPLETE = f"""
 UPDATE {TABLE} SET
     status = %s, token = NULL, locked_at = NULL, locked_until = NULL, updated_at = statement_timestamp(),
-    expires_at = statement_timestamp() + %s, purge_at = statement_timestamp() + %s,
+    expires_at = statement_timestamp() + interval '{{retention}} s',
+    purge_at = statement_timestamp() + interval '{{kept}} s',
     response_status = %s, response_headers = %s, response_body = %s
 WHERE id = %s AND token = %s
 """
@@ -76,24 +77,24 @@ FROM unnest(%s::uuid[], %s::bigint[]) AS seen (id, count) WHERE {TABLE}.id = see
 """
 
 
+def stated(statement: str, policy: Policy) -> str:
+    """``statement`` with what the policy settles written out: fewer parameters to convert on every request."""
+    lease, retention, kept = (repr(float(seconds)) for seconds in (policy.lease, policy.retention, policy.kept_for))
+    return _stated(statement, str(policy.mode), holds_on_crash(policy), lease, retention, kept)
+
+
+@lru_cache(maxsize=1024)
+def _stated(statement: str, mode: str, hold: bool, lease: str, retention: str, kept: str) -> str:
+    returning = ASYNCHRONOUSLY if mode == Mode.ATOMIC else "1"
+    return statement.format(returning=returning, mode=mode, hold=hold, lease=lease, retention=retention, kept=kept)
+
+
 class PostgreSQLStore(DatabaseStore):
     def claim(self, operation: Operation, token: UUID, policy: Policy) -> Claimed | Seen | None:
-        values = {
-            "id": operation.id,
-            "scope": operation.scope,
-            "key": operation.key,
-            "method": operation.method,
-            "path": operation.path,
-            "fingerprint": operation.fingerprint,
-            "mode": policy.mode,
-            "hold": holds_on_crash(policy),
-            "token": token,
-            "lease": timedelta(seconds=policy.lease),
-            **_kept_until(policy),
-        }
-        statement = CLAIM if policy.mode == Mode.ATOMIC else CLAIM_DURABLY
+        id, fingerprint = operation.id, operation.fingerprint
+        new = (id, operation.scope, operation.key, operation.method, operation.path, fingerprint, token)
         try:
-            fresh, free, *old = self._fetch(statement, values, policy)
+            fresh, free, *old = self._fetch(stated(CLAIM, policy), (*new, id, fingerprint, id), policy)
         except StoreConflict:
             return None
         if fresh:
@@ -102,7 +103,7 @@ class PostgreSQLStore(DatabaseStore):
             return None
         record = snapshot(old)
         contended = record.status == Status.PROCESSING and record.mode == Mode.ATOMIC
-        return Seen(record, busy=contended and not free and record.fingerprint == operation.fingerprint)
+        return Seen(record, busy=contended and not free and record.fingerprint == fingerprint)
 
     def lock(self, claim: Claimed, policy: Policy) -> bool:
         try:
@@ -114,7 +115,6 @@ class PostgreSQLStore(DatabaseStore):
         status = Status.FAILED if failure else Status.COMPLETED
         values: tuple[Any, ...] = (
             status.value,
-            *_kept_until(policy).values(),
             response.status,
             json.dumps(response.headers),
             response.body,
@@ -122,7 +122,7 @@ class PostgreSQLStore(DatabaseStore):
             claim.token,
         )
         with store_errors(), connections[alias(policy)].cursor() as cursor:
-            cursor.execute(COMPLETE, values)
+            cursor.execute(stated(COMPLETE, policy), values)
             return bool(cursor.rowcount == 1)
 
     def count_replays(self, counts: dict[UUID, int], policy: Policy) -> None:
@@ -134,7 +134,3 @@ class PostgreSQLStore(DatabaseStore):
         with store_errors(), connections[alias(policy)].cursor() as cursor:
             cursor.execute(statement, values)
             return cursor.fetchone()
-
-
-def _kept_until(policy: Policy) -> dict[str, timedelta]:
-    return {"retention": timedelta(seconds=policy.retention), "kept": timedelta(seconds=policy.kept_for)}

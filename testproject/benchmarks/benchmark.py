@@ -72,11 +72,9 @@ class Benchmark:
         say(f"{contenders.load(name).title} does not work: {error}")
 
     def _count(self, names: Sequence[str]) -> dict[str, Any]:
-        counted = {
-            title: {name: counting.count(name, self.cluster, self.redis, DIRECTORY, replays=replays) for name in names}
-            for title, replays in (("a first request", False), ("a replay", True))
-        }
-        figures = {title: {name: asdict(counts) for name, counts in rows.items()} for title, rows in counted.items()}
+        counted = {name: counting.count(name, self.cluster, self.redis, DIRECTORY) for name in names}
+        kinds = next(iter(counted.values()), {})
+        figures = {kind: {name: asdict(counts[kind]) for name, counts in counted.items()} for kind in kinds}
         for title, rows in figures.items():
             for counts in rows.values():
                 counts["wal_more"] = counts["wal_bytes"] - rows.get(BASELINE, counts)["wal_bytes"]
@@ -89,7 +87,7 @@ class Benchmark:
             results = {name: self._scenario(name, running) for name in SCENARIOS if name in self.plan.scenarios}
             if "d" in self.plan.scenarios:
                 results["d"] = self._storm(running)
-            again = {server.name: executed_again(server, self.cluster) for server in running}
+            again = {server.name: executed_again(server, self.cluster) for server in running if server.name != BASELINE}
         say("\nEffects beyond one a key:", ", ".join(f"{name} {extra}" for name, extra in again.items()))
         return {**results, "executed_again": again}
 

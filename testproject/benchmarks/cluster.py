@@ -126,7 +126,7 @@ class Cluster:
         return int(self.ask("SELECT pg_current_wal_insert_lsn() - '0/0'")[0])
 
     def counters(self, database: str) -> Counters:
-        """Complete for connections that are closed: the others report when they find the time."""
+        """As far as the sessions have told: one that is idle tells at once, unless it has within the last second."""
         if self.version >= 180000:
             synced = "SELECT sum(fsyncs) FROM pg_stat_io WHERE object = 'wal' AND backend_type = 'client backend'"
         else:

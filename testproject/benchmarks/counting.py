@@ -6,13 +6,16 @@ import re
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 
 from testproject.benchmarks import servers
-from testproject.benchmarks.cluster import Cluster
+from testproject.benchmarks.cluster import Cluster, Counters
 from testproject.benchmarks.private_redis import Redis
+from testproject.benchmarks.servers import Server
 
 WARM_UP = 20
 REQUESTS = 200
@@ -30,25 +33,28 @@ class Counts:
     sent: list[str]
 
 
-def count(name: str, cluster: Cluster, redis: Redis | None, directory: Path, *, replays: bool = False) -> Counts:
-    """Of first requests, or of replays. WAL is counted without full page images: those depend on checkpoints alone."""
+def count(name: str, cluster: Cluster, redis: Redis | None, directory: Path) -> dict[str, Counts]:
+    """Of first requests, and of replays. Without full page images, which depend on checkpoints alone."""
     cluster.set(autovacuum="off", full_page_writes="off", log_statement="all")
     try:
         with servers.running(name, cluster, redis, directory, workers=1, threads=1) as server:
-            connection = HTTPConnection("127.0.0.1", server.port)
-            key = str(uuid.uuid4())
-            keys = [key if replays else str(uuid.uuid4()) for _ in range(WARM_UP + REQUESTS)]
-            for key in keys[: WARM_UP - 1]:
-                server.post(key, connection)
-            time.sleep(REPORTS_EVERY)
-            server.post(keys[WARM_UP - 1], connection)
-            before, since = cluster.counters(server.database), cluster.log_size()
-            for key in keys[WARM_UP:]:
-                server.post(key, connection)
-            logged = cluster.logged(server.database, since)
+            return {
+                "a first request": _count(server, cluster, lambda: str(uuid.uuid4())),
+                "a replay": _count(server, cluster, partial(str, uuid.uuid4())),
+            }
     finally:
         cluster.set(autovacuum="on", full_page_writes="on", log_statement="none")
-    spent = cluster.counters(server.database) - before
+
+
+def _count(server: Server, cluster: Cluster, key: Callable[[], str]) -> Counts:
+    connection = HTTPConnection("127.0.0.1", server.port)
+    for _ in range(WARM_UP):
+        server.post(key(), connection)
+    before, since = _counters(server, cluster, connection, key), cluster.log_size()
+    for _ in range(REQUESTS - 1):
+        server.post(key(), connection)
+    spent = _counters(server, cluster, connection, key) - before
+    logged = cluster.logged(server.database, since)
     return Counts(
         len(logged) / REQUESTS if cluster.is_private else None,
         spent.fsyncs / REQUESTS,
@@ -56,6 +62,13 @@ def count(name: str, cluster: Cluster, redis: Redis | None, directory: Path, *, 
         spent.buffers / REQUESTS,
         [f"{times / REQUESTS:g} × {text}" for text, times in Counter(map(_shape, logged)).most_common(12)],
     )
+
+
+def _counters(server: Server, cluster: Cluster, connection: HTTPConnection, key: Callable[[], str]) -> Counters:
+    """After one more request, behind which the sessions tell what they have counted."""
+    time.sleep(REPORTS_EVERY)
+    server.post(key(), connection)
+    return cluster.counters(server.database)
 
 
 def _shape(statement: str) -> str:

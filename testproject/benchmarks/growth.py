@@ -35,9 +35,11 @@ def growth(cluster: Cluster, *, rows: int, rounds: int, distance: int) -> dict[s
     sizes |= {"tenth": (rows // 10, 0), "hundredth": (rows // 100, 0), "hour": (rows // 24, 0)}
     for name in sizes:
         cluster.create(_database(name))
+    cluster.set(autovacuum="off")  # WAL is the whole cluster's
     try:
         return _measured(cluster, sizes, rounds, distance)
     finally:
+        cluster.set(autovacuum="on")
         for name in sizes:
             cluster.drop(_database(name))
         cluster.ask("CHECKPOINT")
@@ -83,14 +85,14 @@ def main(order: str) -> None:
 
 def fill(name: str, rows: int, stuck: int) -> None:
     """Copies of a record that was completed, and of one that was not, under other keys."""
+    completed, claimed = _run_one(name)[0], claim_one(name)
     with connections[name].cursor() as cursor:
         cursor.execute("SET maintenance_work_mem = '512MB'")
         cursor.execute("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = %s", [TABLE])
         indexes = {index: definition for index, definition in cursor.fetchall() if not index.endswith("_pkey")}
         _drop_indexes(cursor, indexes)
-        _copy(cursor, complete_one(name), rows)
-        if stuck:
-            _copy(cursor, claim_one(name), stuck)
+        _copy(cursor, completed, rows)
+        _copy(cursor, claimed, stuck)
         # Two thirds full, as keys that come in no order leave it.
         cursor.execute(f"ALTER TABLE {TABLE} ADD PRIMARY KEY (id) WITH (fillfactor = 70)")
         for definition in indexes.values():
@@ -109,7 +111,7 @@ def _copy(cursor: Any, id: uuid.UUID, times: int) -> None:
     """``times`` copies that end, and go, at different times within a day."""
     cursor.execute("SELECT column_name FROM information_schema.columns WHERE table_name = %s", [TABLE])
     columns = [column for (column,) in cursor.fetchall()]
-    ahead = "+ i % 86400 * interval '1 second'"
+    ahead = "+ i %% 86400 * interval '1 second'"
     changed = {"id": "gen_random_uuid()", "purge_at": f"purge_at {ahead}", "locked_until": f"locked_until {ahead}"}
     values = ", ".join(changed.get(column, column) for column in columns)
     cursor.execute(
@@ -123,10 +125,6 @@ def claim_one(name: str) -> uuid.UUID:
     operation, store, policy = _new_operation(), *_store(name)
     store.claim(operation, uuid.uuid4(), policy)
     return _id(operation)
-
-
-def complete_one(name: str) -> uuid.UUID:
-    return _run_one(name)[0]
 
 
 def _run_one(name: str) -> tuple[uuid.UUID, float]:

@@ -36,14 +36,12 @@ def plot(results: Mapping[str, Any], file: Path) -> None:
 def _panel(axes: Axes, title: str, figures: Mapping[str, Any]) -> None:
     rows = [(name, row) for name, row in figures.items() if name != BASELINE and "ratio" in row][::-1]
     ratios = [row["ratio"] for _, row in rows]
-    spread = [
-        [row["ratio"] - row["ratio_low"] for _, row in rows],
-        [row["ratio_high"] - row["ratio"] for _, row in rows],
-    ]
+    below = [row["ratio"] - row["ratio_low"] for _, row in rows]
+    above = [row["ratio_high"] - row["ratio"] for _, row in rows]
     axes.barh(
         [contenders.load(name).title for name, _ in rows],
         ratios,
-        xerr=spread,
+        xerr=[below, above],
         color=[OURS if not contenders.load(name).requirements else THEIRS for name, _ in rows],
         error_kw={"elinewidth": 0.8, "ecolor": "#555555"},
     )

@@ -41,7 +41,7 @@ SCENARIOS = {
 
 @dataclass(frozen=True)
 class Slice:
-    """One contender's turn. Processor times are in ms a request; ``None`` where they can't be told."""
+    """One contender's turn. Processor times: ms a request that was not refused, ``None`` if they can't be told."""
 
     load: Load
     server_cpu: float
@@ -93,7 +93,7 @@ def take_turn(server: Server, scenario: Scenario, cluster: Cluster, redis: Redis
         run="c0ffee00" if scenario.plan == "replays" else "",
     )
     after = server.cpu(), _database_cpu(cluster, redis), cluster.wal_position()
-    requests = max(1, load.requests)
+    requests = max(1, load.requests - load.refused)
     database = None if before[1] is None or after[1] is None else (after[1] - before[1]) * 1000 / requests
     return Slice(load, (after[0] - before[0]) * 1000 / requests, database, (after[2] - before[2]) / requests)
 

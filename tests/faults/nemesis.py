@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import random
 import signal
+import struct
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import Event, Thread
 
 import psutil
@@ -16,9 +20,23 @@ import psycopg
 
 from tests.faults.cluster import Cluster
 from tests.proxy import Cut, Proxy
+from tests.waiting import eventually
 
 Nemesis = Callable[[random.Random, Event], object]
 
+ROOT = Path(__file__).parents[2]
+JANITOR = """
+import django
+django.setup()
+from django.core.management import call_command
+print("begins", flush=True)
+while True:
+    call_command("idempotency_reap", batch=3, verbosity=0)
+    call_command("idempotency_cleanup", verbosity=0)
+"""
+SOME_RUNNING = """
+SELECT id FROM django_idempotency_record WHERE status = 'processing' LIMIT 5 FOR UPDATE SKIP LOCKED
+"""
 CUTS = {Cut.BEFORE_COMMIT: "cut before COMMIT", Cut.AFTER_COMMIT: "cut after COMMIT"}
 
 
@@ -77,12 +95,110 @@ def locking(url: str, tally: Counter[str]) -> Nemesis:
     def harm(decide: random.Random, over: Event) -> None:
         with psycopg.connect(url) as connection:
             while not over.wait(decide.uniform(0.02, 0.1)):
-                rows = connection.execute(
-                    "SELECT id FROM django_idempotency_record WHERE status = 'processing' LIMIT 5 FOR UPDATE SKIP LOCKED"
-                ).fetchall()
-                tally["foreign row lock"] += len(rows)
+                tally["foreign row lock"] += connection.execute(SOME_RUNNING).rowcount
                 over.wait(decide.uniform(0.05, 0.3))
                 connection.rollback()
+
+    return harm
+
+
+def cleaning_up(url: str, tally: Counter[str]) -> Nemesis:
+    """The reaper and the cleanup run without pause, and are killed in the midst of it."""
+    given = {"DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "testproject.settings"}
+
+    def harm(decide: random.Random, over: Event) -> None:
+        while not over.is_set():
+            with subprocess.Popen(
+                [sys.executable, "-c", JANITOR], cwd=ROOT, env=os.environ | given, stdout=subprocess.PIPE
+            ) as janitor:
+                assert janitor.stdout is not None
+                janitor.stdout.readline()
+                over.wait(decide.uniform(0.2, 2))
+                janitor.kill()
+                tally["maintenance killed"] += 1
+
+    return harm
+
+
+def attach(standby: Cluster, primary: Cluster) -> None:
+    """Have the primary wait for this standby, at every COMMIT that waits for the disk."""
+    standby.copy(primary)
+    standby.start()
+    _wait_for_standbys(primary, "'*'")
+    eventually(lambda: _is_synchronous(primary), within=60)
+
+
+def _wait_for_standbys(primary: Cluster, names: str) -> None:
+    primary.execute(f"ALTER SYSTEM SET synchronous_standby_names = {names}")
+    primary.execute("SELECT pg_reload_conf()")
+
+
+def failing_over(primary: Cluster, standby: Cluster, proxy: CountingProxy) -> Nemesis:
+    """The primary is killed, its synchronous standby promoted, and a new standby made of what was the primary."""
+
+    active, other = primary, standby
+
+    def harm(decide: random.Random, over: Event) -> None:
+        nonlocal active, other
+        while not over.wait(decide.uniform(0.3, 1)):
+            active.kill()
+            other.promote()
+            _wait_for_standbys(other, "DEFAULT")
+            proxy.upstream = ("127.0.0.1", other.port)
+            proxy.made["failover"] += 1
+            active, other = other, active
+            attach(other, active)
+
+    return harm
+
+
+def _is_synchronous(primary: Cluster) -> bool:
+    return primary.execute("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'") == (1,)
+
+
+def filling(disk: Path, cluster: Cluster, tally: Counter[str]) -> Nemesis:
+    """Nothing is left of the disk for a while; a server that gave up is started when there is room again."""
+    ballast = disk / "ballast"
+
+    def harm(decide: random.Random, over: Event) -> None:
+        while not over.wait(decide.uniform(0.2, 0.8)):
+            with suppress(OSError), ballast.open("wb", buffering=0) as file:
+                while file.write(bytes(65536)):
+                    pass
+            tally["disk filled"] += 1
+            over.wait(decide.uniform(0.3, 1))
+            ballast.unlink()
+            if not cluster.runs:
+                tally["PANIC"] += 1
+                cluster.start()
+
+    return harm
+
+
+HOUR = 3600
+
+
+def jumping_clock(directory: Path) -> dict[str, str]:
+    """The environment of processes whose clock is off by what the file ``clock`` in ``directory`` says."""
+    library, offset = directory / "clock.so", directory / "clock"
+    source = Path(__file__).with_name("clock.c")
+    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    _set_clock(offset, 0)
+    return {"LD_PRELOAD": str(library), "CLOCK_OFFSET": str(offset)}
+
+
+def _set_clock(offset: Path, seconds: int) -> None:
+    with offset.open("r+b" if offset.exists() else "wb") as file:  # in place: it is mapped
+        file.write(struct.pack("q", seconds))
+
+
+def jumping(offset: Path, tally: Counter[str]) -> Nemesis:
+    """The application's clock jumps by an hour or two, forth and back."""
+
+    def harm(decide: random.Random, over: Event) -> None:
+        while not over.wait(decide.uniform(0.1, 0.5)):
+            _set_clock(offset, decide.choice((HOUR, -HOUR, 0)))
+            tally["clock jumped"] += 1
 
     return harm
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx
@@ -26,29 +29,48 @@ ATOMIC = (
 )
 LEASED = ("/api/payouts/", "/async/orders/", "/orders/leased/")
 TIMEOUT = 8.0
+BACK_OFF = 0.2  # as a client should, lest all of its requests fall into one outage
+BACKING_OFF = Event()  # never set
 
-Fault = Mapping[str, Any]
-Choose = Callable[[random.Random, bool], Fault | None]
+Choose = Callable[[random.Random, Call, bool], "Trouble"]
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What one request asks for: faults at points, and what is simulated inside its operation."""
+
+    faults: Sequence[Mapping[str, Any]] = ()
+    simulate: Mapping[str, Any] = field(default_factory=dict)
+
+
+NO_TROUBLE = Trouble()
 
 
 @dataclass(frozen=True)
 class Payments:
-    """``send`` and ``effects`` of ``exercise``. ``choose`` picks a request's fault; true if its door is in lease mode."""
+    """``send`` and ``effects`` for ``exercise``. ``choose`` picks a request's trouble, told if the door leases."""
 
     server: Server
     effects_url: str
     doors: Sequence[str]
     choose: Choose
     seed: int
-    armed: Counter[str] = field(default_factory=Counter)
+    tally: Counter[str]
 
     def send(self, call: Call) -> Answer:
         door = self.doors[call.index % len(self.doors)]
         decide = random.Random(f"{self.seed}:{call.number}:{call.retry}")
-        fault = None if call.draining else self.choose(decide, door in LEASED)
-        answer = self.server.request(
-            "POST", door, key=call.key, timeout=TIMEOUT, **_payment(door, call), **_faulty(door, fault)
-        )
+        trouble = NO_TROUBLE if call.draining else self.choose(decide, call, door in LEASED)
+        try:
+            answer = self.server.request(
+                "POST", door, key=call.key, timeout=TIMEOUT, **_payment(door, call), **_troubled(door, trouble)
+            )
+        except httpx.TransportError:
+            BACKING_OFF.wait(BACK_OFF)
+            raise
+        self.tally["answer an hour off"] += _is_off(answer)
+        if answer.status_code >= 500:
+            BACKING_OFF.wait(BACK_OFF)
         return Answer(answer.status_code, answer.content, effect=_effect(answer))
 
     def effects(self, key: str) -> int | list[str]:
@@ -72,15 +94,15 @@ def _payment(door: str, call: Call) -> dict[str, Any]:
     return {"json": payment | {"reference": call.key}}
 
 
-def _faulty(door: str, fault: Fault | None) -> dict[str, Any]:
+def _troubled(door: str, trouble: Trouble) -> dict[str, Any]:
     headers = {"Authorization": "Bearer sk_test_alice"} if door.startswith("/v1/") else {}
-    if fault is None:
-        return {"headers": headers}
-    armed = {name: value for name, value in fault.items() if name != "delay_ms"}
-    if armed:
-        headers["X-Fault"] = json.dumps(armed)
-    simulate = {"delay_ms": fault["delay_ms"]} if "delay_ms" in fault else None
-    return {"headers": headers, "simulate": simulate}
+    if trouble.faults:
+        headers["X-Fault"] = json.dumps(trouble.faults)
+    return {"headers": headers, "simulate": dict(trouble.simulate)}
+
+
+def _is_off(answer: httpx.Response) -> bool:
+    return abs(parsedate_to_datetime(answer.headers["Date"]).timestamp() - time.time()) > 1800
 
 
 def _effect(answer: httpx.Response) -> str:

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from django_idempotency.testing import Verdict, exercise
-from tests.faults.cluster import Cluster
-from tests.faults.nemesis import CountingProxy, Nemesis, crashing, cutting, locking, reviving, together, vanishing
-from tests.faults.payments import ATOMIC, LEASED, Fault, Payments, bites
+from django_idempotency.testing import Call, Verdict, Violation, exercise
+from tests.faults.cluster import Cluster, room, running_cluster, small_disk
+from tests.faults.nemesis import (
+    CountingProxy,
+    Nemesis,
+    attach,
+    cleaning_up,
+    crashing,
+    cutting,
+    failing_over,
+    filling,
+    jumping,
+    jumping_clock,
+    locking,
+    reviving,
+    together,
+    vanishing,
+)
+from tests.faults.payments import ATOMIC, LEASED, NO_TROUBLE, Choose, Payments, Trouble, bites
 from tests.servers import Server, prepare_database, running_server
 
 LEASE = 1.0
@@ -22,10 +39,10 @@ PAST_THE_LEASE = 2.2
 WORKERS = 4
 CLIENTS = 16
 
-ON_THE_WAY = ("claim", "take", "complete", "commit", "effect", "fail", "release")
-BOTH = tuple(f"{step}.{when}" for step in ON_THE_WAY for when in ("before", "after")) + ("respond",)
-ATOMIC_POINTS = (*BOTH, "lock.before", "lock.after")
-LEASED_POINTS = (*BOTH, "renew.before", "renew.after")
+STEPS = ("claim", "effect", "complete", "commit")
+COMMON = ("respond", *(f"{step}.{when}" for step in STEPS for when in ("before", "after")))
+ATOMIC_POINTS = (*COMMON, "lock.before", "lock.after")
+LEASED_POINTS = (*COMMON, "renew.before", "renew.after")
 INSIDE = ("lock.after", "effect.before", "effect.after", "complete.before", "complete.after", "commit.before")
 
 
@@ -36,54 +53,95 @@ class Place:
     cluster: Cluster
     proxy: CountingProxy
     server: Server
+    directory: Path
     log: Path
     tally: Counter[str]
+    closing: ExitStack
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """``must_bite``: the faults that it is for. ``share``: of the operations of the campaign."""
+    """``must_bite``: the faults that it is for. ``must_show``: what they have to lead to. ``share``: of the operations of the campaign."""
 
     name: str
-    choose: Callable[[random.Random, bool], Fault | None]
+    choose: Choose
     must_bite: Sequence[str]
     share: float
+    must_show: Sequence[str] = ()
     nemesis: Callable[[Place], Nemesis] | None = None
     doors: Sequence[str] = (*ATOMIC, *LEASED)
     environment: Mapping[str, str] = field(default_factory=dict)
     connection: Mapping[str, str] = field(default_factory=dict)
-    parameters: Mapping[str, str] = field(default_factory=dict)
+    prepare: Callable[[Path], Mapping[str, str]] = lambda directory: {}
+    own_cluster: bool = False
+    own_disk: int = 0  # megabytes
 
 
 @dataclass(frozen=True)
 class Outcome:
     scenario: Scenario
-    verdict: Verdict
+    verdicts: list[Verdict]
     hits: Counter[tuple[str, str]]
     bitten: Counter[str]
 
+    @property
+    def violations(self) -> list[Violation]:
+        return [violation for verdict in self.verdicts for violation in verdict.violations]
+
+    @property
+    def counts(self) -> Counter[str]:
+        return sum((verdict.counts for verdict in self.verdicts), Counter())
+
+    def toothless(self, least: int) -> list[str]:
+        """What did not bite as often as it takes."""
+        return [name for name in (*self.scenario.must_bite, *self.scenario.must_show) if self.bitten[name] < least]
+
 
 def run(
-    scenario: Scenario, cluster: Cluster, directory: Path, *, operations: int, seed: int, drain: float = 60
+    scenario: Scenario,
+    cluster: Cluster,
+    directory: Path,
+    *,
+    operations: int,
+    seed: int,
+    drain: float = 60,
+    least: int = 0,
+    rounds: int = 1,
 ) -> Outcome:
-    """Play it on a prepared database."""
+    """Play it on a prepared database; again, up to ``rounds`` times, until everything bit ``least`` times."""
+    verdicts: list[Verdict] = []
     with standing(scenario, cluster, directory) as place:
-        payments = Payments(place.server, cluster.url(), scenario.doors, scenario.choose, seed)
-        verdict = exercise(
-            payments.send,
-            payments.effects,
-            clients=CLIENTS,
-            keys=max(1, operations // 4),
-            operations=operations,
-            seed=seed,
-            nemesis=scenario.nemesis(place) if scenario.nemesis else None,
-            drain=drain,
-        )
+        nemesis = scenario.nemesis(place) if scenario.nemesis else None
+        while True:
+            verdicts.append(_round(scenario, place, nemesis, operations, seed + 1000 * len(verdicts), drain))
+            outcome = Outcome(scenario, verdicts, *_bites(place))
+            if outcome.violations or len(verdicts) == rounds or not outcome.toothless(least):
+                return outcome
+
+
+def _round(
+    scenario: Scenario, place: Place, nemesis: Nemesis | None, operations: int, seed: int, drain: float
+) -> Verdict:
+    url = place.cluster.url(port=place.proxy.port)
+    payments = Payments(place.server, url, scenario.doors, scenario.choose, seed, place.tally)
+    return exercise(
+        payments.send,
+        payments.effects,
+        clients=CLIENTS,
+        keys=max(1, operations // 4),
+        operations=operations,
+        seed=seed,
+        nemesis=nemesis,
+        drain=drain,
+    )
+
+
+def _bites(place: Place) -> tuple[Counter[tuple[str, str]], Counter[str]]:
     hits, errors = bites(place.log)
     bitten = errors + place.proxy.made + place.tally
     for (action, _point), count in hits.items():
         bitten[action] += count
-    return Outcome(scenario, verdict, hits, bitten)
+    return hits, bitten
 
 
 @contextmanager
@@ -95,15 +153,18 @@ def standing(scenario: Scenario, cluster: Cluster, directory: Path) -> Iterator[
         "DJANGO_SETTINGS_MODULE": "tests.faults.settings",
         "FAULTS_LOG": str(log),
         "LEASE": str(LEASE),
+        "CONN_MAX_AGE": "60",
         **scenario.environment,
+        **scenario.prepare(directory),
     }
     url = cluster.url(port=proxy.port) + query
     try:
         with (
             running_server(url, directory, workers=WORKERS, **environment) as server,
             reviving(server.pid, after=PAST_THE_LEASE) as tally,
+            ExitStack() as closing,
         ):
-            yield Place(cluster, proxy, server, log, tally)
+            yield Place(cluster, proxy, server, directory, log, tally, closing)
     finally:
         proxy.listener.close()
         proxy.go_away()
@@ -114,26 +175,47 @@ def standing(scenario: Scenario, cluster: Cluster, directory: Path) -> Iterator[
 MATRIX = {"raise": 4, "terminate": 3, "cut": 3, "kill": 2, "stop": 1}
 
 
-def anywhere(rate: float, actions: Mapping[str, int] = MATRIX) -> Callable[[random.Random, bool], Fault | None]:
-    """Any action at any point. What is to be hit while renewing has to take long enough to be renewed."""
+def anywhere(rate: float, actions: Mapping[str, int] = MATRIX) -> Choose:
+    """Any action at any point that the request may come by."""
 
-    def choose(decide: random.Random, leased: bool) -> Fault | None:
+    def choose(decide: random.Random, call: Call, leased: bool) -> Trouble:
         if decide.random() > rate:
-            return None
-        at = decide.choice(LEASED_POINTS if leased else ATOMIC_POINTS)
+            return NO_TROUBLE
         (do,) = decide.choices([*actions], [*actions.values()])
-        slowly = {"delay_ms": 700} if at.startswith("renew") else {"delay_ms": decide.choice((0, 0, 30))}
-        return {"at": at, "do": do, **slowly}
+        way = decide.choice((_through, _through, _through, _failing, _releasing, _taking_over))
+        return way(decide, do, leased)
 
     return choose
 
 
-def one_of(rate: float, *faults: Fault) -> Callable[[random.Random, bool], Fault | None]:
-    def choose(decide: random.Random, leased: bool) -> Fault | None:
+def _through(decide: random.Random, do: str, leased: bool) -> Trouble:
+    """On the straight way. What is to be hit while renewing has to take long enough to be renewed."""
+    at = decide.choice(LEASED_POINTS if leased else ATOMIC_POINTS)
+    return Trouble([{"at": at, "do": do}], {"delay_ms": 700 if at.startswith("renew") else decide.choice((0, 0, 30))})
+
+
+def _failing(decide: random.Random, do: str, _leased: bool) -> Trouble:
+    """The operation fails, and then that can't be written down either."""
+    return Trouble([{"at": decide.choice(("fail.before", "fail.after")), "do": do}], {"raise": True})
+
+
+def _releasing(decide: random.Random, do: str, _leased: bool) -> Trouble:
+    return Trouble([{"at": decide.choice(("release.before", "release.after")), "do": do}], {"status": 404})
+
+
+def _taking_over(decide: random.Random, do: str, _leased: bool) -> Trouble:
+    """If somebody left something to take over."""
+    return Trouble([{"at": decide.choice(("take.before", "take.after")), "do": do}])
+
+
+def one_of(rate: float, *faults: Mapping[str, Any]) -> Choose:
+    """One of ``faults``, at one of its points."""
+
+    def choose(decide: random.Random, _call: Call, _leased: bool) -> Trouble:
         if decide.random() > rate:
-            return None
-        fault = dict(decide.choice(faults))
-        return {**fault, "at": decide.choice(fault["at"])}
+            return NO_TROUBLE
+        fault = decide.choice(faults)
+        return Trouble([{**fault, "at": decide.choice(fault["at"])}])
 
     return choose
 
@@ -145,17 +227,18 @@ def _options(**settings: str) -> dict[str, str]:
 CRASHES = Scenario(
     "crashes at every point",
     anywhere(0.3),
-    (*MATRIX, "cut before COMMIT", "cut after COMMIT", "worker restarted", "worker continued", "connection terminated"),
+    (*MATRIX, "cut before COMMIT", "cut after COMMIT", "maintenance killed"),
+    must_show=("worker restarted", "worker continued", "connection terminated"),
     share=0.45,
-    nemesis=lambda place: cutting(place.proxy),
+    nemesis=lambda place: together(cutting(place.proxy), cleaning_up(place.cluster.url(), place.tally)),
 )
-CRASHES_PERSISTENT = Scenario(
-    "persistent connections",
+WIRES = Scenario(
+    "short connections",
     anywhere(0.2, {"terminate": 3, "cut": 3, "raise": 1}),
     ("terminate", "cut", "database out of reach"),
     share=0.1,
     nemesis=lambda place: together(cutting(place.proxy), vanishing(place.proxy)),
-    environment={"CONN_MAX_AGE": "60"},
+    environment={"CONN_MAX_AGE": "0"},
 )
 TIMEOUTS = Scenario(
     "timeouts and deadlocks",
@@ -193,22 +276,64 @@ REPEATABLE_READ = Scenario(
 DATABASE_CRASHES = Scenario(
     "the database crashes",
     one_of(
-        0.03,
+        0.06,
         {"at": ("claim.after", "lock.before", "lock.after", "effect.after", "complete.after"), "do": "crash"},
         {"at": ("commit.before", "commit.after", "respond"), "do": "crash"},
     ),
     ("crash", "PostgreSQL SIGKILL", "PostgreSQL immediate shutdown"),
     share=0.15,
     nemesis=lambda place: crashing(place.cluster, place.tally),
-    environment={"FAULTS_MAY_CRASH_DATABASE": "1", "CONN_MAX_AGE": "60"},
-    parameters={"wal_writer_delay": "10s"},  # an asynchronous commit stays in memory for as long as it may
+    environment={"FAULTS_MAY_CRASH_DATABASE": "1"},
 )
-SCENARIOS = (CRASHES, CRASHES_PERSISTENT, TIMEOUTS, SERIALIZABLE, REPEATABLE_READ, DATABASE_CRASHES)
 
 
-def prepare(cluster: Cluster) -> None:
-    prepare_database(cluster.url())
+def _failing_over(place: Place) -> Nemesis:
+    standby = Cluster(place.directory / "standby")
+    place.closing.callback(standby.stop)
+    attach(standby, place.cluster)
+    return failing_over(place.cluster, standby, place.proxy)
 
 
-def described(**parts: Any) -> str:
-    return " ".join(f"{name}={value}" for name, value in parts.items())
+FAILOVER = Scenario("failover", one_of(0), ("failover",), share=0.1, nemesis=_failing_over, own_cluster=True)
+DISK_FULL = Scenario(
+    "disk full",
+    one_of(0),
+    ("disk filled",),
+    must_show=("disk full",),
+    share=0.1,
+    nemesis=lambda place: filling(place.cluster.directory.parent, place.cluster, place.tally),
+    own_disk=100,
+)
+
+
+CLOCK = Scenario(
+    "clock jumps",
+    anywhere(0.1, {"raise": 2, "terminate": 1}),
+    ("clock jumped",),
+    must_show=("answer an hour off",),
+    share=0.05,
+    nemesis=lambda place: jumping(place.directory / "clock", place.tally),
+    prepare=jumping_clock,
+)
+SCENARIOS = (CRASHES, WIRES, TIMEOUTS, SERIALIZABLE, REPEATABLE_READ, DATABASE_CRASHES, FAILOVER, DISK_FULL, CLOCK)
+
+
+def lacking(scenario: Scenario) -> str:
+    """What the machine lacks for it."""
+    if scenario is CLOCK and shutil.which("gcc") is None:
+        return "gcc, to make a clock that jumps"
+    if scenario.own_disk and os.geteuid() != 0:
+        return "root, to mount a small disk"
+    return ""
+
+
+@contextmanager
+def ground(disk: int = 0) -> Iterator[tuple[Cluster, Path]]:
+    """A server with a prepared database, and a directory. An asynchronous commit stays in memory as long as it may."""
+    with (
+        room() as scratch,
+        small_disk(disk) if disk else room() as directory,
+        running_cluster(directory, wal_writer_delay="10s") as cluster,
+    ):
+        prepare_database(cluster.url())
+        yield cluster, scratch

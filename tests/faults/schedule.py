@@ -15,8 +15,9 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from django.db import connection as monitor
 from django.db import connections
@@ -26,6 +27,8 @@ LOOK_AFTER = 0.004  # a statement that takes longer may be waiting for a lock
 TIMESTAMPTZ = 1184  # its type's number
 HOUR = 3600
 IDLE = "(time passes)"
+
+OUTSIDE = SimpleNamespace(name="outside", tokens=0)  # who prepares a schedule and finishes it
 
 Work = Callable[[], Any]
 
@@ -187,9 +190,7 @@ def pause(seconds: float) -> None:
 
 def token() -> Any:
     """In place of ``uuid4``: never used twice in a schedule, and the same when the schedule is played again."""
-    actor = getattr(Actor.here, "actor", None)
-    if actor is None:
-        return uuid4()
+    actor = getattr(Actor.here, "actor", OUTSIDE)
     actor.tokens += 1
     return UUID(bytes=hashlib.sha256(f"{actor.name} {actor.tokens}".encode()).digest()[:16])
 
@@ -203,20 +204,26 @@ class Found:
 
     schedules: int = 0  # played to their end
     cut: int = 0  # ended where a known state was reached
-    steps: int = 0
-    kills: int = 0
     states: int = 0
+    kills: int = 0
+    steps: int = 0
     outcomes: set[Any] = field(default_factory=set)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.schedules} schedules and {self.cut} cut short, {self.states} states, {self.kills} kills, "
+            f"{self.steps} steps, {len(self.outcomes)} outcomes"
+        )
 
 
 @dataclass
 class Explorer:
     """Plays ``works`` (name → work) in every order.
 
-    ``prepare`` makes the world anew before each schedule; ``look`` tells the state of the rows, and raises when a law is
-    broken; ``finish`` is given the answers and judges. ``when_idle`` lets time pass once nobody has anything to do but
-    wait. With ``kills`` so many actors die, each before every of its statements. ``prune=False`` goes through known
-    states too.
+    ``prepare`` makes the world anew before each schedule; ``look`` tells the state of the rows, and raises when a law
+    is broken; ``finish`` is given the answers and judges. ``when_idle`` lets time pass once nobody has anything to do
+    but wait. With ``kills`` so many actors die, each before every of its statements. ``prune=False`` goes through
+    known states too.
     """
 
     works: dict[str, Work]
@@ -270,6 +277,7 @@ class Explorer:
         return left
 
     def _reset(self) -> None:
+        OUTSIDE.tokens = 0
         self.prepare()
         self.killed, self.idled = 0, 0
         self.blocked: list[str] = []
@@ -372,9 +380,14 @@ class Explorer:
         return [actor for actor in self.actors.values() if not actor.done and actor.at is None]
 
     def _waiting_for_locks(self, actors: list[Actor]) -> set[str]:
+        """Those who wait for one of us; for an autovacuum, nobody waits long."""
         pids = {actor.pid: actor.name for actor in actors}
+        everybody = [actor.pid for actor in self.actors.values()]
         with monitor.cursor() as cursor:
-            cursor.execute("SELECT pid FROM unnest(%s) AS pid WHERE cardinality(pg_blocking_pids(pid)) > 0", [[*pids]])
+            cursor.execute(
+                "SELECT pid FROM unnest(%s::int[]) AS pid WHERE pg_blocking_pids(pid) && %s::int[]",
+                [[*pids], everybody],
+            )
             return {pids[pid] for (pid,) in cursor.fetchall()}
 
     def _abandon(self) -> None:

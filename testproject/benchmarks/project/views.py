@@ -16,7 +16,7 @@ class EffectView(APIView):
     def post(self, request: Request) -> Response:
         if work := request.GET.get("work"):
             time.sleep(int(work) / 1000)
-        order: dict[str, Any] = request.data
+        order: Any = request.data
         effect = Effect.objects.create(key=request.headers["Idempotency-Key"], amount=order["amount"])
         return Response(
             {

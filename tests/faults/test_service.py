@@ -1,0 +1,34 @@
+"""The short form of ``make faults``: the real service on a database of its own, under faults from a fixed seed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.faults import scenarios
+from tests.faults.scenarios import CRASHES, DATABASE_CRASHES, MATRIX, anywhere
+
+MORE_CRASHES = replace(CRASHES, choose=anywhere(0.7, dict.fromkeys(MATRIX, 1)))
+
+pytestmark = [pytest.mark.server, pytest.mark.postgresql]
+
+
+@pytest.fixture(scope="module")
+def ground():
+    with scenarios.ground() as cluster_and_directory:
+        yield cluster_and_directory
+
+
+@pytest.mark.parametrize(
+    ("scenario", "operations", "bites"),
+    [
+        (MORE_CRASHES, 160, {*MATRIX, "cut before COMMIT", "cut after COMMIT"}),
+        (DATABASE_CRASHES, 100, {"crash"}),
+    ],
+    ids=["workers and wires", "the database"],
+)
+def test_every_law_holds_whatever_is_done_to(scenario, operations, bites, ground):
+    outcome = scenarios.run(scenario, *ground, operations=operations, seed=1, drain=20)
+    assert not outcome.violations, outcome.verdicts
+    assert bites <= outcome.bitten.keys()

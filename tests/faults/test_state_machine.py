@@ -1,0 +1,267 @@
+"""The whole life of a record, in random steps, against a small model of it: after each step they agree.
+
+More of it: ``STATE_MACHINE_EXAMPLES=2000 pytest tests/faults/test_state_machine.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.db.models import F
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from django_idempotency import engine, maintenance
+from django_idempotency.heartbeat import Heartbeat
+from django_idempotency.models import DatabaseNow, IdempotencyRecord
+from django_idempotency.outcomes import Claimed, Held, InFlight, Mismatch, Operation, Replay, StoredResponse
+from django_idempotency.policy import Policy
+from django_idempotency.stores import store_for
+from django_idempotency.stores.database import ahead
+from tests.threads import OtherThread
+
+pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db")]
+
+EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "20"))
+POLICIES = {
+    "atomic": Policy(grace=0),
+    "skip_locked": Policy(grace=0, lock="skip_locked"),
+    "lease": Policy(mode="lease"),
+    "hold": Policy(mode="lease", on_crash="hold"),
+}
+FINGERPRINTS = (b"a" * 32, b"b" * 32)
+ANSWERS = st.builds(
+    StoredResponse,
+    st.sampled_from([200, 201, 402]),
+    st.sampled_from([(), (("X-A", "1"), ("X-A", "2"))]),
+    st.none() | st.binary(max_size=4),
+)
+
+
+@dataclass
+class Model:
+    """A record as this test understands it."""
+
+    fingerprint: bytes
+    token: Any
+    status: str = "processing"
+    attempts: int = 1
+    held: bool = False
+    answer: StoredResponse | None = None
+    lapsed: bool = False  # its lease has run out
+    expired: bool = False
+
+    @property
+    def live(self) -> bool:
+        return self.status == "processing"
+
+    def end(self, status: str, *, answer: StoredResponse | None = None, held: bool = False) -> None:
+        self.status, self.answer, self.held = status, answer, held
+        self.token, self.lapsed, self.expired = None, False, False
+
+
+def actual() -> Model | None:
+    lapses, expires = F("locked_until") - DatabaseNow(), F("expires_at") - DatabaseNow()
+    record = IdempotencyRecord.objects.annotate(lapses=lapses, expires=expires).first()
+    if record is None:
+        return None
+    answer = None
+    if record.response_status is not None:
+        body = None if record.response_body is None else bytes(record.response_body)
+        answer = StoredResponse(record.response_status, tuple(map(tuple, record.response_headers)), body)
+    return Model(
+        fingerprint=bytes(record.fingerprint),
+        token=record.token,
+        status=record.status,
+        attempts=record.attempts,
+        held=record.held,
+        answer=answer,
+        lapsed=record.lapses is not None and record.lapses.total_seconds() < 0,
+        expired=record.expires.total_seconds() < 0,
+    )
+
+
+class Life(RuleBasedStateMachine):
+    model: Model | None = None
+    block: transaction.Atomic | None = None  # the business transaction of a live holder in atomic mode
+
+    @initialize(mode=st.sampled_from(sorted(POLICIES)))
+    def begin(self, mode: str) -> None:
+        IdempotencyRecord.objects.all().delete()
+        self.policy = POLICIES[mode]
+        self.store = store_for(self.policy)
+        self.claims: list[Claimed] = []
+        self.holder = OtherThread()
+
+    def teardown(self) -> None:
+        if self.block:
+            self.crash()
+        self.holder.close()
+
+    @property
+    def atomic(self) -> bool:
+        return self.policy.mode == "atomic"
+
+    def unlocked(self) -> bool:
+        return self.block is None
+
+    # --- Asking ---
+
+    def expected(self, fingerprint: bytes) -> Any:
+        """The outcome, or the attempt of a claim."""
+        seen = self.model
+        if seen is None or (not seen.live and seen.expired):
+            return 1
+        if seen.fingerprint != fingerprint:
+            return Mismatch
+        if seen.answer:
+            return Replay
+        if seen.held:
+            return Held
+        if seen.live and (self.block if self.atomic else not seen.lapsed):
+            return InFlight
+        if seen.live and self.policy.on_crash == "hold":
+            return Held
+        return seen.attempts + 1
+
+    @rule(fingerprint=st.sampled_from(FINGERPRINTS))
+    def ask(self, fingerprint: bytes) -> None:
+        expected, seen = self.expected(fingerprint), self.model
+        outcome = engine.claim(Operation("s", "k", fingerprint), self.policy)
+        if isinstance(outcome, Claimed):
+            assert expected == outcome.attempt
+            assert outcome.token not in [claim.token for claim in self.claims]
+            self.claims.append(outcome)
+            self.model = Model(fingerprint, outcome.token, attempts=outcome.attempt)
+            return
+        assert isinstance(outcome, expected), outcome
+        if isinstance(outcome, Replay):
+            assert outcome.response == seen.answer
+        if isinstance(outcome, Held) and seen.live:
+            seen.end("failed", held=True)
+
+    # --- Ending: by whoever ever had a claim, the holder or a zombie ---
+
+    @precondition(lambda self: self.claims and self.unlocked())
+    @rule(which=st.integers(0, 9), answer=ANSWERS, failure=st.booleans())
+    def complete(self, which: int, answer: StoredResponse, failure: bool) -> None:
+        claim = self.claim(which)
+        if self.judged(claim, self.store.complete(claim, answer, self.policy, failure=failure)):
+            self.model.end("failed" if failure else "completed", answer=answer)
+
+    @precondition(lambda self: self.claims and self.unlocked())
+    @rule(which=st.integers(0, 9), held=st.booleans())
+    def fail(self, which: int, held: bool) -> None:
+        claim = self.claim(which)
+        if self.judged(claim, self.store.fail(claim, "why", self.policy, held=held)):
+            self.model.end("failed", held=held)
+
+    @precondition(lambda self: self.claims and self.unlocked())
+    @rule(which=st.integers(0, 9))
+    def release(self, which: int) -> None:
+        claim = self.claim(which)
+        if self.judged(claim, self.store.release(claim, self.policy)):
+            self.model = None
+
+    @precondition(lambda self: self.claims and self.unlocked())
+    @rule(which=st.integers(0, 9))
+    def renew(self, which: int) -> None:
+        claim = self.claim(which)
+        if self.judged(claim, claim.token in self.store.renew([claim], self.policy)):
+            self.model.lapsed = False
+
+    def claim(self, which: int) -> Claimed:
+        """The last ones more often."""
+        return self.claims[-1 - which % min(len(self.claims), 3)]
+
+    def judged(self, claim: Claimed, written: bool) -> bool:
+        """``written``, which only the holder's may be."""
+        assert written == (self.model is not None and self.model.token == claim.token)
+        return written
+
+    # --- Atomic mode: the business transaction ---
+
+    @precondition(lambda self: self.claims and self.unlocked() and self.atomic)
+    @rule(which=st.integers(0, 9))
+    def lock(self, which: int) -> None:
+        claim = self.claim(which)
+        self.block, self.running = transaction.atomic(), claim
+        self.holder(self.block.__enter__)
+        if not self.judged(claim, self.holder(self.store.lock, claim, self.policy)):
+            self.crash()
+
+    @precondition(lambda self: self.block)
+    @rule()
+    def crash(self) -> None:
+        block, self.block = self.block, None
+        self.holder(block.__exit__, Exception, Exception(), None)
+
+    @precondition(lambda self: self.block)
+    @rule(answer=ANSWERS, crashes=st.booleans())
+    def complete_and_commit(self, answer: StoredResponse, crashes: bool) -> None:
+        assert self.holder(self.store.complete, self.running, answer, self.policy)
+        if crashes:
+            self.crash()
+        else:
+            block, self.block = self.block, None
+            self.holder(block.__exit__, None, None, None)
+            self.model.end("completed", answer=answer)
+
+    # --- Time and maintenance ---
+
+    @precondition(lambda self: self.model and self.unlocked())
+    @rule()
+    def lease_runs_out(self) -> None:
+        if self.model.live:
+            IdempotencyRecord.objects.update(locked_until=ahead(-1))
+            self.model.lapsed = True
+
+    @precondition(lambda self: self.model and self.unlocked())
+    @rule()
+    def retention_runs_out(self) -> None:
+        IdempotencyRecord.objects.update(expires_at=ahead(-9), purge_at=ahead(-9), locked_at=F("locked_at"))
+        self.model.expired = True
+
+    @rule()
+    def reap(self) -> None:
+        reaped = maintenance.reap()
+        stuck = bool(self.model and self.model.live and self.model.lapsed and self.unlocked())
+        hold = self.policy.on_crash == "hold"
+        assert (reaped.failed, reaped.held) == (stuck and not hold, stuck and hold)
+        if stuck:
+            expired = self.model.expired
+            self.model.end("failed", held=hold)
+            self.model.expired = expired
+
+    @rule()
+    def clean_up(self) -> None:
+        due = bool(self.model and not self.model.live and self.model.expired)
+        assert maintenance.cleanup().rows == due
+        if due:
+            self.model = None
+
+    @invariant()
+    def record_and_model_agree(self) -> None:
+        seen = actual()
+        assert (seen and asdict(seen)) == (self.model and asdict(self.model))
+
+
+def test_record_and_model_agree_after_every_step(monkeypatch):
+    heart = Heartbeat()
+    monkeypatch.setattr(heart, "_wake", lambda: None)  # counts of replays are not of this life
+    monkeypatch.setattr(engine, "heartbeat", heart)
+    checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+    limits = settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None, suppress_health_check=checks)
+    run_state_machine_as_test(Life, settings=limits)

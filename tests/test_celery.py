@@ -1,0 +1,189 @@
+"""Tasks over a real RabbitMQ: a worker that dies, and messages that come twice."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery
+from django.contrib.auth import get_user_model
+from django.db import connection
+
+from django_idempotency.models import IdempotencyRecord
+from testproject import tasks
+from testproject.models import LedgerEntry
+from tests.databases import database_url
+from tests.servers import ROOT
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.rabbitmq, pytest.mark.usefixtures("transactional_db")]
+
+
+class Worker:
+    """A Celery worker, with its one child process, in a process group of its own."""
+
+    def __init__(self, queue: str, process: subprocess.Popen[bytes], log_file: Path) -> None:
+        self.queue, self.process, self.log_file = queue, process, log_file
+
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def returned(self, task_id: str) -> list[Any]:
+        """What each delivery of the task came to here."""
+        return [ast.literal_eval(found) for found in re.findall(rf"{task_id}\] succeeded in \S+: (.*)", self.log())]
+
+    def kill(self) -> None:
+        """SIGKILL to the worker and its child."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def kill_child(self) -> None:
+        """SIGKILL to the process that runs the task alone."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def start_worker(django_db_setup, rabbitmq_url, tmp_path_factory) -> Iterator[Callable[..., Worker]]:
+    """Start a worker for the test database, on a queue of its own or on ``queue``; stopped after these tests."""
+    environment = {
+        "DATABASE_URL": database_url(connection.settings_dict, connection.settings_dict["NAME"]),
+        "CELERY_BROKER_URL": rabbitmq_url,
+        "DJANGO_SETTINGS_MODULE": "testproject.settings",
+    }
+    command = [sys.executable, "-m", "celery", "-A", "testproject.celery", "worker", "-l", "INFO", "-c", "1"]
+    command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+    with ExitStack() as stack:
+
+        def start(queue: str | None = None) -> Worker:
+            name = str(uuid4())
+            log_file = tmp_path_factory.mktemp("worker") / "log"
+            with log_file.open("wb") as log:
+                process = subprocess.Popen(
+                    [*command, "-n", f"{name}@tests", "-Q", queue or name],
+                    **{"cwd": ROOT, "env": os.environ | environment, "stdout": log, "stderr": log},
+                    start_new_session=True,
+                )
+            worker = Worker(queue or name, process, log_file)
+            stack.callback(_delete_queue, rabbitmq_url, worker.queue)
+            stack.callback(lambda: process.poll() is None and worker.kill())
+            eventually(lambda: " ready." in worker.log() or process.poll() is not None, within=30)
+            assert process.poll() is None, worker.log()
+            return worker
+
+        yield start
+
+
+def _delete_queue(rabbitmq_url: str, queue: str) -> None:
+    with Celery(broker=rabbitmq_url, set_as_current=False).connection() as broker, broker.channel() as channel:
+        channel.queue_delete(queue)
+
+
+@pytest.fixture(scope="module")
+def worker(start_worker) -> Worker:
+    """One for the tests that do it no harm."""
+    return start_worker()
+
+
+@pytest.fixture
+def send(rabbitmq_url) -> Iterator[Callable[..., str]]:
+    """Send a task to a worker, under an id of its own or ``task_id``, which is returned."""
+    get_user_model().objects.create_user("carol")
+    with Celery(broker=rabbitmq_url, set_as_current=False) as producer:
+
+        def send(worker: Worker, task: Any, *, amount: int = 5, task_id: str | None = None, **options: Any) -> str:
+            arguments = {"username": "carol", "amount": amount, "reference": "r", **options}
+            task_id = task_id or str(uuid4())
+            producer.send_task(task.name, kwargs=arguments, queue=worker.queue, task_id=task_id, ignore_result=True)
+            return task_id
+
+        yield send
+
+
+def results(task_id: str, *workers: Worker, count: int = 1) -> list[Any]:
+    """What so many deliveries of the task came to."""
+    found: list[Any] = []
+
+    def enough() -> bool:
+        found[:] = [result for worker in workers for result in worker.returned(task_id)]
+        return len(found) >= count
+
+    eventually(enough, within=30)
+    return found
+
+
+def effects() -> int:
+    return LedgerEntry.objects.count()
+
+
+@pytest.mark.parametrize("killed", [Worker.kill, Worker.kill_child])
+def test_a_task_whose_worker_is_killed_takes_effect_once(start_worker, send, killed):
+    worker = start_worker()
+    task_id = send(worker, tasks.charge, delay_ms=700)
+    eventually(lambda: "charged r" in worker.log(), within=20)
+    killed(worker)
+    worker = start_worker(worker.queue) if killed is Worker.kill else worker
+    (paid,) = results(task_id, worker)
+    assert effects() == 1
+    assert str(LedgerEntry.objects.get().pk) == paid["id"]
+    send(worker, tasks.charge, delay_ms=700, task_id=task_id)
+    assert results(task_id, worker, count=2) == [paid, paid]
+
+
+def test_a_task_that_is_delivered_again_returns_its_first_result(worker, send):
+    task_id = send(worker, tasks.charge)
+    (paid,) = results(task_id, worker)
+    send(worker, tasks.charge, task_id=task_id)
+    assert results(task_id, worker, count=2) == [paid, paid]
+    assert effects() == 1
+
+
+def test_another_task_with_the_same_arguments_is_another_operation(worker, send):
+    (first,) = results(send(worker, tasks.charge), worker)
+    (second,) = results(send(worker, tasks.charge), worker)
+    assert first != second
+    assert effects() == 2
+
+
+def test_a_delivery_while_the_first_one_runs_waits_for_its_result(start_worker, send):
+    worker = start_worker()
+    second_worker = start_worker(worker.queue)
+    task_id = send(worker, tasks.charge, delay_ms=700)
+    send(worker, tasks.charge, delay_ms=700, task_id=task_id)
+    first, second = results(task_id, worker, second_worker, count=2)
+    assert first == second
+    assert effects() == 1
+
+
+@pytest.mark.parametrize("task", [tasks.charge_when_open, tasks.charge_and_autoretry])
+def test_a_task_that_retries_leaves_nothing_until_it_succeeds(worker, send, task):
+    task_id = send(worker, task, closed=2)
+    (paid,) = results(task_id, worker)
+    assert IdempotencyRecord.objects.get().attempts == 3
+    send(worker, task, closed=2, task_id=task_id)
+    assert results(task_id, worker, count=2) == [paid, paid]
+    assert effects() == 1
+
+
+def test_a_task_id_with_other_arguments_is_rejected(worker, send):
+    task_id = send(worker, tasks.charge)
+    results(task_id, worker)
+    send(worker, tasks.charge, amount=6, task_id=task_id)
+    eventually(lambda: "first used for a message with another body" in worker.log(), within=20)
+    assert effects() == 1
+
+
+def test_a_task_that_is_called_directly_just_runs():
+    get_user_model().objects.create_user("carol")
+    assert tasks.charge("carol", 5, "r") != tasks.charge("carol", 5, "r")
+    assert effects() == 2

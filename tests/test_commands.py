@@ -1,0 +1,259 @@
+"""The commands: what they report, in words and as JSON, how they exit, and that SIGTERM ends them between batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.policy import Policy
+from tests.callers import claim, door, paying, record, shift
+from tests.databases import database_url
+from tests.threads import OtherThread
+
+pytestmark = pytest.mark.usefixtures("payer")
+
+ROOT = Path(__file__).parent.parent
+HOUR = 3600
+HOLD = {"mode": "lease", "on_crash": "hold"}
+
+
+def dead(key="k", **policy):
+    claim(key, policy=Policy(**policy))
+    shift(key, locked_until=-HOUR)
+
+
+def due(*keys):
+    for key in keys:
+        door(paying)(key)
+        shift(key, expires_at=-HOUR, purge_at=-HOUR)
+
+
+@pytest.fixture
+def told(capsys):
+    """Run a command; what it printed, read as JSON."""
+
+    def run(*arguments):
+        call_command(*arguments, "--json")
+        (line,) = capsys.readouterr().out.splitlines()
+        facts = json.loads(line)
+        assert facts.pop("database") == "default"
+        return facts
+
+    return run
+
+
+def count():
+    return IdempotencyRecord.objects.count()
+
+
+# --- idempotency_reap ------------------------------------------------------------------------------------------------
+
+
+def test_reap_frees_and_holds_and_says_how_many(told):
+    dead("retry")
+    dead("hold", **HOLD)
+    assert told("idempotency_reap") == {"failed": 1, "held": 1, "bad": {}, "finished": True}
+
+
+def test_reap_in_words(capsys):
+    dead()
+    call_command("idempotency_reap")
+    assert capsys.readouterr().out == "1 free to retry, 0 held, 0 could not be written.\n"
+
+
+def test_reap_takes_its_options(told):
+    for number in range(3):
+        dead(f"k{number}")
+    assert told("idempotency_reap", "--older-than=7200")["failed"] == 0
+    ended = told("idempotency_reap", "--batch=1", "--max-seconds=0")
+    assert (ended["failed"], ended["finished"]) == (1, False)
+
+
+def test_reap_only_counts_on_a_dry_run(told):
+    dead()
+    assert told("idempotency_reap", "--dry-run") == {"stuck": 1}
+    assert record().status == "processing"
+
+
+@pytest.mark.postgresql
+def test_reap_exits_with_1_and_names_what_could_not_be_written(capsys):
+    dead()
+    times = "locked_at = '1000-01-01', expires_at = '294276-01-01', purge_at = '294276-01-01'"
+    with connection.cursor() as cursor:  # to keep it for as long again is beyond the end of PostgreSQL's calendar
+        cursor.execute(f"UPDATE django_idempotency_record SET {times}")
+    with pytest.raises(SystemExit) as ended:
+        call_command("idempotency_reap")
+    assert ended.value.code == 1
+    printed = capsys.readouterr()
+    assert "1 could not be written" in printed.out
+    assert str(IdempotencyRecord.objects.values_list("pk", flat=True).get()) in printed.err
+
+
+# --- idempotency_cleanup ---------------------------------------------------------------------------------------------
+
+
+def test_cleanup_deletes_and_says_its_rate_and_how_far_behind_it_is(told):
+    due("a", "b", "c")
+    ended = told("idempotency_cleanup", "--batch=2", "--max-seconds=0")
+    assert (ended["rows"], ended["finished"]) == (2, False)
+    assert ended["rate"] == ended["rows"] / ended["seconds"]
+    assert HOUR <= ended["lag"] <= HOUR + 60
+    assert told("idempotency_cleanup", "--pause=0")["lag"] == 0
+    assert count() == 0
+
+
+def test_cleanup_in_words(capsys):
+    due("a", "b")
+    call_command("idempotency_cleanup", "--batch=1", "--max-seconds=0")
+    assert "1 records in 0.0 s" in (printed := capsys.readouterr().out)
+    assert "s behind." in printed
+
+
+def test_cleanup_of_bodies_leaves_the_record(told):
+    due("k")
+    shift(purge_at=HOUR)
+    assert told("idempotency_cleanup", "--bodies", "--dry-run") == {"due": 1}
+    assert told("idempotency_cleanup", "--bodies")["rows"] == 1
+    assert record().response_body is None
+
+
+def test_cleanup_only_counts_on_a_dry_run(told):
+    due("a", "b")
+    assert told("idempotency_cleanup", "--dry-run") == {"due": 2}
+    assert count() == 2
+
+
+# --- idempotency_release ---------------------------------------------------------------------------------------------
+
+
+def test_release_frees_a_held_key(told):
+    dead(**HOLD)
+    call_command("idempotency_reap", verbosity=0)
+    assert told("idempotency_release", "k", "--dry-run") == {"released": ["public"]}
+    assert record().held
+    assert told("idempotency_release", "k") == {"released": ["public"]}
+    assert door(paying, **HOLD)().status_code == 201
+
+
+def test_release_is_an_error_where_there_is_nothing_to_release():
+    claim("live", policy=Policy(mode="lease"))
+    for key in ("live", "unheard-of"):
+        with pytest.raises(CommandError, match="Nothing to release"):
+            call_command("idempotency_release", key)
+
+
+def test_release_asks_for_the_scope_of_a_key_that_is_stuck_in_several():
+    for scope in ("tenant:1", "tenant:2"):
+        with_scope = door(dying, scope=lambda request, scope=scope: scope, **HOLD)
+        with pytest.raises(KeyboardInterrupt):
+            with_scope()
+    with pytest.raises(CommandError, match=r"--scope: tenant:\d, tenant:\d"):
+        call_command("idempotency_release", "k")
+    call_command("idempotency_release", "k", scope="tenant:2", verbosity=0)
+    assert record(scope="tenant:1").held
+    assert not record(scope="tenant:2").held
+
+
+def dying(request):
+    raise KeyboardInterrupt
+
+
+# --- idempotency_stats -----------------------------------------------------------------------------------------------
+
+
+def test_stats_as_json_and_in_words(told, capsys):
+    dead()
+    due("a")
+    facts = told("idempotency_stats")
+    assert (facts["pending"], facts["stuck"], facts["due"]) == (1, 1, 1)
+    assert "completed" not in facts
+    assert told("idempotency_stats", "--exact")["completed"] == 1
+    call_command("idempotency_stats", "--exact")
+    words = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert words.keys() == told("idempotency_stats", "--exact").keys()
+    assert words["stuck"] == "1"
+
+
+# --- What they share -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["idempotency_reap", "--batch=0"],
+        ["idempotency_reap", "--older-than=-1"],
+        ["idempotency_cleanup", "--batch=x"],
+        ["idempotency_cleanup", "--pause=nan"],
+        ["idempotency_stats", "--database=nowhere"],
+        ["idempotency_release"],
+    ],
+)
+def test_an_option_that_can_not_be_meant_is_an_error(arguments):
+    with pytest.raises(CommandError):
+        call_command(*arguments)
+
+
+@pytest.mark.parametrize("name", ["idempotency_reap", "idempotency_cleanup"])
+def test_nothing_is_printed_when_told_so(capsys, name):
+    call_command(name, verbosity=0)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_command_runs_in_a_thread_too(capsys):
+    """Where signals can't be handled."""
+    thread = OtherThread()
+    thread(call_command, "idempotency_reap", "--json")
+    thread.close()
+    assert json.loads(capsys.readouterr().out)["finished"]
+
+
+@contextmanager
+def running(*arguments, **options):
+    """A command in a process of its own."""
+    url = database_url(connection.settings_dict, connection.settings_dict["NAME"])
+    environment = os.environ | {"DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "testproject.settings", "DEBUG": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "testproject", *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        **options,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_sigterm_ends_a_cleanup_after_its_batch_and_a_terminal_sees_how_far_it_is():
+    due(*"abcdefgh")
+    ours, theirs = pty.openpty()
+    with running("idempotency_cleanup", "--batch=1", "--pause=0.3", "--json", stderr=theirs) as process:
+        os.close(theirs)
+        progress = os.read(ours, 1000).decode()
+        process.send_signal(signal.SIGTERM)
+        facts = json.loads(process.stdout.read())
+        assert process.wait() == 0
+    os.close(ours)
+    assert "records in" in progress
+    assert not facts["finished"]
+    assert 0 < facts["rows"] < 8
+    assert count() == 8 - facts["rows"]
+
+
+def test_without_a_terminal_there_is_no_progress(capsys):
+    due(*"abc")
+    call_command("idempotency_cleanup", "--batch=1", "--pause=0")
+    printed = capsys.readouterr()
+    assert (printed.out.count("\n"), printed.err) == (1, "")

@@ -1,0 +1,124 @@
+"""The Celery tasks, called, and under a real worker and a real beat; their schedule."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from django.db import connection
+from kombu import Connection
+
+from django_idempotency import tasks
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.policy import Policy
+from django_idempotency.tasks import BEAT_SCHEDULE, BODIES_BEAT_SCHEDULE
+from testproject.celery import app
+from tests.callers import claim, door, paying, record, shift
+from tests.databases import database_url
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.celery, pytest.mark.usefixtures("payer")]
+
+ROOT = Path(__file__).parent.parent
+ENTRIES = BEAT_SCHEDULE | BODIES_BEAT_SCHEDULE
+HOUR = 3600
+
+
+def work_for_all():
+    """One record for each task."""
+    claim("stuck", policy=Policy())
+    shift("stuck", locked_until=-HOUR)
+    for key, purge_at in (("due", -HOUR), ("audit", HOUR)):
+        door(paying)(key)
+        shift(key, expires_at=-HOUR, purge_at=purge_at)
+
+
+def all_done():
+    return record("stuck").status == "failed" and record("due") is None and record("audit").response_body is None
+
+
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+def test_a_scheduled_run_is_over_before_the_next_begins(entry):
+    """The message does not outlive ``expires``, nor the run ``time_limit``: so they can't overlap."""
+    limits = entry["options"]
+    assert limits["expires"] + limits["time_limit"] <= entry["schedule"]
+    assert entry["kwargs"]["max_seconds"] < limits["soft_time_limit"] < limits["time_limit"]
+
+
+def test_every_scheduled_task_is_one():
+    app.loader.import_default_modules()
+    assert {entry["task"] for entry in ENTRIES.values()} <= app.tasks.keys()
+
+
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+def test_a_task_takes_what_its_schedule_gives_and_returns_json(entry):
+    work_for_all()
+    result = app.tasks[entry["task"]].apply(kwargs=entry["kwargs"], throw=True).get()
+    assert result["finished"]
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_the_tasks_do_the_work():
+    work_for_all()
+    assert tasks.reap()["failed"] == 1
+    assert tasks.cleanup()["rows"] == 1
+    assert tasks.drop_bodies()["rows"] == 1
+    assert all_done()
+
+
+def test_the_schedule_can_be_imported_by_the_settings():
+    program = "from django_idempotency.tasks import BEAT_SCHEDULE; from django.apps import apps; assert not apps.ready"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+@contextmanager
+def running(broker_url, directory):
+    """A worker and a beat on a queue of their own; the file that both log to."""
+    queue = f"idempotency-test-{uuid4().hex}"
+    environment = os.environ | {
+        "DATABASE_URL": database_url(connection.settings_dict, connection.settings_dict["NAME"]),
+        "DJANGO_SETTINGS_MODULE": "tests.beat_settings",
+        "CELERY_BROKER_URL": broker_url,
+        "TEST_QUEUE": queue,
+        "DEBUG": "1",
+    }
+    celery = [sys.executable, "-m", "celery", "--app", "testproject"]
+    worker = ["worker", "--concurrency", "1", "--without-gossip", "--without-mingle", "--without-heartbeat"]
+    beat = ["beat", "--schedule", str(directory / "schedule"), "--pidfile", "", "--max-interval", "1"]
+    log_file = directory / "celery.log"
+    with ExitStack() as stack:
+        log = stack.enter_context(log_file.open("wb"))
+        stack.callback(forget, broker_url, queue)
+        for command in (worker, beat):
+            process = subprocess.Popen(
+                [*celery, *command, "--loglevel", "INFO"], cwd=ROOT, env=environment, stdout=log, stderr=log
+            )
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+        yield log_file
+
+
+def forget(broker_url, queue):
+    with Connection(broker_url) as broker:
+        broker.default_channel.queue_delete(queue)
+        broker.default_channel.exchange_delete(queue)
+
+
+@pytest.mark.parametrize(
+    "broker",
+    [pytest.param("rabbitmq", marks=pytest.mark.rabbitmq), pytest.param("redis", marks=pytest.mark.redis)],
+)
+def test_a_real_worker_and_beat_do_the_work(request, broker, tmp_path):
+    work_for_all()
+    with running(request.getfixturevalue(f"{broker}_url"), tmp_path) as log:
+        try:
+            eventually(all_done, within=40)
+        except TimeoutError:
+            pytest.fail(log.read_text(errors="replace")[-5000:])
+    assert IdempotencyRecord.objects.count() == 2
