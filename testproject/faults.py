@@ -12,7 +12,8 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, wraps
@@ -155,50 +156,59 @@ _for_heartbeat: list[Fault] = []
 
 def faults(get_response: Callable[[HttpRequest], HttpResponseBase]) -> Callable[[HttpRequest], HttpResponseBase]:
     """Middleware, the outermost."""
-    _install()
+    install()
 
     def middleware(request: HttpRequest) -> HttpResponseBase:
-        armed = [Fault(**fault) for fault in json.loads(request.headers.get("X-Fault", "[]"))]
-        for fault in armed:
-            if fault.at not in POINTS or fault.do not in ACTIONS:
-                raise ValueError(f"X-Fault: there is no {fault.do} at {fault.at}.")
-        _for_heartbeat.extend(fault for fault in armed if fault.at.startswith("renew"))
-        token = _armed.set(armed)
-        try:
+        with armed(json.loads(request.headers.get("X-Fault", "[]"))):
             response = get_response(request)
-            _reach("respond")
+            reach("respond")
             return response
-        finally:
-            _armed.reset(token)
 
     return middleware
 
 
-def _reach(point: str) -> None:
-    armed = _for_heartbeat if point.startswith("renew") else _armed.get([])
-    for fault in list(armed):
+@contextmanager
+def armed(given: Iterable[dict[str, Any]]) -> Iterator[None]:
+    """``given``: faults as the header has them."""
+    faults = [Fault(**fault) for fault in given]
+    for fault in faults:
+        if fault.at not in POINTS or fault.do not in ACTIONS:
+            raise ValueError(f"There is no {fault.do} at {fault.at}.")
+    _for_heartbeat.extend(fault for fault in faults if fault.at.startswith("renew"))
+    token = _armed.set(faults)
+    try:
+        yield
+    finally:
+        _armed.reset(token)
+
+
+def reach(point: str) -> None:
+    """This is the point of that name."""
+    waiting = _for_heartbeat if point.startswith("renew") else _armed.get([])
+    for fault in list(waiting):
         if fault.at == point:
-            armed.remove(fault)
+            waiting.remove(fault)
             ACTIONS[fault.do](fault)
 
 
 @cache
-def _install() -> None:
+def install() -> None:
+    """Put the points into this process."""
     for step in STORE_STEPS:
         owner = PostgreSQLStore if step in vars(PostgreSQLStore) else DatabaseStore
         setattr(owner, step, _between_points(step, getattr(owner, step)))
     BaseDatabaseWrapper._commit = _between_points("commit", BaseDatabaseWrapper._commit)  # type: ignore[attr-defined]
-    pre_save.connect(lambda **_named: _reach("effect.before"), sender=LedgerEntry, weak=False)
-    post_save.connect(lambda **_named: _reach("effect.after"), sender=LedgerEntry, weak=False)
+    pre_save.connect(lambda **_named: reach("effect.before"), sender=LedgerEntry, weak=False)
+    post_save.connect(lambda **_named: reach("effect.after"), sender=LedgerEntry, weak=False)
     DatabaseErrorWrapper.__exit__ = _logging(DatabaseErrorWrapper.__exit__)  # type: ignore[method-assign]
 
 
 def _between_points(step: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def passing(*args: Any, **named: Any) -> Any:
-        _reach(f"{step}.before")
+        reach(f"{step}.before")
         result = method(*args, **named)
-        _reach(f"{step}.after")
+        reach(f"{step}.after")
         return result
 
     return passing

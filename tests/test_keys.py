@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 import http_sf
 import pytest
 from hypothesis import assume
@@ -133,3 +135,15 @@ def test_child_keys_differ_by_name_and_parent_and_repeat_for_the_same(key, name,
 def test_a_child_key_is_itself_a_key():
     key = child_key(record_id("user:1", "k"), "gateway")
     assert parse_key(key) == parse_key(f'"{key}"', strict=True) == key
+
+
+def test_identifiers_stay_the_same_from_one_release_to_the_next():
+    """Records outlive a deployment, and so does what was sent downstream under a child key."""
+    ids = [record_id(f"user:{n}", f"key {n}é") for n in range(50)]
+    assert sha256(b"".join(id.bytes for id in ids)).hexdigest()[:16] == "68ec2623d64596b2"
+    assert [bound.hex for bound in id_range("key")] == [f"2c70e12b7a0646f9{end}" for end in ("0" * 16, f"7{'f' * 15}")]
+    assert child_key(ids[1], "charge") == "bad0523e-94d3-ce19-4f1c-832fc28ac33d"
+
+
+def test_a_scope_of_whatever_text_has_an_identifier():
+    assert record_id("\ud800", "k") != record_id("\ud801", "k")

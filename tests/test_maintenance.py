@@ -655,12 +655,13 @@ UNION ALL
 SELECT gen_random_uuid(), 's', i, 'POST', '/', ''::bytea, 'lease', now(), 'completed', NULL, NULL, NULL, now(),
     now() + make_interval(secs => i - {DUE}), now() + make_interval(secs => i - {DUE} + (i % 2)), 200, '[]',
     'body'
-FROM generate_series(1, 2 * {DUE}) AS i
+FROM (SELECT i FROM generate_series(1, 2 * {DUE}) AS i ORDER BY random()) AS shuffled (i)
 """
 
 
 @pytest.fixture
 def large_table(payer):
+    run_sql(f"VACUUM {TABLE}")  # what earlier tests have left
     run_sql(FILL)
     run_sql(f"ANALYZE {TABLE}")
 
@@ -705,8 +706,8 @@ def buffers(plan):
     ("work", "index", "rows"),
     [
         (lambda: next(reaping(batch=STUCK)), "idempotency_record_reap", STUCK),
-        (lambda: next(cleaning(batch=500)), "idempotency_record_purge", 500),
-        (lambda: next(dropping_bodies(batch=500)), "idempotency_record_bodies", 500),
+        (lambda: next(cleaning(batch=100)), "idempotency_record_purge", 100),
+        (lambda: next(dropping_bodies(batch=100)), "idempotency_record_bodies", 100),
     ],
     ids=["reap", "cleanup", "drop_bodies"],
 )
@@ -715,7 +716,7 @@ def test_a_batch_reads_only_its_rows_by_the_partial_index_and_writes_by_primary_
     assert indexes(look) == {index}
     assert indexes(write) == {f"{TABLE}_pkey"}
     assert look["Actual Rows"] == rows
-    assert buffers(look) < 5 * rows
+    assert buffers(look) < 10 * rows
     assert buffers(look) + buffers(write) < 30 * rows
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_idempotency.policy import NAMES, Policy, nearest, unknown_names
+from django_idempotency.policy import LONGEST, NAMES, Policy, nearest, unknown_names
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,17 @@ def test_a_value_that_cannot_be_meant_is_an_error_that_says_which(name, wrong, s
     assert sentence in str(refused.value)
 
 
+def test_the_bounds_themselves_can_be_meant():
+    policy = Policy(lease=1, retention=LONGEST, wait=0, grace=0, max_body=0, release_statuses=[100, 599])
+    assert (policy.lease, policy.retention, policy.wait) == (1, LONGEST, 0)
+
+
+@pytest.mark.parametrize("statuses", [[99], [600]])
+def test_a_status_beyond_the_bounds_can_not(statuses):
+    with pytest.raises(ImproperlyConfigured, match="HTTP statuses"):
+        Policy(retry_statuses=statuses)
+
+
 def test_a_name_that_is_no_option_is_an_error():
     with pytest.raises(TypeError, match="leese"):
         Policy(leese=5)
@@ -84,6 +95,7 @@ def test_an_audit_copy_is_kept_at_least_as_long_as_the_key():
 
 def test_a_wrong_name_is_told_the_nearest_right_one_in_whatever_case():
     assert nearest("leese", ["LEASE", "WAIT"]) == "did you mean 'LEASE'?"
+    assert nearest("leas_time", NAMES) == "did you mean 'lease'?"
     assert nearest("xyz", ["b", "a"]) == "it must be one of a, b."
     assert unknown_names({"retension": 1, "wait": 2}, ["wait", "retention"]) == [
         "Unknown name 'retension': did you mean 'retention'?"

@@ -211,3 +211,37 @@ def _nodes(plan):
 
 def _buffers(plan) -> int:
     return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+
+
+# --- Prepared statements ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def prepared(monkeypatch):
+    """What the session has prepared; its connection allows it."""
+    connection.close()
+    allowed = connection.settings_dict["OPTIONS"] | {"prepare_threshold": 5}
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", allowed)
+    yield lambda: _fetch_all("SELECT statement FROM pg_prepared_statements")
+    connection.close()
+
+
+def _fetch_all(query):
+    with connection.cursor() as cursor:
+        cursor.execute(query)
+        return [statement.strip() for (statement,) in cursor.fetchall()]
+
+
+@MODES
+def test_where_the_connection_allows_it_the_statements_of_every_request_are_prepared(user, prepared, mode):
+    view = idempotent(mode=mode)(pay)
+    assert len(statements_of(view, user, idempotency_key="k").on(postgresql.TABLE)) == (3 if mode == "atomic" else 2)
+    assert not statements_of(view, user, idempotency_key="k").all, "the server has parsed the claim already"
+    verbs = sorted(statement.split()[0] for statement in prepared())
+    assert verbs == (["SELECT", "UPDATE", "WITH"] if mode == "atomic" else ["UPDATE", "WITH"])
+
+
+def test_otherwise_nothing_is_prepared(user):
+    connection.close()
+    statements_of(idempotent(pay), user, idempotency_key="k")
+    assert not _fetch_all("SELECT statement FROM pg_prepared_statements")

@@ -15,19 +15,19 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
+from testproject.interrupts import end_on_signals
 from tests.faults import scenarios
 from tests.faults.cluster import Cluster
 from tests.faults.scenarios import SCENARIOS, Outcome, Scenario
 
-OPERATIONS, EACH = 10_000, 20
-ROUNDS = 4
+OPERATIONS, EACH, PATIENCE = 10_000, 20, 120
 
 
 def main() -> int:
     os.environ["DJANGO_SETTINGS_MODULE"] = "testproject.settings"
-    os.environ["DATABASE_URL"] = (
-        "postgres://nobody@127.0.0.1:1/none"  # nobody's: every scenario has a server of its own
-    )
+    # Nobody's: every scenario has a server of its own.
+    os.environ["DATABASE_URL"] = "postgres://nobody@127.0.0.1:1/none"
+    end_on_signals()
     arguments = _arguments()
     seed = random.randrange(2**32) if arguments.seed is None else arguments.seed
     chosen = [scenario for scenario in SCENARIOS if arguments.only in scenario.name]
@@ -39,7 +39,7 @@ def main() -> int:
                 print(f"{scenario.name}: left out, this machine lacks {lacks}")
                 continue
             operations = round(arguments.operations * scenario.share)
-            played.append(_play(scenario, common, operations, seed + number, arguments.each))
+            played.append(_play(scenario, common, operations, seed + number, arguments))
             _print_line(*played[-1])
     return _conclude([outcome for outcome, _seconds in played], least=arguments.each)
 
@@ -49,18 +49,27 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="decide as an earlier run did")
     parser.add_argument("--operations", type=int, default=OPERATIONS, help="requests in all, retries not counted")
     parser.add_argument("--each", type=int, default=EACH, help="how often each fault has to bite")
+    parser.add_argument(
+        "--patience", type=float, default=PATIENCE, help="seconds in which a scenario is repeated until it bit"
+    )
     parser.add_argument("--only", default="", help="scenarios with this in their names")
     return parser.parse_args()
 
 
 def _play(
-    scenario: Scenario, common: tuple[Cluster, Path], operations: int, seed: int, least: int
+    scenario: Scenario, common: tuple[Cluster, Path], operations: int, seed: int, arguments: argparse.Namespace
 ) -> tuple[Outcome, float]:
     began = time.monotonic()
     own = scenario.own_cluster or scenario.own_disk
     with scenarios.ground(scenario.own_disk) if own else nullcontext(common) as (cluster, directory):
         outcome = scenarios.run(
-            scenario, cluster, directory, operations=operations, seed=seed, least=least, rounds=ROUNDS
+            scenario,
+            cluster,
+            directory,
+            operations=operations,
+            seed=seed,
+            least=arguments.each,
+            patience=arguments.patience,
         )
     return outcome, time.monotonic() - began
 

@@ -66,7 +66,7 @@ class Cluster:
         """Become a standby, of whatever was here before."""
         shutil.rmtree(self.directory, ignore_errors=True)
         source = ("-h", "127.0.0.1", "-p", str(primary.port), "-U", "postgres")
-        self.run("pg_basebackup", *source, "-D", str(self.directory), "-R", "--checkpoint=fast")
+        self.run("pg_basebackup", *source, "-D", str(self.directory), "-R", "--checkpoint=fast", "--no-sync")
 
     def promote(self) -> None:
         self.run("pg_ctl", "promote", "-w", "-D", str(self.directory))

@@ -76,11 +76,11 @@ def vanishing(proxy: CountingProxy) -> Nemesis:
     return harm
 
 
-def crashing(cluster: Cluster, tally: Counter[str], *, pause: tuple[float, float] = (0.8, 1.6)) -> Nemesis:
+def crashing(cluster: Cluster, tally: Counter[str]) -> Nemesis:
     """All of PostgreSQL is killed, or shut down at once, and started again."""
 
     def harm(decide: random.Random, over: Event) -> None:
-        while not over.wait(decide.uniform(*pause)):
+        while not over.wait(decide.uniform(0.3, 0.8)):
             how = decide.choice(("PostgreSQL SIGKILL", "PostgreSQL immediate shutdown"))
             (cluster.kill if how == "PostgreSQL SIGKILL" else cluster.shut_down)()
             tally[how] += 1

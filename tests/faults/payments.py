@@ -12,6 +12,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from threading import Event
 from typing import Any
+from uuid import UUID
 
 import httpx
 import psycopg
@@ -75,9 +76,7 @@ class Payments:
 
     def effects(self, key: str) -> int | list[str]:
         """The names of the effects; but how many there are at the gateway, where that is not one."""
-        with psycopg.connect(self.effects_url, autocommit=True) as connection:
-            rows = connection.execute("SELECT id, kind FROM testproject_ledgerentry WHERE reference = %s", [key])
-            entries = rows.fetchall()
+        entries = ledger(self.effects_url, key)
         if any(kind == "payout" for _id, kind in entries) and (paid := self._paid(key)) != 1:
             return paid
         return [entry.hex for entry, _kind in entries]
@@ -85,6 +84,13 @@ class Payments:
     def _paid(self, key: str) -> int:
         answer = httpx.get(f"{self.server.gateway_url}/payouts", params={"reference": key}, trust_env=False)
         return int(answer.raise_for_status().json()["effects"])
+
+
+def ledger(url: str, reference: str) -> list[tuple[UUID, str]]:
+    """The entries with a reference, and their kinds."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        rows = connection.execute("SELECT id, kind FROM testproject_ledgerentry WHERE reference = %s", [reference])
+        return rows.fetchall()
 
 
 def _payment(door: str, call: Call) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from urllib.parse import quote
 
 from django_idempotency.testing import Call, Verdict, Violation, exercise
 from tests.faults.cluster import Cluster, room, running_cluster, small_disk
+from tests.faults.messages import Consumers, Messages
 from tests.faults.nemesis import (
     CountingProxy,
     Nemesis,
@@ -52,16 +54,16 @@ class Place:
 
     cluster: Cluster
     proxy: CountingProxy
-    server: Server
+    served: Server | Consumers
     directory: Path
     log: Path
     tally: Counter[str]
-    closing: ExitStack
+    stack: ExitStack
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """``must_bite``: the faults that it is for. ``must_show``: what they have to lead to. ``share``: of the operations of the campaign."""
+    """``must_bite``: the faults that it is for. ``must_show``: what they lead to. ``share``: of all operations."""
 
     name: str
     choose: Choose
@@ -73,6 +75,8 @@ class Scenario:
     environment: Mapping[str, str] = field(default_factory=dict)
     connection: Mapping[str, str] = field(default_factory=dict)
     prepare: Callable[[Path], Mapping[str, str]] = lambda directory: {}
+    by_message: bool = False
+    clients: int = CLIENTS
     own_cluster: bool = False
     own_disk: int = 0  # megabytes
 
@@ -106,16 +110,18 @@ def run(
     seed: int,
     drain: float = 60,
     least: int = 0,
-    rounds: int = 1,
+    patience: float = 0,
 ) -> Outcome:
-    """Play it on a prepared database; again, up to ``rounds`` times, until everything bit ``least`` times."""
+    """Play it on a prepared database; again, for ``patience`` seconds, until everything bit ``least`` times."""
     verdicts: list[Verdict] = []
+    begun = time.monotonic()
     with standing(scenario, cluster, directory) as place:
         nemesis = scenario.nemesis(place) if scenario.nemesis else None
         while True:
             verdicts.append(_round(scenario, place, nemesis, operations, seed + 1000 * len(verdicts), drain))
             outcome = Outcome(scenario, verdicts, *_bites(place))
-            if outcome.violations or len(verdicts) == rounds or not outcome.toothless(least):
+            enough = not outcome.toothless(least) or time.monotonic() - begun > patience
+            if outcome.violations or enough:
                 return outcome
 
 
@@ -123,11 +129,15 @@ def _round(
     scenario: Scenario, place: Place, nemesis: Nemesis | None, operations: int, seed: int, drain: float
 ) -> Verdict:
     url = place.cluster.url(port=place.proxy.port)
-    payments = Payments(place.server, url, scenario.doors, scenario.choose, seed, place.tally)
+    driver: Payments | Messages
+    if isinstance(place.served, Consumers):
+        driver = Messages(place.served, url, scenario.choose, seed)
+    else:
+        driver = Payments(place.served, url, scenario.doors, scenario.choose, seed, place.tally)
     return exercise(
-        payments.send,
-        payments.effects,
-        clients=CLIENTS,
+        driver.send,
+        driver.effects,
+        clients=scenario.clients,
         keys=max(1, operations // 4),
         operations=operations,
         seed=seed,
@@ -160,14 +170,24 @@ def standing(scenario: Scenario, cluster: Cluster, directory: Path) -> Iterator[
     url = cluster.url(port=proxy.port) + query
     try:
         with (
-            running_server(url, directory, workers=WORKERS, **environment) as server,
-            reviving(server.pid, after=PAST_THE_LEASE) as tally,
-            ExitStack() as closing,
+            _served(scenario, url, directory, environment) as served,
+            reviving(served.pid, after=PAST_THE_LEASE) as tally,
+            ExitStack() as stack,
         ):
-            yield Place(cluster, proxy, server, directory, log, tally, closing)
+            yield Place(cluster, proxy, served, directory, log, tally, stack)
     finally:
         proxy.listener.close()
         proxy.go_away()
+
+
+@contextmanager
+def _served(scenario: Scenario, url: str, directory: Path, environment: dict[str, str]) -> Iterator[Server | Consumers]:
+    if not scenario.by_message:
+        with running_server(url, directory, workers=WORKERS, **environment) as server:
+            yield server
+    else:
+        with closing(Consumers({"DATABASE_URL": url, **environment})) as consumers:
+            yield consumers
 
 
 # --- Which fault ------------------------------------------------------------------------------------------------------
@@ -229,25 +249,33 @@ CRASHES = Scenario(
     anywhere(0.3),
     (*MATRIX, "cut before COMMIT", "cut after COMMIT", "maintenance killed"),
     must_show=("worker restarted", "worker continued", "connection terminated"),
-    share=0.45,
+    share=0.4,
     nemesis=lambda place: together(cutting(place.proxy), cleaning_up(place.cluster.url(), place.tally)),
+)
+ZOMBIES = Scenario(
+    "zombies",
+    one_of(0.15, {"at": ("claim.after", "effect.before", "effect.after", "complete.before"), "do": "stop"}),
+    ("stop",),
+    must_show=("worker continued",),
+    share=0.05,
+    doors=LEASED,
 )
 WIRES = Scenario(
     "short connections",
     anywhere(0.2, {"terminate": 3, "cut": 3, "raise": 1}),
     ("terminate", "cut", "database out of reach"),
-    share=0.1,
+    share=0.07,
     nemesis=lambda place: together(cutting(place.proxy), vanishing(place.proxy)),
     environment={"CONN_MAX_AGE": "0"},
 )
 TIMEOUTS = Scenario(
     "timeouts and deadlocks",
     one_of(
-        0.3,
+        0.5,
         {"at": INSIDE, "do": "sleep", "ms": 400},
         {"at": INSIDE, "do": "query", "ms": 400},
-        {"at": INSIDE, "do": "lock", "locks": [7, 8], "ms": 40},
-        {"at": INSIDE, "do": "lock", "locks": [8, 7], "ms": 40},
+        {"at": INSIDE, "do": "lock", "locks": [7, 8], "ms": 80},
+        {"at": INSIDE, "do": "lock", "locks": [8, 7], "ms": 80},
     ),
     ("idle_in_transaction_session_timeout", "statement_timeout", "lock_timeout", "deadlock", "foreign row lock"),
     share=0.1,
@@ -263,14 +291,14 @@ SERIALIZABLE = Scenario(
     "serializable",
     one_of(0.4, {"at": INSIDE, "do": "survey", "ms": 20}),
     ("serialization failure",),
-    share=0.1,
+    share=0.07,
     connection={"isolation_level": "4"},
 )
 REPEATABLE_READ = Scenario(
     "repeatable read",
     one_of(0.4, {"at": INSIDE, "do": "update", "ms": 20}),
     ("serialization failure",),
-    share=0.1,
+    share=0.07,
     connection={"isolation_level": "3"},
 )
 DATABASE_CRASHES = Scenario(
@@ -281,7 +309,7 @@ DATABASE_CRASHES = Scenario(
         {"at": ("commit.before", "commit.after", "respond"), "do": "crash"},
     ),
     ("crash", "PostgreSQL SIGKILL", "PostgreSQL immediate shutdown"),
-    share=0.15,
+    share=0.1,
     nemesis=lambda place: crashing(place.cluster, place.tally),
     environment={"FAULTS_MAY_CRASH_DATABASE": "1"},
 )
@@ -289,7 +317,7 @@ DATABASE_CRASHES = Scenario(
 
 def _failing_over(place: Place) -> Nemesis:
     standby = Cluster(place.directory / "standby")
-    place.closing.callback(standby.stop)
+    place.stack.callback(standby.stop)
     attach(standby, place.cluster)
     return failing_over(place.cluster, standby, place.proxy)
 
@@ -300,12 +328,10 @@ DISK_FULL = Scenario(
     one_of(0),
     ("disk filled",),
     must_show=("disk full",),
-    share=0.1,
+    share=0.07,
     nemesis=lambda place: filling(place.cluster.directory.parent, place.cluster, place.tally),
     own_disk=100,
 )
-
-
 CLOCK = Scenario(
     "clock jumps",
     anywhere(0.1, {"raise": 2, "terminate": 1}),
@@ -315,7 +341,27 @@ CLOCK = Scenario(
     nemesis=lambda place: jumping(place.directory / "clock", place.tally),
     prepare=jumping_clock,
 )
-SCENARIOS = (CRASHES, WIRES, TIMEOUTS, SERIALIZABLE, REPEATABLE_READ, DATABASE_CRASHES, FAILOVER, DISK_FULL, CLOCK)
+CONSUMERS = Scenario(
+    "consumers",
+    anywhere(0.3),
+    (*MATRIX, "cut before COMMIT", "cut after COMMIT"),
+    share=0.1,
+    nemesis=lambda place: cutting(place.proxy),
+    by_message=True,
+    clients=6,
+)
+SCENARIOS = (
+    CRASHES,
+    WIRES,
+    TIMEOUTS,
+    SERIALIZABLE,
+    REPEATABLE_READ,
+    DATABASE_CRASHES,
+    FAILOVER,
+    DISK_FULL,
+    CLOCK,
+    CONSUMERS,
+)
 
 
 def lacking(scenario: Scenario) -> str:

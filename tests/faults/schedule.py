@@ -208,6 +208,7 @@ class Found:
     kills: int = 0
     steps: int = 0
     outcomes: set[Any] = field(default_factory=set)
+    waited: set[str] = field(default_factory=set)  # who ever waited for a lock
 
     def __str__(self) -> str:
         return (
@@ -372,6 +373,7 @@ class Explorer:
             if stopped == {actor.name for actor in moving}:
                 self.blocked = [name for name in self.blocked if name in stopped]
                 self.blocked += sorted(stopped - set(self.blocked))
+                self.found.waited |= stopped
                 return
             waited += LOOK_AFTER
             assert waited < PATIENCE, "somebody is lost"
