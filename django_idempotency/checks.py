@@ -93,7 +93,7 @@ def check_databases(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
             id="django_idempotency.E007",
         )
         for using in _record_databases()
-        if connections[using].vendor == "sqlite" and not conf.debug()
+        if connections[using].vendor == "sqlite" and not (conf.debug() or conf.in_test_run())
     ]
 
 

@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from django.conf import settings
+from django.core import mail
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
@@ -117,6 +118,11 @@ def resolve(policy: Policy) -> Policy:
 
 def debug() -> bool:
     return bool(settings.DEBUG)
+
+
+def in_test_run() -> bool:
+    """Whether Django's test environment is set up, by its outbox."""
+    return hasattr(mail, "outbox")
 
 
 def middleware() -> list[str]:

@@ -463,7 +463,7 @@ def _keep_after_rollback(run: Execution, verdict: Keep) -> None:
 def _give_up(run: Execution, error: BaseException) -> NoReturn:
     """Nothing was committed: leave the record to a retry, and let the error pass."""
     run.abandon(run.verdict if isinstance(run.verdict, Release) else Fail(type(error).__name__))
-    if _is_unreachable(error) and not run.locked:
+    if _is_unreachable(error) and (run.concluded or not run.locked):  # an error of ours, not of the view's
         raise StoreUnavailable(str(error)) from error
     raise error
 

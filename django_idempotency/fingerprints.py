@@ -116,7 +116,7 @@ def _query_fields(query: str) -> list[tuple[str, bytes]]:
 
 def _posted(request: HttpRequest) -> HttpRequest:
     """``request`` itself, or as if it were a POST: Django parses the forms of no other method."""
-    if request.method == "POST":
+    if request.method == "POST" or hasattr(request, "_post"):
         return request
     _ = request.body  # kept in memory, for the copy and for the view
     posted = copy(request)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
-from django.core import mail
 from django.db import connections
 
+from django_idempotency.conf import in_test_run
 from django_idempotency.exceptions import ClaimLost
 from django_idempotency.outcomes import Claimed
 from django_idempotency.policy import Policy
@@ -73,7 +73,7 @@ class Heartbeat:
         """Count one replay; written within a second or so."""
         with self._changed:
             self._replays[policy][id] += 1
-            if not _in_test_run():
+            if not in_test_run():  # databases come and go there, and a thread would hold on to them
                 self._wake()
 
     def beat(self) -> None:
@@ -152,11 +152,6 @@ class Heartbeat:
     def _interval(self) -> float:
         intervals = [lease.policy.lease / BEATS_PER_LEASE for lease in self._leases.values()]
         return min(intervals + [COUNT_EVERY] * bool(self._replays))
-
-
-def _in_test_run() -> bool:
-    # Django's test environment, by its outbox: databases come and go there, and a thread would hold on to them.
-    return hasattr(mail, "outbox")
 
 
 heartbeat = Heartbeat()

@@ -73,7 +73,7 @@ class Policy:
     methods: Collection[str] = ("POST", "PUT", "PATCH", "DELETE")
     mode: str = Mode.ATOMIC
     lease: float = 60
-    grace: float = 0.1
+    grace: float = 0.5
     on_crash: str = OnCrash.RETRY
     in_flight: str = WhenInFlight.REJECT
     wait: float = 10

@@ -131,6 +131,8 @@ class _Run:
         return self._handle(request, *args, **kwargs)
 
     def _claim(self, request: Request) -> Outcome | IdempotencyError | None:
+        if request._request.content_type == "multipart/form-data":
+            _ = request.data  # parsed by the view's own parsers, which may refuse it
         try:
             operation = identify(request._request, self.policy, sender=type(self.view), caller=request)
             return None if operation is None else claim_or_fail_open(operation, self.policy)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import sys
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from django.contrib.auth.models import User
-from django.core import checks
+from django.core import checks, mail
 from django.db import connection, connections
 from django.http import HttpResponse
 from django.urls import include, path
@@ -138,9 +138,11 @@ def test_e006_an_async_class(found):
     assert list(found(idempotent(base).as_view())) == ["E006"]
 
 
-def test_e007_sqlite_outside_debug(settings, second_database):
+def test_e007_sqlite_outside_debug(settings, second_database, monkeypatch):
     settings.IDEMPOTENCY = {"USING": second_database}
     settings.DEBUG = False
+    assert check_databases(None) == [], "a test run, which turns DEBUG off"
+    monkeypatch.delattr(mail, "outbox")
     (message,) = check_databases(None)
     assert (message.id, "'lite'" in message.msg) == (f"{OURS}E007", True)
     assert "PostgreSQL" in message.hint

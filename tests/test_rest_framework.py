@@ -7,10 +7,12 @@ import json
 import pytest
 from django.contrib.auth.models import Permission
 from django.http import HttpResponse
+from django.test.client import encode_multipart
 from rest_framework import exceptions, generics, permissions, serializers, status, throttling, viewsets
 from rest_framework.authentication import SessionAuthentication, TokenAuthentication
 from rest_framework.authtoken.models import Token
 from rest_framework.decorators import action, api_view, permission_classes
+from rest_framework.parsers import JSONParser
 from rest_framework.renderers import BrowsableAPIRenderer, JSONRenderer
 from rest_framework.response import Response
 from rest_framework.views import APIView, exception_handler
@@ -437,3 +439,19 @@ def test_mixins_that_override_what_it_overrides_still_work_beside_it(call, bases
     assert first.headers["X-Trace"] == "initial finalize"
     assert refused.headers["X-Trace"] == "initial IdempotencyProblem finalize"
     assert json.loads(refused.content)["code"] == "fingerprint_mismatch"
+
+
+def test_a_form_is_parsed_by_the_views_own_parsers_with_a_key_too(call, alice):
+    class OnlyJSON(IdempotentMixin, APIView):
+        authentication_classes = ()
+        permission_classes = ()
+        parser_classes = (JSONParser,)
+        idempotency = Policy(scope="public")
+
+        def post(self, request):
+            return Response(dict(request.data))
+
+    form = {"data": encode_multipart("b", {"a": "1"}), "content_type": "multipart/form-data; boundary=b"}
+    assert call(OnlyJSON.as_view(), key=None, **form).status_code == 415
+    assert call(OnlyJSON.as_view(), key="k", **form).status_code == 415
+    assert not IdempotencyRecord.objects.exists()

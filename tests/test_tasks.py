@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 from django.db import connection
-from kombu import Connection
+from kombu import Connection, Exchange, Queue
 
 from django_idempotency import tasks
 from django_idempotency.models import IdempotencyRecord
@@ -106,8 +106,10 @@ def running(broker_url, directory):
 
 def forget(broker_url, queue):
     with Connection(broker_url) as broker:
-        broker.default_channel.queue_delete(queue)
-        broker.default_channel.exchange_delete(queue)
+        bound = Queue(queue, Exchange(queue), queue)(broker.default_channel)
+        bound.declare()  # in Redis, who has not declared it does not know what else to delete
+        bound.delete()
+        bound.exchange.delete()
 
 
 @pytest.mark.parametrize(

@@ -127,11 +127,14 @@ class DatabaseStore(Store):
 
     def lock(self, claim: Claimed, policy: Policy) -> bool:
         rows = _held_by(claim, policy)
-        with store_errors():
-            if not connections[alias(policy)].features.has_select_for_update:
-                # Without row locks the write lock of the whole database is the proof of life.
-                return rows.update(updated_at=F("updated_at")) == 1
-            return _first(_for_update(rows, policy)) is not None
+        try:
+            with store_errors():
+                if not connections[rows.db].features.has_select_for_update:
+                    # Without row locks the write lock of the whole database is the proof of life.
+                    return rows.update(updated_at=F("updated_at")) == 1
+                return _first(_for_update(rows, policy)) is not None
+        except StoreConflict:
+            return False
 
     def complete(self, claim: Claimed, response: StoredResponse, policy: Policy, *, failure: bool = False) -> bool:
         status = Status.FAILED if failure else Status.COMPLETED

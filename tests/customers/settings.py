@@ -12,4 +12,3 @@ MIDDLEWARE: list[str] = []
 AUTH_USER_MODEL = "customers.Customer"
 ROOT_URLCONF = "tests.customers.urls"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-SILENCED_SYSTEM_CHECKS = ["django_idempotency.E007"]  # tests may run on SQLite
