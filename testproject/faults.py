@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, wraps
@@ -28,7 +28,7 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.stores.database import DatabaseStore
+from django_idempotency.stores.database import DatabaseStore, store_errors
 from django_idempotency.stores.postgresql import PostgreSQLStore
 from testproject.models import LedgerEntry
 
@@ -204,11 +204,16 @@ def install() -> None:
 
 
 def _between_points(step: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    # What goes wrong at a step of the store goes wrong in the store.
+    inside = store_errors if step in STORE_STEPS else nullcontext
+
     @wraps(method)
     def passing(*args: Any, **named: Any) -> Any:
-        reach(f"{step}.before")
+        with inside():
+            reach(f"{step}.before")
         result = method(*args, **named)
-        reach(f"{step}.after")
+        with inside():
+            reach(f"{step}.after")
         return result
 
     return passing

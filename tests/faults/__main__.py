@@ -107,9 +107,6 @@ def _conclude(outcomes: Sequence[Outcome], *, least: int) -> int:
     violations = sum(len(outcome.violations) for outcome in outcomes)
     print(f"\n{requests} requests, {faults} faults, {violations} violations")
     for outcome in outcomes:
-        for verdict in outcome.verdicts:
-            if not verdict.holds:
-                print(f"\n{outcome.scenario.name}: {verdict}")
         for name in outcome.toothless(least):
             print(f"did not bite often enough: {name} in {outcome.scenario.name}")
     return 1 if violations or any(outcome.toothless(least) for outcome in outcomes) else 0

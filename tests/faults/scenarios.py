@@ -352,6 +352,7 @@ CONSUMERS = Scenario(
 )
 SCENARIOS = (
     CRASHES,
+    ZOMBIES,
     WIRES,
     TIMEOUTS,
     SERIALIZABLE,

@@ -23,8 +23,8 @@ def ground():
 @pytest.mark.parametrize(
     ("scenario", "operations", "bites"),
     [
-        (MORE_CRASHES, 160, {*MATRIX, "cut before COMMIT", "cut after COMMIT"}),
-        (DATABASE_CRASHES, 100, {"crash"}),
+        (MORE_CRASHES, 120, {*MATRIX, "cut before COMMIT", "cut after COMMIT"}),
+        (DATABASE_CRASHES, 80, {"crash"}),
     ],
     ids=["workers and wires", "the database"],
 )
