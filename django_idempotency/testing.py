@@ -249,11 +249,13 @@ def _of_no_effect(told: Sequence[_Exchange], effects: int | Collection[str]) -> 
 
 
 def _mistaken(told: Sequence[_Exchange], exchanges: Sequence[_Exchange]) -> Broken:
-    right = {one.variant: one for one in reversed(told)}
-    for one in exchanges:
-        if one.ended is not None and one.ended.status == MISMATCH and one.variant in right:
-            yield "was refused as another request than the one that was answered", [right[one.variant], one]
-            return
+    """Before it was answered the key may have been another request's, whose claim was released."""
+    for first in told[:1]:
+        for one in exchanges:
+            refused = one.ended is not None and one.ended.status == MISMATCH and one.variant == first.variant
+            if refused and first.ended is not None and one.invoked.order > first.ended.order:
+                yield "was refused as another request than the one that was answered", [first, one]
+                return
 
 
 # --- The trial -------------------------------------------------------------------------------------------------------

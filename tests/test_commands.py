@@ -236,20 +236,24 @@ def running(*arguments, **options):
             process.kill()
 
 
+MANY = 90  # half a minute's work
+
+
 def test_sigterm_ends_a_cleanup_after_its_batch_and_a_terminal_sees_how_far_it_is():
-    due(*"abcdefgh")
+    due(*(f"{number:02}" for number in range(MANY)))
     ours, theirs = pty.openpty()
     with running("idempotency_cleanup", "--batch=1", "--pause=0.3", "--json", stderr=theirs) as process:
         os.close(theirs)
-        progress = os.read(ours, 1000).decode()
+        progress = ""
+        while "records in" not in progress:
+            progress += os.read(ours, 1000).decode()
         process.send_signal(signal.SIGTERM)
         facts = json.loads(process.stdout.read())
         assert process.wait() == 0
     os.close(ours)
-    assert "records in" in progress
     assert not facts["finished"]
-    assert 0 < facts["rows"] < 8
-    assert count() == 8 - facts["rows"]
+    assert 0 < facts["rows"] < MANY
+    assert count() == MANY - facts["rows"]
 
 
 def test_without_a_terminal_there_is_no_progress(capsys):

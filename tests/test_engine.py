@@ -105,6 +105,10 @@ def test_what_a_record_means_for_the_same_request(seen, decision):
     assert seen == before
 
 
+def test_no_grace_is_given_unless_it_is_stated():
+    assert decide(record("processing", mode="atomic", locked_at=at(0)), MINE, NOW) == Available()
+
+
 @pytest.mark.parametrize("mode", ["atomic", "lease"])
 @pytest.mark.parametrize(
     "seen",

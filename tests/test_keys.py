@@ -94,6 +94,26 @@ def test_what_is_no_key_is_refused_with_a_sentence_that_can_be_sent(header, stri
     assert len(str(refused.value)) < 400
 
 
+@pytest.mark.parametrize(
+    ("header", "sentence"),
+    [
+        (" ", r"^The Idempotency-Key header is empty; send 1 to 255 visible ASCII characters\.$"),
+        ('"a b"', r"'a b' holds more than visible ASCII characters; a UUID is a good key"),
+        (f"a,{'b' * 62}", f"'a,{'b' * 62}' is not"),
+        (f"a,{'b' * 63}", rf"'a,{'b' * 62}\\u2026' is not"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong_and_shows_what_was_sent_if_it_is_short(header, sentence):
+    with pytest.raises(MalformedKey, match=sentence):
+        parse_key(header)
+
+
+def test_only_blanks_and_tabs_around_a_key_are_no_part_of_it():
+    assert parse_key("\t X-key-X ") == "X-key-X"
+    with pytest.raises(MalformedKey):
+        parse_key("\x0bkey")
+
+
 def test_a_key_that_is_too_long_is_told_by_how_much():
     with pytest.raises(MalformedKey, match="has 256 characters; at most 255"):
         parse_key("x" * 256)

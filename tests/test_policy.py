@@ -95,7 +95,7 @@ def test_an_audit_copy_is_kept_at_least_as_long_as_the_key():
 
 def test_a_wrong_name_is_told_the_nearest_right_one_in_whatever_case():
     assert nearest("leese", ["LEASE", "WAIT"]) == "did you mean 'LEASE'?"
-    assert nearest("leas_time", NAMES) == "did you mean 'lease'?"
+    assert nearest("mod_x_y", NAMES) == "did you mean 'mode'?"
     assert nearest("xyz", ["b", "a"]) == "it must be one of a, b."
     assert unknown_names({"retension": 1, "wait": 2}, ["wait", "retention"]) == [
         "Unknown name 'retension': did you mean 'retention'?"

@@ -20,7 +20,7 @@ from tests.faults import scenarios
 from tests.faults.cluster import Cluster
 from tests.faults.scenarios import SCENARIOS, Outcome, Scenario
 
-OPERATIONS, EACH, PATIENCE = 10_000, 20, 120
+OPERATIONS, EACH, PATIENCE = 10_000, 20, 150
 
 
 def main() -> int:
@@ -93,6 +93,9 @@ def _print_line(outcome: Outcome, seconds: float) -> None:
         _row((outcome.scenario.name, counts["invoke"], *ends, keys, len(outcome.violations), round(seconds))),
         flush=True,
     )
+    for verdict in outcome.verdicts:
+        if not verdict.holds:
+            print(verdict, flush=True)
 
 
 def _conclude(outcomes: Sequence[Outcome], *, least: int) -> int:

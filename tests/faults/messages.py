@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from django_idempotency.testing import Answer, Call
-from tests.faults.payments import NO_TROUBLE, Choose, ledger
+from tests.faults.payments import NO_TROUBLE, Choose, Ledger
 from tests.servers import ROOT
 
 MODES = ("atomic", "lease")
@@ -68,7 +68,7 @@ class Messages:
     """``send`` and ``effects`` for ``exercise``."""
 
     consumers: Consumers
-    effects_url: str
+    ledger: Ledger
     choose: Choose
     seed: int
 
@@ -84,4 +84,4 @@ class Messages:
         return Answer(status, json.dumps(result).encode(), effect=effect)
 
     def effects(self, key: str) -> list[str]:
-        return [entry.hex for entry, _kind in ledger(self.effects_url, key)]
+        return [entry.hex for entry, _kind in self.ledger.entries(key)]

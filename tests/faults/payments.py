@@ -28,9 +28,13 @@ ATOMIC = (
     "/legacy/api/refunds/",
     "/v1/charges",
 )
-LEASED = ("/api/payouts/", "/async/orders/", "/orders/leased/")
+REPEATABLE = (
+    "/api/payouts/",
+    "/async/orders/",
+)  # in lease mode; a run after a crash finds the effect, and answers by it
+LEASED = (*REPEATABLE, "/orders/leased/")  # the last one answers in other words each time
 TIMEOUT = 8.0
-BACK_OFF = 0.2  # as a client should, lest all of its requests fall into one outage
+BACK_OFF = 0.4  # as a client should, lest all of its requests fall into one outage
 BACKING_OFF = Event()  # never set
 
 Choose = Callable[[random.Random, Call, bool], "Trouble"]
@@ -52,7 +56,7 @@ class Payments:
     """``send`` and ``effects`` for ``exercise``. ``choose`` picks a request's trouble, told if the door leases."""
 
     server: Server
-    effects_url: str
+    ledger: Ledger
     doors: Sequence[str]
     choose: Choose
     seed: int
@@ -76,7 +80,7 @@ class Payments:
 
     def effects(self, key: str) -> int | list[str]:
         """The names of the effects; but how many there are at the gateway, where that is not one."""
-        entries = ledger(self.effects_url, key)
+        entries = self.ledger.entries(key)
         if any(kind == "payout" for _id, kind in entries) and (paid := self._paid(key)) != 1:
             return paid
         return [entry.hex for entry, _kind in entries]
@@ -86,10 +90,18 @@ class Payments:
         return int(answer.raise_for_status().json()["effects"])
 
 
-def ledger(url: str, reference: str) -> list[tuple[UUID, str]]:
-    """The entries with a reference, and their kinds."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        rows = connection.execute("SELECT id, kind FROM testproject_ledgerentry WHERE reference = %s", [reference])
+class Ledger:
+    """The effects there are, read on one connection for as long as it lasts."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.connection: psycopg.Connection | None = None
+
+    def entries(self, reference: str) -> list[tuple[UUID, str]]:
+        """Those with a reference, and their kinds."""
+        if self.connection is None or self.connection.closed:
+            self.connection = psycopg.connect(self.url, autocommit=True)
+        rows = self.connection.execute("SELECT id, kind FROM testproject_ledgerentry WHERE reference = %s", [reference])
         return rows.fetchall()
 
 

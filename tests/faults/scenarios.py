@@ -33,7 +33,7 @@ from tests.faults.nemesis import (
     together,
     vanishing,
 )
-from tests.faults.payments import ATOMIC, LEASED, NO_TROUBLE, Choose, Payments, Trouble, bites
+from tests.faults.payments import ATOMIC, LEASED, NO_TROUBLE, REPEATABLE, Choose, Ledger, Payments, Trouble, bites
 from tests.servers import Server, prepare_database, running_server
 
 LEASE = 1.0
@@ -71,7 +71,7 @@ class Scenario:
     share: float
     must_show: Sequence[str] = ()
     nemesis: Callable[[Place], Nemesis] | None = None
-    doors: Sequence[str] = (*ATOMIC, *LEASED)
+    doors: Sequence[str] = (*ATOMIC, *REPEATABLE)
     environment: Mapping[str, str] = field(default_factory=dict)
     connection: Mapping[str, str] = field(default_factory=dict)
     prepare: Callable[[Path], Mapping[str, str]] = lambda directory: {}
@@ -128,12 +128,12 @@ def run(
 def _round(
     scenario: Scenario, place: Place, nemesis: Nemesis | None, operations: int, seed: int, drain: float
 ) -> Verdict:
-    url = place.cluster.url(port=place.proxy.port)
+    ledger = Ledger(place.cluster.url(port=place.proxy.port))
     driver: Payments | Messages
     if isinstance(place.served, Consumers):
-        driver = Messages(place.served, url, scenario.choose, seed)
+        driver = Messages(place.served, ledger, scenario.choose, seed)
     else:
-        driver = Payments(place.served, url, scenario.doors, scenario.choose, seed, place.tally)
+        driver = Payments(place.served, ledger, scenario.doors, scenario.choose, seed, place.tally)
     return exercise(
         driver.send,
         driver.effects,
@@ -322,7 +322,7 @@ def _failing_over(place: Place) -> Nemesis:
     return failing_over(place.cluster, standby, place.proxy)
 
 
-FAILOVER = Scenario("failover", one_of(0), ("failover",), share=0.1, nemesis=_failing_over, own_cluster=True)
+FAILOVER = Scenario("failover", one_of(0), ("failover",), share=0.15, nemesis=_failing_over, own_cluster=True)
 DISK_FULL = Scenario(
     "disk full",
     one_of(0),

@@ -39,6 +39,7 @@ RIGHT = {
     "an answer that never came": ([UNENDED, A], 1),
     "another body refused": ([A, (1, MISMATCH), A], 1),
     "the other body was first": ([(1, A), (0, MISMATCH)], 1),
+    "the other body was first, and released": ([(1, Answer(404)), (0, MISMATCH), (1, Answer(404)), (0, A)], 1),
     "one effect, and it is the one that was told": ([Answer(201, b"a", effect="e")], ["e"]),
 }
 
