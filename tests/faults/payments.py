@@ -104,6 +104,10 @@ class Ledger:
         rows = self.connection.execute("SELECT id, kind FROM testproject_ledgerentry WHERE reference = %s", [reference])
         return rows.fetchall()
 
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+
 
 def _payment(door: str, call: Call) -> dict[str, Any]:
     payment = {"amount": 5 + call.variant, "currency": "eur"}

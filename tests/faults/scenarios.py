@@ -128,22 +128,22 @@ def run(
 def _round(
     scenario: Scenario, place: Place, nemesis: Nemesis | None, operations: int, seed: int, drain: float
 ) -> Verdict:
-    ledger = Ledger(place.cluster.url(port=place.proxy.port))
-    driver: Payments | Messages
-    if isinstance(place.served, Consumers):
-        driver = Messages(place.served, ledger, scenario.choose, seed)
-    else:
-        driver = Payments(place.served, ledger, scenario.doors, scenario.choose, seed, place.tally)
-    return exercise(
-        driver.send,
-        driver.effects,
-        clients=scenario.clients,
-        keys=max(1, operations // 4),
-        operations=operations,
-        seed=seed,
-        nemesis=nemesis,
-        drain=drain,
-    )
+    with closing(Ledger(place.cluster.url(port=place.proxy.port))) as ledger:
+        driver: Payments | Messages
+        if isinstance(place.served, Consumers):
+            driver = Messages(place.served, ledger, scenario.choose, seed)
+        else:
+            driver = Payments(place.served, ledger, scenario.doors, scenario.choose, seed, place.tally)
+        return exercise(
+            driver.send,
+            driver.effects,
+            clients=scenario.clients,
+            keys=max(1, operations // 4),
+            operations=operations,
+            seed=seed,
+            nemesis=nemesis,
+            drain=drain,
+        )
 
 
 def _bites(place: Place) -> tuple[Counter[tuple[str, str]], Counter[str]]:
