@@ -239,6 +239,7 @@ def running(*arguments, **options):
 MANY = 90  # half a minute's work
 
 
+@pytest.mark.server
 def test_sigterm_ends_a_cleanup_after_its_batch_and_a_terminal_sees_how_far_it_is():
     due(*(f"{number:02}" for number in range(MANY)))
     ours, theirs = pty.openpty()

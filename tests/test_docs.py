@@ -224,7 +224,11 @@ def test_named_tests_exist():
 
 
 def needs(example):
-    extras = {"rest_framework": pytest.mark.drf, "celery": pytest.mark.celery}
+    extras = {
+        "rest_framework": pytest.mark.drf,
+        "celery": pytest.mark.celery,
+        "django_idempotency.tasks": pytest.mark.celery,
+    }
     return [mark for package, mark in extras.items() if package in example]
 
 

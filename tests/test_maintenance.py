@@ -346,6 +346,7 @@ with connection.execute_wrapper(wait_in_the_second):
 """
 
 
+@pytest.mark.server
 @row_locks
 def test_a_reaper_killed_in_the_middle_of_a_pass_loses_nothing():
     for number in range(5):
