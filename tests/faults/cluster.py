@@ -119,7 +119,9 @@ class Cluster:
     def kill(self) -> None:
         """SIGKILL for all of its processes: what was not yet written is lost."""
         assert self.process is not None
-        family = [*psutil.Process(self.process.pid).children(), psutil.Process(self.process.pid)]
+        postmaster = psutil.Process(self.process.pid)
+        postmaster.suspend()  # or it would start others in the place of the first that die
+        family = [*postmaster.children(), postmaster]
         for member in family:
             with suppress(psutil.NoSuchProcess):
                 member.kill()
