@@ -29,6 +29,7 @@ from django_idempotency.exceptions import (
 from django_idempotency.keys import born, parse_key, parse_sent
 from django_idempotency.outcomes import (
     Claimed,
+    Door,
     Duplicate,
     Fail,
     Operation,
@@ -55,7 +56,12 @@ def is_keyed(request: HttpRequest, policy: Policy) -> bool:
 
 
 def identify(
-    request: HttpRequest, policy: Policy, *, sender: object, caller: HttpRequest | None = None
+    request: HttpRequest,
+    policy: Policy,
+    *,
+    sender: object,
+    door: Door | None = None,
+    caller: HttpRequest | None = None,
 ) -> Operation | None:
     """The operation that ``request`` asks for, or ``None`` if it carries no key and needs none.
 
@@ -76,6 +82,7 @@ def identify(
         method=request.method or "",
         path=request.path.replace("\0", "\N{SYMBOL FOR NULL}"),
         sender=sender,
+        door=door,
         sent=_sent(request, key) if policy.late_after is not None else None,
     )
 
@@ -178,10 +185,11 @@ def perform(
     run: Callable[[], HttpResponseBase],
     *,
     sender: object,
+    door: Door,
     non_atomic: Collection[str] = (),
 ) -> HttpResponseBase:
     """Answer a request: by running the view once, or by what came of it before."""
-    outcome = claim(request, policy, sender=sender)
+    outcome = claim(request, policy, sender=sender, door=door)
     if outcome is None:
         with atomic_requests(non_atomic):
             return run()
@@ -212,12 +220,12 @@ def _run(
 
 
 async def aperform(
-    request: HttpRequest, policy: Policy, run: Callable[[], Awaitable[HttpResponseBase]], *, sender: object
+    request: HttpRequest, policy: Policy, run: Callable[[], Awaitable[HttpResponseBase]], *, sender: object, door: Door
 ) -> HttpResponseBase:
     """``perform`` for async views: in lease mode only, because a transaction belongs to a thread."""
     if policy.mode != Mode.LEASE:
         raise ImproperlyConfigured(f'{sender!r} is an async view in atomic mode; state mode="lease" for it.')
-    outcome = await sync_to_async(claim)(request, policy, sender=sender)
+    outcome = await sync_to_async(claim)(request, policy, sender=sender, door=door)
     if outcome is None:
         return await run()
     if isinstance(outcome, Claimed):
@@ -245,11 +253,11 @@ async def _arun(
     return response
 
 
-def claim(request: HttpRequest, policy: Policy, *, sender: object) -> Outcome | IdempotencyError | None:
+def claim(request: HttpRequest, policy: Policy, *, sender: object, door: Door) -> Outcome | IdempotencyError | None:
     """What the engine says of a request's key; ``None`` if it is to run unprotected."""
     request.idempotency = None  # type: ignore[attr-defined]
     try:
-        operation = identify(request, policy, sender=sender)
+        operation = identify(request, policy, sender=sender, door=door)
         return None if operation is None else claim_or_fail_open(operation, policy)
     except IdempotencyError as error:
         return error

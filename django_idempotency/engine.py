@@ -20,6 +20,7 @@ from uuid import uuid4
 
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
+from django.dispatch import Signal
 
 from django_idempotency import signals
 from django_idempotency.exceptions import (
@@ -255,7 +256,6 @@ class _Claimant:
 
 def duplicate(operation: Operation, policy: Policy) -> Duplicate:
     """What a claimant that lost its claim answers: as if it had come second."""
-    signals.send(signals.claim_lost, operation)
     record = store_for(policy).read(operation.id, policy)
     decision = decide(record, operation.fingerprint, record.now) if record else ASK_AGAIN
     outcome = ASK_AGAIN if isinstance(decision, Available) else decision
@@ -326,6 +326,7 @@ class Execution:
         self.store = store_for(policy)
         self.context = Context(claimed, policy)
         self.verdict: Verdict | None = None
+        self.began = time.monotonic()
         self.locked = self.concluded = self.rolled_back = False
 
     @property
@@ -349,25 +350,36 @@ class Execution:
         if not written:
             raise ClaimLost
 
+    def finish(self, verdict: Verdict) -> None:
+        """``write`` in no transaction of ours, and say how that went."""
+        try:
+            self.write(verdict)
+        except ClaimLost:
+            self.lose(signals.stale_write_rejected)
+            raise
+        self.announce(verdict)
+
     def announce(self, verdict: Verdict) -> None:
+        operation, seconds = self.claim.operation, time.monotonic() - self.began
         match verdict:
             case Keep(response):
-                signals.send(signals.completed, self.claim.operation, response=response)
+                signals.send(signals.completed, operation, response=response, seconds=seconds)
             case Fail(reason):
-                signals.send(signals.failed, self.claim.operation, reason=reason)
+                signals.send(signals.failed, operation, reason=reason, seconds=seconds)
             case Release():
-                signals.send(signals.released, self.claim.operation)
+                signals.send(signals.released, operation, seconds=seconds)
+
+    def lose(self, signal: Signal) -> None:
+        signals.send(signal, self.claim.operation, attempt=self.claim.attempt)
 
     def abandon(self, verdict: Verdict) -> None:
         """Write ``verdict`` if that can still be done: an error is on its way up, and no other may take its place."""
         try:
-            self.write(verdict)
+            self.finish(verdict)
         except ClaimLost:
-            signals.send(signals.claim_lost, self.claim.operation)
+            pass
         except (StoreUnavailable, DatabaseError) as error:
             self.report(error)
-        else:
-            self.announce(verdict)
 
     def report(self, error: Exception) -> None:
         logger.warning("idempotency record %s could not be written: %s", self.claim.id, error)
@@ -406,6 +418,7 @@ def _atomic(run: Execution) -> Iterator[None]:
         with _business_transaction(run):
             yield
     except ClaimLost:
+        run.lose(signals.stale_write_rejected if run.locked else signals.claim_lost)
         raise
     except BaseException as error:
         if not run.concluded or not isinstance(error, Exception) or is_conflict(error):
@@ -453,11 +466,9 @@ def _refuse_phantom_success(verdict: Verdict) -> None:
 
 def _keep_after_rollback(run: Execution, verdict: Keep) -> None:
     try:
-        run.write(verdict)
+        run.finish(verdict)
     except StoreUnavailable as error:
         run.report(error)
-    else:
-        run.announce(verdict)
 
 
 def _give_up(run: Execution, error: BaseException) -> NoReturn:
@@ -499,6 +510,7 @@ def _judge_commit(run: Execution, record: Snapshot | Lock, error: Exception) -> 
         raise error
     stored = record.response if isinstance(record, Snapshot) else None
     if not isinstance(run.verdict, Keep) or stored != run.verdict.response:
+        run.lose(signals.stale_write_rejected)
         raise ClaimLost from error
     logger.error("The transaction of %s is committed, but: %r", run.claim.id, error, exc_info=error)
 
@@ -536,13 +548,12 @@ def _conclude_leased(run: Execution) -> None:
 
 def _write_leased(run: Execution, verdict: Verdict) -> None:
     try:
-        run.write(verdict)
+        run.finish(verdict)
     except DatabaseError as error:
         if not isinstance(verdict, Keep):
             raise
         run.report(error)
-        run.write(replace(verdict, response=StoredResponse(verdict.response.status, body=None)))
-    run.announce(verdict)
+        run.finish(replace(verdict, response=StoredResponse(verdict.response.status, body=None)))
 
 
 def _settled(run: Execution) -> Verdict:

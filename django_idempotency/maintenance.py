@@ -23,7 +23,7 @@ from django_idempotency import signals
 from django_idempotency.conf import conf
 from django_idempotency.engine import CRASHED
 from django_idempotency.models import LIVE, TERMINAL, DatabaseNow, IdempotencyRecord, Status, check_move
-from django_idempotency.outcomes import Operation
+from django_idempotency.outcomes import Door, Operation
 from django_idempotency.stores.database import ahead, alias, is_conflict
 
 Records = QuerySet[IdempotencyRecord]
@@ -198,6 +198,7 @@ def _operation(record: IdempotencyRecord) -> Operation:
         fingerprint=bytes(record.fingerprint),
         method=record.method,
         path=record.path,
+        door=Door.MAINTENANCE,
     )
 
 

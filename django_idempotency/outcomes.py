@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
@@ -24,6 +25,17 @@ class StoredResponse:
     body: bytes | None = b""
 
 
+class Door(StrEnum):
+    """Which way an operation came in."""
+
+    MIXIN = "mixin"
+    DECORATOR = "decorator"
+    MIDDLEWARE = "middleware"
+    CONSUMER = "consumer"
+    CELERY = "celery"
+    MAINTENANCE = "maintenance"
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """What a caller asks to be done once: its identity (scope and key) and its content (fingerprint)."""
@@ -34,11 +46,20 @@ class Operation:
     method: str = ""
     path: str = ""
     sender: object = field(default=None, compare=False)  # the view or consumer, for signals
+    door: Door | None = field(default=None, compare=False)
     sent: datetime | None = field(default=None, compare=False)  # first sent, by the client's own account
     id: UUID = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "id", record_id(self.scope, self.key))
+
+    @property
+    def view(self) -> str:
+        """The dotted name of the sender; empty without one. Never more names than there are in the code."""
+        if self.sender is None:
+            return ""
+        named: Any = self.sender if hasattr(self.sender, "__qualname__") else type(self.sender)
+        return f"{named.__module__}.{named.__qualname__}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from django.views import View as ClassView
 
 from django_idempotency.conf import resolve
 from django_idempotency.doors import View, aperform, perform, take_over_atomic_requests
+from django_idempotency.outcomes import Door
 from django_idempotency.policy import Mode, Policy
 
 V = TypeVar("V", bound=View)
@@ -25,45 +26,47 @@ def protect(view: V, policy: Policy) -> V:
     """``view`` behind the door that fits it."""
     door: Any
     if isinstance(view, type):
-        door = _protect_class(view, policy)
+        door = _protect_class(view, policy, Door.DECORATOR)
     elif view_class(view) is not None:
         door = behind_door(view, policy)
     else:
-        door = _function_behind_door(view, policy)
+        door = _function_behind_door(view, policy, Door.DECORATOR)
     protected: V = door
     return protected
 
 
-def _function_behind_door(view: View, policy: Policy) -> View:
-    door: Any = take_over_atomic_requests(_protect_function(view, policy))
+def _function_behind_door(view: View, policy: Policy, way: Door) -> View:
+    door: Any = take_over_atomic_requests(_protect_function(view, policy, way))
     door.idempotency = policy
     return door  # type: ignore[no-any-return]
 
 
-def _protect_function(view: Callable[..., Any], policy: Policy) -> Callable[..., Any]:
+def _protect_function(view: Callable[..., Any], policy: Policy, way: Door) -> Callable[..., Any]:
     non_atomic: frozenset[str] = getattr(view, "_non_atomic_requests", frozenset())
     if iscoroutinefunction(view):
 
         @wraps(view)
         async def adoor(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-            return await aperform(request, resolve(policy), partial(view, request, *args, **kwargs), sender=view)
+            run = partial(view, request, *args, **kwargs)
+            return await aperform(request, resolve(policy), run, sender=view, door=way)
 
         return adoor
 
     @wraps(view)
     def door(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         run = partial(view, request, *args, **kwargs)
-        return perform(request, resolve(policy), run, sender=view, non_atomic=non_atomic)
+        return perform(request, resolve(policy), run, sender=view, door=way, non_atomic=non_atomic)
 
     return door
 
 
-def _protect_class(view: type, policy: Policy) -> type:
+def _protect_class(view: type, policy: Policy, way: Door) -> type:
+    members = {**_named_like(view), "idempotency": policy, "idempotency_door": way}
     if _is_rest_framework(view):
         from django_idempotency.rest_framework import IdempotentMixin
 
-        return type(view.__name__, (IdempotentMixin, view), {**_named_like(view), "idempotency": policy})
-    return type(view.__name__, (_IdempotentView, view), {**_named_like(view), "idempotency": policy})
+        return type(view.__name__, (IdempotentMixin, view), members)
+    return type(view.__name__, (_IdempotentView, view), members)
 
 
 def _named_like(view: type) -> dict[str, Any]:
@@ -78,6 +81,7 @@ class _IdempotentView(ClassView):
     """Puts the door around the method that handles the request, inside whatever ``dispatch`` checks before it."""
 
     idempotency: Policy = Policy()
+    idempotency_door: Door = Door.DECORATOR
 
     @classmethod
     def as_view(cls, **initkwargs: Any) -> Any:
@@ -86,7 +90,7 @@ class _IdempotentView(ClassView):
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         name = (request.method or "").lower()
         if name in self.http_method_names and (handler := getattr(self, name, None)):
-            setattr(self, name, _protect_function(handler, self.idempotency))
+            setattr(self, name, _protect_function(handler, self.idempotency, self.idempotency_door))
         return super().dispatch(request, *args, **kwargs)
 
 
@@ -112,8 +116,10 @@ def behind_door(view: View, policy: Policy | None = None) -> View:
     inner = getattr(view, "__wrapped__", None)
     if inner is not None and any(content is inner for content in _closed_over(view)) and not _opens_transaction(view):
         return _rethreaded(view, inner, behind_door(inner, policy))
+    way = Door.MIDDLEWARE if policy is None else Door.DECORATOR
     policy = policy or (Policy(mode=Mode.LEASE) if is_async(view) else Policy())
-    return _class_behind_door(view, policy) if _made_by_as_view(view) else _function_behind_door(view, policy)
+    behind = _class_behind_door if _made_by_as_view(view) else _function_behind_door
+    return behind(view, policy, way)
 
 
 def _opens_transaction(view: View) -> bool:
@@ -144,8 +150,8 @@ def _made_by_as_view(view: View) -> bool:
     return cls is not None and any(content is cls for content in _closed_over(view))
 
 
-def _class_behind_door(view: Any, policy: Policy) -> View:
-    cls: Any = _protect_class(view_class(view), policy)  # type: ignore[arg-type]
+def _class_behind_door(view: Any, policy: Policy, way: Door) -> View:
+    cls: Any = _protect_class(view_class(view), policy, way)  # type: ignore[arg-type]
     actions = getattr(view, "actions", None)
     initkwargs = getattr(view, "initkwargs", None) or getattr(view, "view_initkwargs", {})
     door: View = cls.as_view(actions, **initkwargs) if actions else cls.as_view(**initkwargs)

@@ -26,7 +26,7 @@ from django_idempotency.doors import (
     verdict_on,
 )
 from django_idempotency.exceptions import ClaimLost, IdempotencyError, StoreUnavailable, TerminalFailure
-from django_idempotency.outcomes import Claimed, Outcome, Replay
+from django_idempotency.outcomes import Claimed, Door, Outcome, Replay
 from django_idempotency.policy import Policy
 from django_idempotency.responses import PROBLEM_JSON, Problem, Refusal, problem, replay
 
@@ -55,6 +55,7 @@ class IdempotentMixin:
     """
 
     idempotency: Policy = Policy()
+    idempotency_door: Door = Door.MIXIN
 
     @classmethod
     def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
@@ -134,7 +135,13 @@ class _Run:
         if request._request.content_type == "multipart/form-data":
             _ = request.data  # parsed by the view's own parsers, which may refuse it
         try:
-            operation = identify(request._request, self.policy, sender=type(self.view), caller=request)
+            operation = identify(
+                request._request,
+                self.policy,
+                sender=type(self.view),
+                door=self.view.idempotency_door,
+                caller=request,
+            )
             return None if operation is None else claim_or_fail_open(operation, self.policy)
         except IdempotencyError as error:
             return error

@@ -14,9 +14,9 @@ from django_idempotency.outcomes import Operation
 
 claimed = Signal()  # attempt
 taken_over = Signal()  # attempt
-completed = Signal()  # response
-failed = Signal()  # reason
-released = Signal()  # the key is as if never used
+completed = Signal()  # response, seconds; how long the run took by the process's clock, until this was written
+failed = Signal()  # reason, seconds
+released = Signal()  # seconds; the key is as if never used
 replayed = Signal()  # response
 in_flight = Signal()  # retry_after
 pending_timeout = Signal()  # retry_after
@@ -24,7 +24,8 @@ mismatched = Signal()  # the key came with another request
 held = Signal()  # reason
 reaped = Signal()  # held, reason; its lease had run out, and maintenance freed the key or set it aside
 refused_late = Signal()  # age; a retry so old that its operation is no longer known
-claim_lost = Signal()  # a holder that came back too late: its write was rejected
+claim_lost = Signal()  # attempt; a rival was quicker between claim and row lock: nothing was run, and it is a duplicate
+stale_write_rejected = Signal()  # attempt; a holder that came back too late: the fencing token kept it from writing
 store_failed = Signal()  # error
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.db import connections
+from django.dispatch import Signal
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from django.test import RequestFactory
@@ -96,6 +97,21 @@ def stop_heartbeat() -> None:
         heartbeat._changed.notify()
     if thread is not None:
         thread.join(10)
+
+
+@contextmanager
+def heard(signal: Signal) -> Iterator[list[dict[str, Any]]]:
+    """What is sent by ``signal`` inside the block."""
+    sent = []
+
+    def hear(**named: Any) -> None:
+        sent.append(named)
+
+    signal.connect(hear)
+    try:
+        yield sent
+    finally:
+        signal.disconnect(hear)
 
 
 def is_replay(response: HttpResponseBase) -> bool:

@@ -6,7 +6,6 @@ import ast
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
@@ -40,6 +39,7 @@ from tests.callers import (
     claim,
     door,
     effects,
+    heard,
     is_replay,
     pay,
     paying,
@@ -61,21 +61,6 @@ in_both_modes = pytest.mark.parametrize("mode", MODES)
 
 HOUR = 3600
 OTHER_BODY = b'{"amount": 6}'
-
-
-@contextmanager
-def heard(signal):
-    """What is sent by ``signal`` inside the block."""
-    sent = []
-
-    def hear(**named):
-        sent.append(named)
-
-    signal.connect(hear)
-    try:
-        yield sent
-    finally:
-        signal.disconnect(hear)
 
 
 # --- L1: at most one execution per key ever commits its effects ------------------------------------------------------

@@ -9,19 +9,21 @@ from typing import Any
 
 from django.core.serializers.json import DjangoJSONEncoder
 
-from django_idempotency import engine
+from django_idempotency import engine, signals
 from django_idempotency.conf import resolve
 from django_idempotency.engine import Context
 from django_idempotency.exceptions import ClaimLost, StoreUnavailable
 from django_idempotency.fingerprints import canonical_json, digest, encode_json
 from django_idempotency.outcomes import (
     Claimed,
+    Door,
     Duplicate,
     Held,
     InFlight,
     Keep,
     Mismatch,
     Operation,
+    Outcome,
     Replay,
     StoredResponse,
 )
@@ -73,21 +75,33 @@ Delivery = Ack | RetryLater | Reject
 Handler = Callable[[Message, Context], Any]
 
 
-def consume(message: Message, handler: Handler, *, policy: Policy | None = None, sender: object = None) -> Delivery:
+def consume(
+    message: Message,
+    handler: Handler,
+    *,
+    policy: Policy | None = None,
+    sender: object = None,
+    door: Door = Door.CONSUMER,
+) -> Delivery:
     """Handle a message once, however often it is delivered, and say what to tell the broker.
 
     In atomic mode the handler's effects, its result (anything JSON can hold) and the record are one transaction;
     acknowledge after this returns. The handler's exceptions pass through: the message is left to a redelivery.
-    ``sender`` is what signals name, the handler unless stated.
+    ``sender`` is what signals name, the handler unless stated; ``door`` what metrics and logs call this way in.
 
     Raises ``TypeError`` for a result that JSON can't hold; nothing is committed then.
     """
     policy = resolve(policy or Policy())
     operation = Operation(
-        scope=message.source, key=message.id, fingerprint=_fingerprint(message), method=METHOD, sender=sender or handler
+        scope=message.source,
+        key=message.id,
+        fingerprint=_fingerprint(message),
+        method=METHOD,
+        sender=sender or handler,
+        door=door,
     )
     try:
-        outcome = engine.claim(operation, policy)
+        outcome = _claim(operation, policy)
         if isinstance(outcome, Claimed):
             return _handle(message, handler, outcome, policy)
     except ClaimLost:
@@ -95,6 +109,14 @@ def consume(message: Message, handler: Handler, *, policy: Policy | None = None,
     except StoreUnavailable as error:
         return RetryLater(delay=1, reason=str(error))
     return _delivery(outcome)
+
+
+def _claim(operation: Operation, policy: Policy) -> Outcome:
+    try:
+        return engine.claim(operation, policy)
+    except StoreUnavailable as error:
+        signals.send(signals.store_failed, operation, error=error)
+        raise
 
 
 def _handle(message: Message, handler: Handler, claimed: Claimed, policy: Policy) -> Delivery:

@@ -13,6 +13,7 @@ from celery.exceptions import Reject as RejectTask
 from django.core.serializers.json import DjangoJSONEncoder
 
 from django_idempotency.consumers.base import Ack, Message, Reject, RetryLater, consume
+from django_idempotency.outcomes import Door
 from django_idempotency.policy import Policy
 
 P = ParamSpec("P")
@@ -39,7 +40,11 @@ def idempotent_task(function: Any = None, /, *, policy: Policy | None = None) ->
         if not task or task.request.called_directly:
             return function(*args, **kwargs)
         delivery = consume(
-            _message(task), lambda _message, _context: function(*args, **kwargs), policy=policy, sender=function
+            _message(task),
+            lambda _message, _context: function(*args, **kwargs),
+            policy=policy,
+            sender=function,
+            door=Door.CELERY,
         )
         match delivery:
             case Ack(result):
