@@ -11,3 +11,6 @@ class DjangoIdempotencyConfig(AppConfig):
 
     def ready(self) -> None:
         from django_idempotency import checks  # noqa: F401 (registers the system checks)
+        from django_idempotency.tallies import listen
+
+        listen()

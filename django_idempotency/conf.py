@@ -29,6 +29,7 @@ class Conf:
     ``sent_header``: the request header that says when the request was first sent, for ``late_after``.
     ``reap_batch``, ``cleanup_batch``: records that maintenance takes in one transaction.
     ``cleanup_pause``: seconds that cleaning up pauses between two of them.
+    ``tally``: seconds that counts of what happened are kept, for the dashboard; ``None`` counts nothing.
     """
 
     header: str = "Idempotency-Key"
@@ -38,6 +39,7 @@ class Conf:
     reap_batch: int = 500
     cleanup_batch: int = 1000
     cleanup_pause: float = 0.1
+    tally: float | None = 8 * 24 * 60 * 60
     policy: Policy = field(default_factory=Policy)
 
     def __post_init__(self) -> None:
@@ -61,8 +63,10 @@ class Conf:
             raise ImproperlyConfigured(f"EXEMPT_PATHS: {error.pattern!r} is no regular expression: {error}.") from error
         for name, smallest in (("reap_batch", 1), ("cleanup_batch", 1), ("cleanup_pause", 0)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not smallest <= value <= 1_000_000:
+            if not _is_number(value, smallest, 1_000_000):
                 raise ImproperlyConfigured(f"{name.upper()} is {value!r}; it must be a number from {smallest}.")
+        if self.tally is not None and not _is_number(self.tally, 1, policy.LONGEST):
+            raise ImproperlyConfigured(f"TALLY is {self.tally!r}; it must be a number of seconds, or None.")
 
     @cached_property
     def meta_name(self) -> str:
@@ -75,6 +79,10 @@ class Conf:
     @cached_property
     def exempt(self) -> re.Pattern[str] | None:
         return re.compile("|".join(f"(?:{path})" for path in self.exempt_paths)) if self.exempt_paths else None
+
+
+def _is_number(value: object, smallest: float, largest: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and smallest <= value <= largest
 
 
 def _meta_name(header: str) -> str:

@@ -1,8 +1,10 @@
-"""One thread per process that keeps what a process owes its records: leases, late completions, replay counts."""
+"""One thread per process that keeps what a process owes: leases, late completions, replay counts, and what can wait."""
 
 from __future__ import annotations
 
+import atexit
 import logging
+import math
 import os
 import threading
 import time
@@ -25,6 +27,7 @@ logger = logging.getLogger("django_idempotency")
 
 BEATS_PER_LEASE = 3
 COUNT_EVERY = 1.0
+PATIENCE_AT_EXIT = 2.0  # seconds that the end of a process may wait for what is still to be written
 
 
 @dataclass(slots=True)
@@ -34,10 +37,16 @@ class Lease:
     finish: Callable[[], None] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Errand:
+    due: float
+    seconds: float
+
+
 class Heartbeat:
     """Renews all leases of this process, one statement for each policy, three times per lease.
 
-    The thread starts with the first lease or replay and ends, connections closed, when nothing is left to do.
+    The thread starts with the first thing to do and ends, connections closed, when nothing is left.
     """
 
     def __init__(self) -> None:
@@ -49,6 +58,8 @@ class Heartbeat:
         self._last_beat = 0.0
         self._leases: dict[UUID, Lease] = {}
         self._replays: dict[Policy, Counter[UUID]] = defaultdict(Counter)
+        self._errands: dict[Callable[[], object], Errand] = {}
+        self._ending = False
 
     @contextmanager
     def keeping(self, claim: Claimed, policy: Policy) -> Iterator[None]:
@@ -76,8 +87,28 @@ class Heartbeat:
             if not in_test_run():  # databases come and go there, and a thread would hold on to them
                 self._wake()
 
+    def later(self, work: Callable[[], object], seconds: float) -> None:
+        """Call ``work`` in so many seconds, or when the process ends; after an error, again in as many.
+
+        Asked for twice before it is done, it is done once. In a test run it is never done.
+        """
+        if in_test_run():
+            return
+        with self._changed:
+            self._errands.setdefault(work, Errand(time.monotonic() + seconds, seconds))
+            self._wake()
+
+    def end(self) -> None:
+        """Do now whatever is still to do, as far as it goes in a moment: the process ends."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None:
+            thread.join(PATIENCE_AT_EXIT)
+
     def beat(self) -> None:
-        """Do now what is due: finish, renew, count."""
+        """Do now what is due: finish, renew, count, run errands."""
         for connection in connections.all(initialized_only=True):
             self._attempt(connection.close_if_unusable_or_obsolete)
         with self._changed:
@@ -93,6 +124,18 @@ class Heartbeat:
             self._attempt(partial(self._renew, claims, policy))
         for policy, counts in replays.items():
             self._attempt(partial(self._count_replays, counts, policy))
+        for work, errand in self._due_errands():
+            if not self._attempt(work):
+                with self._changed:
+                    self._errands.setdefault(work, Errand(time.monotonic() + errand.seconds, errand.seconds))
+
+    def _due_errands(self) -> list[tuple[Callable[[], object], Errand]]:
+        now = math.inf if self._ending else time.monotonic()
+        with self._changed:
+            due = [(work, errand) for work, errand in self._errands.items() if errand.due <= now]
+            for work, _errand in due:  # before it is done: what is asked for meanwhile is another errand
+                del self._errands[work]
+        return due
 
     @staticmethod
     def _renew(claims: list[Claimed], policy: Policy) -> None:
@@ -115,12 +158,14 @@ class Heartbeat:
             self._leases.pop(lease.claim.token, None)
 
     @staticmethod
-    def _attempt(write: Callable[[], object]) -> None:
+    def _attempt(write: Callable[[], object]) -> bool:
         # All leases of the process hang on this thread: whatever goes wrong with one write, the others follow.
         try:
             write()
         except Exception as error:
             logger.warning("idempotency heartbeat: %r", error)
+            return False
+        return True
 
     def _wake(self) -> None:
         if self._thread is None:
@@ -133,26 +178,31 @@ class Heartbeat:
     def _run(self) -> None:
         try:
             while self._pause():
+                last = self._ending
                 self.beat()
+                if last:
+                    return
         finally:
             connections.close_all()
 
     def _pause(self) -> bool:
         """Wait until the next beat is due; false, and no thread any more, once there is nothing left to do."""
         with self._changed:
-            while self._leases or self._replays:
-                left = self._last_beat + self._interval() - time.monotonic()
-                if left <= 0:
+            while self._leases or self._replays or self._errands:
+                left = self._next_beat() - time.monotonic()
+                if left <= 0 or self._ending:
                     self._last_beat = time.monotonic()
                     return True
                 self._changed.wait(left)
             self._thread = None
             return False
 
-    def _interval(self) -> float:
+    def _next_beat(self) -> float:
         intervals = [lease.policy.lease / BEATS_PER_LEASE for lease in self._leases.values()]
-        return min(intervals + [COUNT_EVERY] * bool(self._replays))
+        intervals += [COUNT_EVERY] * bool(self._replays)
+        return min([self._last_beat + min(intervals, default=math.inf), *(e.due for e in self._errands.values())])
 
 
 heartbeat = Heartbeat()
+atexit.register(heartbeat.end)
 os.register_at_fork(after_in_child=heartbeat._reset)

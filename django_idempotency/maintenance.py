@@ -25,6 +25,7 @@ from django_idempotency.engine import CRASHED
 from django_idempotency.models import LIVE, TERMINAL, DatabaseNow, IdempotencyRecord, Status, check_move
 from django_idempotency.outcomes import Door, Operation
 from django_idempotency.stores.database import ahead, alias, is_conflict
+from django_idempotency.tallies import forget
 
 Records = QuerySet[IdempotencyRecord]
 T = TypeVar("T")
@@ -221,7 +222,8 @@ def cleanup(
 ) -> Cleaned:
     """Delete the records past ``purge_at``, ``batch`` at a time with ``pause`` seconds between, oldest first.
 
-    Nothing that is started, processing or held is touched; a record that somebody has locked is passed over.
+    Nothing that is started, processing or held is touched; a record that somebody has locked is passed over. Tallies
+    that are past their time go too.
     """
     return reduce(add, cleaning(batch=batch, pause=pause, max_seconds=max_seconds, using=using), Cleaned())
 
@@ -234,6 +236,7 @@ def cleaning(
     using: str | None = None,
 ) -> Iterator[Cleaned]:
     """``cleanup``, a batch at a time."""
+    forget(using=database(using))
     return _sweeping(purgeable(using=using), "purge_at", _delete, batch, pause, max_seconds)
 
 

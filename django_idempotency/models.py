@@ -151,3 +151,24 @@ class IdempotencyRecord(models.Model):
 
     def __str__(self) -> str:
         return f"{self.scope} {self.key}"
+
+
+class IdempotencyTally(models.Model):
+    """How often one thing happened at one view within five minutes; whose key it was, or which, is not in it."""
+
+    pk = models.CompositePrimaryKey("since", "view", "event")
+    since = models.DateTimeField(_("since"))
+    view = models.CharField(_("view"), max_length=200)
+    event = models.CharField(_("event"), max_length=32)
+    count = models.BigIntegerField(_("count"))
+
+    objects: ClassVar[models.Manager[IdempotencyTally]] = models.Manager()
+
+    class Meta:
+        verbose_name = _("idempotency tally")
+        verbose_name_plural = _("idempotency tallies")
+        db_table = "django_idempotency_tally"
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.view} {self.event}: {self.count}"

@@ -6,11 +6,14 @@ stands: ``completed`` after COMMIT. Receivers' errors are logged, never raised.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from django.dispatch import Signal
 
 from django_idempotency.outcomes import Operation
+
+logger = logging.getLogger("django_idempotency")
 
 claimed = Signal()  # attempt
 taken_over = Signal()  # attempt
@@ -30,6 +33,9 @@ store_failed = Signal()  # error
 
 
 def send(signal: Signal, operation: Operation, **named: Any) -> None:
-    """Send ``signal``; Django logs an error in a receiver, and it does no harm."""
+    """Send ``signal``; an error in a receiver is logged, and it does no harm."""
     if signal.receivers:
-        signal.send_robust(sender=operation.sender, operation=operation, **named)
+        try:
+            signal.send_robust(sender=operation.sender, operation=operation, **named)
+        except Exception:  # Django's log of an error names the receiver, and fails if that has no name
+            logger.exception("error in a receiver of a signal")

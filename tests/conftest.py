@@ -98,12 +98,12 @@ def transactional_db(django_db_setup: None, django_db_blocker: DjangoDbBlocker) 
     """pytest-django's, where commits are commits, but cleaned up in milliseconds: no TRUNCATE of every table."""
     from django.contrib.auth import get_user_model
 
-    from django_idempotency.models import IdempotencyRecord
+    from django_idempotency.models import IdempotencyRecord, IdempotencyTally
     from testproject.models import LedgerEntry
 
     with django_db_blocker.unblock():
         yield
-        for model in (IdempotencyRecord, LedgerEntry, get_user_model()):
+        for model in (IdempotencyRecord, IdempotencyTally, LedgerEntry, get_user_model()):
             model._default_manager.all().delete()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,6 +22,15 @@ def database_url(settings: dict[str, Any], name: str | Path, **replaced: Any) ->
     host = f"/{settings['HOST']}" if settings["HOST"].startswith("/") else settings["HOST"]
     port = f":{settings['PORT']}" if settings["PORT"] else ""
     return f"{SCHEMES[connection.vendor]}://{user}{password and ':' + password}@{host}{port}/{name}"
+
+
+def environment() -> dict[str, str]:
+    """For a process with the test project's settings, on the test database."""
+    given = {
+        "DATABASE_URL": database_url(connection.settings_dict, connection.settings_dict["NAME"]),
+        "DJANGO_SETTINGS_MODULE": "testproject.settings",
+    }
+    return os.environ | given
 
 
 def create_database(name: str, directory: Path) -> str:

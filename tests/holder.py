@@ -12,9 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from django.db import connection
-
-from tests.databases import database_url
+from tests.databases import environment
 
 ROOT = Path(__file__).parent.parent
 IN_VIEW, AFTER_EFFECT = "in the view", "after the effect"
@@ -54,14 +52,10 @@ def holding(what: str = "request", *, renews: bool = False, **policy: Any) -> It
 
     ``what``: a request or a message. ``renews``: it renews its claim before it pays.
     """
-    given = {
-        "DATABASE_URL": database_url(connection.settings_dict, connection.settings_dict["NAME"]),
-        "DJANGO_SETTINGS_MODULE": "testproject.settings",
-    }
     with subprocess.Popen(
         [sys.executable, "-m", "tests.holder", json.dumps({"what": what, "renews": renews, "policy": policy})],
         cwd=ROOT,
-        env=os.environ | given,
+        env=environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

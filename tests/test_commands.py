@@ -19,6 +19,7 @@ from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Policy
 from tests.callers import claim, door, paying, record, shift
 from tests.databases import database_url
+from tests.happening import happen
 from tests.threads import OtherThread
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -172,17 +173,40 @@ def dying(request):
 # --- idempotency_stats -----------------------------------------------------------------------------------------------
 
 
-def test_stats_as_json_and_in_words(told, capsys):
+def test_stats_as_json(told):
     dead()
     due("a")
     facts = told("idempotency_stats")
     assert (facts["pending"], facts["stuck"], facts["due"]) == (1, 1, 1)
-    assert "completed" not in facts
-    assert told("idempotency_stats", "--exact")["completed"] == 1
+    assert "retryable" not in facts
+    assert told("idempotency_stats", "--exact")["retryable"] == 0
+
+
+def test_stats_as_json_tell_what_happened_by_the_hour_the_day_and_the_view(told):
+    happen("shop.views.pay", claimed=3, replayed=1)
+    happen("shop.views.pay", hours=5, in_flight=4)
+    facts = told("idempotency_stats")
+    assert (facts["last_hour"]["requests"], facts["last_hour"]["deduplicated"]) == (4, 0.25)
+    assert (facts["last_day"]["requests"], facts["last_day"]["conflicts"]) == (8, 4)
+    assert facts["views"] == {"shop.views.pay": facts["last_day"]}
+
+
+def test_stats_in_words(capsys):
+    dead()
+    happen("shop.views.pay", claimed=3, replayed=1, in_flight=1)
     call_command("idempotency_stats", "--exact")
-    words = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert words.keys() == told("idempotency_stats", "--exact").keys()
-    assert words["stuck"] == "1"
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for line in (
+        "pending 1",
+        "lease ran out 1",
+        "deduplicated 20.00 % 20.00 %",
+        "MOST REPLAYS, LAST DAY",
+        "shop.views.pay 1 of 5",
+        "MOST CONFLICTS, LAST DAY",
+        "ALL RECORDS",
+        "retryable 0",
+    ):
+        assert line.split() in lines
 
 
 # --- What they share -------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 
 import pytest
@@ -72,3 +73,93 @@ def test_a_late_completion_is_tried_at_every_beat_until_it_succeeds_or_the_claim
     for _ in range(5):
         beat(beats)
     assert len(tried) == tries
+
+
+# --- Errands ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def outside_a_test_run(monkeypatch):
+    monkeypatch.setattr("django_idempotency.heartbeat.in_test_run", lambda: False)
+
+
+class Errand:
+    """Fails so many times, then is done; tells when it is."""
+
+    def __init__(self, failures=0):
+        self.failures, self.tries, self.done = failures, 0, threading.Event()
+
+    def __call__(self):
+        self.tries += 1
+        if self.tries <= self.failures:
+            raise ValueError
+        self.done.set()
+
+
+@pytest.mark.usefixtures("outside_a_test_run")
+def test_an_errand_is_tried_again_until_it_succeeds_and_then_the_thread_ends():
+    beats, errand = Heartbeat(), Errand(failures=2)
+    beats.later(errand, 0.01)
+    thread = beats._thread
+    assert errand.done.wait(10)
+    thread.join(10)
+    assert (errand.tries, thread.is_alive(), beats._thread) == (3, False, None)
+
+
+@pytest.mark.usefixtures("outside_a_test_run")
+def test_an_errand_that_is_asked_for_twice_is_done_once(beats):
+    errand = Errand()
+    for _time in range(2):
+        beats.later(errand, 0)
+    beat(beats)
+    beat(beats)
+    assert errand.tries == 1
+
+
+@pytest.mark.usefixtures("outside_a_test_run")
+def test_an_errand_is_not_done_before_its_time(beats):
+    errand = Errand()
+    beats.later(errand, 3600)
+    beat(beats)
+    assert errand.tries == 0
+
+
+@pytest.mark.usefixtures("outside_a_test_run")
+def test_what_is_asked_for_during_an_errand_is_another_one(beats):
+    tries = []
+
+    def errand():
+        tries.append(True)
+        if len(tries) == 1:
+            beats.later(errand, 0)
+
+    beats.later(errand, 0)
+    for _time in range(3):
+        beat(beats)
+    assert len(tries) == 2
+
+
+@pytest.mark.usefixtures("outside_a_test_run")
+def test_the_end_of_the_process_does_what_is_left_and_waits_for_it():
+    beats, errand = Heartbeat(), Errand()
+    beats.later(errand, 3600)
+    beats.end()
+    assert errand.tries == 1
+
+
+@pytest.mark.usefixtures("outside_a_test_run")
+def test_the_end_of_the_process_waits_no_longer_than_a_moment(monkeypatch):
+    monkeypatch.setattr("django_idempotency.heartbeat.PATIENCE_AT_EXIT", 0.01)
+    beats, let_go = Heartbeat(), threading.Event()
+    beats.later(lambda: let_go.wait(10), 3600)
+    thread = beats._thread
+    beats.end()
+    assert thread.is_alive()
+    let_go.set()
+    thread.join(10)
+
+
+def test_in_a_test_run_there_are_no_errands():
+    beats, errand = Heartbeat(), Errand()
+    beats.later(errand, 0)
+    assert beats._thread is None

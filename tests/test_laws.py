@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -561,12 +562,13 @@ def fail(*_args, **_named):
 
 
 @in_both_modes
-def test_l8_a_receiver_that_fails_does_not_take_the_answer_back(mode):
-    signals.completed.connect(fail)
+@pytest.mark.parametrize("receiver", [fail, partial(fail)], ids=["function", "nameless"])
+def test_l8_a_receiver_that_fails_does_not_take_the_answer_back(mode, receiver):
+    signals.completed.connect(receiver)
     try:
         first = door(paying, mode=mode)()
     finally:
-        signals.completed.disconnect(fail)
+        signals.completed.disconnect(receiver)
     assert first.status_code == 201
     assert door(paying, mode=mode)().content == first.content
 

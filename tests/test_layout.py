@@ -19,18 +19,21 @@ LAYERS = [
     {"policy", "conf"},
     {"models"},
     {"stores"},
-    {"heartbeat", "responses", "engine"},
+    {"heartbeat", "tallies", "responses", "engine"},
     {"doors"},
     {"placement", "decorators", "middleware", "rest_framework", "consumers"},
     {"maintenance"},
     {"stats"},
+    {"figures", "charts"},
     {"testing"},
-    {"management", "tasks", "builtin_tasks", "admin", "checks", "apps", "migrations"},
+    {"management", "tasks", "builtin_tasks", "dashboard", "admin", "checks", "apps", "migrations"},
 ]
 # Inside a layer, from the lowest.
 ORDERED = [
     ["policy", "conf"],
     ["heartbeat", "engine"],
+    ["heartbeat", "tallies"],
+    ["dashboard", "admin"],
     ["placement", "decorators"],
     ["placement", "middleware"],
     ["rest_framework", "placement"],

@@ -1,16 +1,38 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import CommandParser
 
+from django_idempotency import figures
+from django_idempotency.figures import Figure
 from django_idempotency.management.passes import MaintenanceCommand
-from django_idempotency.stats import MOST, stats, totals
+from django_idempotency.stats import (
+    DAY,
+    HOUR,
+    MOST,
+    Activity,
+    Projection,
+    Stats,
+    activity,
+    busiest,
+    projection,
+    stats,
+    totals,
+)
+from django_idempotency.stats import views as views_of_late
+
+LATE = 1800  # seconds; thrice the schedule of the tasks
+WIDTH = 28
 
 
 class Command(MaintenanceCommand):
-    help = f"Tells how the records stand. Counts end at {MOST}; ages are in seconds. Changes nothing."
+    help = (
+        "Tells how the records stand, and what happened in the last hour and day. "
+        f"Counts of records end at {MOST}; ages are in seconds. Changes nothing."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -18,11 +40,49 @@ class Command(MaintenanceCommand):
 
     def handle(self, *args: Any, exact: bool, database: str | None, **options: Any) -> None:
         options["database"] = database
-        facts = asdict(stats(using=database)) | (asdict(totals(using=database)) if exact else {})
-        self.report(facts, "\n".join(f"{name:14}{_shown(value)}" for name, value in facts.items()), options)
+        stand, views = stats(using=database), views_of_late(DAY, using=database)
+        hour, day = (activity(seconds, using=database) for seconds in (HOUR, DAY))
+        expected = projection(stand, using=database)
+        counted = asdict(totals(using=database)) if exact else {}
+        facts = {
+            **asdict(stand),
+            **asdict(expected),
+            **counted,
+            "last_hour": asdict(hour),
+            "last_day": asdict(day),
+            "views": {name: asdict(of_view) for name, of_view in views.items()},
+        }
+        lines = [*_standing(stand, expected), *_counted(counted), *_happened(hour, day), *_busiest(views)]
+        self.report(facts, "\n".join(lines), options)
 
 
-def _shown(value: float | None) -> str:
-    if value is None:
-        return "unknown"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+def _standing(stand: Stats, expected: Projection) -> Iterator[str]:
+    yield from _section("RECORDS", figures.sizes(stand, expected))
+    yield from _section("PENDING", figures.waiting(stand, MOST))
+    yield from _section("CLEANING UP", figures.backlog(stand, MOST, LATE))
+
+
+def _section(title: str, found: list[Figure]) -> Iterator[str]:
+    yield title
+    yield from (f"  {figure.name:{WIDTH}}{figure.value}" for figure in found)
+
+
+def _counted(counted: dict[str, Any]) -> Iterator[str]:
+    if counted:
+        yield "ALL RECORDS"
+        shown = counted | {"deduplicated": figures.share(counted["deduplicated"])}
+        yield from (f"  {name:{WIDTH}}{value}" for name, value in shown.items())
+
+
+def _happened(hour: Activity, day: Activity) -> Iterator[str]:
+    yield f"{'WHAT HAPPENED':{WIDTH + 2}}{'last hour':>12}{'last day':>14}"
+    for of_hour, of_day in zip(figures.happened(hour), figures.happened(day), strict=True):
+        yield f"  {of_hour.name:{WIDTH}}{of_hour.value:>12}{of_day.value:>14}"
+
+
+def _busiest(views: dict[str, Activity]) -> Iterator[str]:
+    for name in ("replays", "conflicts"):
+        if listed := busiest(views, name):
+            yield f"MOST {name.upper()}, LAST DAY"
+            for view, of_view in listed:
+                yield f"  {view}  {getattr(of_view, name):,} of {of_view.requests:,}"

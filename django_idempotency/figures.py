@@ -1,0 +1,120 @@
+"""Figures in words, for the terminal and the dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.template.defaultfilters import filesizeformat
+from django.utils.functional import Promise
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_idempotency.stats import Activity, Due, Pending, Projection, Size
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """``alarming``: somebody should have a look."""
+
+    name: str
+    value: str
+    alarming: bool = False
+
+
+def amount(number: float | None, most: float | None = None) -> str:
+    """``12,345``; or more, if that is as far as was counted."""
+    if number is None:
+        return _("unknown")
+    shown = f"{round(number):,}"
+    return _("%s or more") % shown if number == most else shown
+
+
+def share(part: float) -> str:
+    """``0.42 %``."""
+    return f"{part * 100:.2f} %"
+
+
+def volume(bytes: float | None) -> str:
+    """``1.2 GB``."""
+    return _("unknown") if bytes is None else filesizeformat(round(bytes)).replace("\xa0", " ")
+
+
+_UNITS = ((24 * 3600, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def duration(seconds: float) -> str:
+    """``0.25 s``, ``42 s``, ``3 h 7 min``: the two greatest units."""
+    if seconds < 10:
+        return f"{seconds:.2f} s" if seconds else "0 s"
+    rest, parts = round(seconds), []
+    for unit, name in _UNITS:
+        number, rest = divmod(rest, unit)
+        parts.append((number, name))
+    first = next(place for place, (number, _name) in enumerate(parts) if number)
+    return " ".join(f"{number} {name}" for number, name in parts[first : first + 2] if number)
+
+
+def sizes(size: Size, projection: Projection) -> list[Figure]:
+    """How large the table is, and will be."""
+    dead = f"{amount(size.dead_rows)} ({volume(size.dead_bytes)})"
+    expected = f"{amount(projection.expected_rows)} ({volume(projection.expected_bytes)})"
+    return [
+        Figure(_("rows"), amount(size.rows)),
+        Figure(_("size"), volume(size.bytes)),
+        Figure(_("of which table"), volume(size.table_bytes)),
+        Figure(_("of which indexes"), volume(size.index_bytes)),
+        Figure(_("dead rows"), _("unknown") if size.dead_rows is None else dead),
+        Figure(_("answers stored a day"), amount(projection.rows_per_day)),
+        Figure(_("rows at this rate"), _("unknown") if projection.expected_rows is None else expected),
+    ]
+
+
+def waiting(pending: Pending, most: float) -> list[Figure]:
+    """How many keys are not finished, and how old they are."""
+    return [
+        Figure(_("pending"), amount(pending.pending, most)),
+        Figure(_("age, p50"), duration(pending.pending_p50)),
+        Figure(_("age, p95"), duration(pending.pending_p95)),
+        Figure(_("age, p99"), duration(pending.pending_p99)),
+        Figure(_("oldest"), duration(pending.pending_oldest)),
+        Figure(_("lease ran out"), amount(pending.stuck, most), alarming=bool(pending.stuck)),
+    ]
+
+
+def backlog(due: Due, most: float, late: float) -> list[Figure]:
+    """What cleaning up has before it; a lag of more than ``late`` seconds is too long."""
+    return [
+        Figure(_("due for deletion"), amount(due.due, most)),
+        Figure(_("behind"), duration(due.lag), alarming=due.lag > late),
+    ]
+
+
+NAMES: Mapping[str, str | Promise] = {
+    "requests": gettext_lazy("requests with a key"),
+    "deduplicated": gettext_lazy("deduplicated"),
+    "replays": gettext_lazy("replays"),
+    "conflicts": gettext_lazy("conflicts"),
+    "mismatches": gettext_lazy("mismatches"),
+    "takeovers": gettext_lazy("takeovers"),
+    "held": gettext_lazy("told that a person decides"),
+    "refused_late": gettext_lazy("refused as too late"),
+    "completed": gettext_lazy("answers stored"),
+    "failed": gettext_lazy("runs that failed"),
+    "released": gettext_lazy("keys released"),
+    "lost": gettext_lazy("claims lost"),
+    "reaped": gettext_lazy("keys reaped"),
+    "store_errors": gettext_lazy("store not reached"),
+}
+_ALARMING = frozenset({"held", "lost", "store_errors"})
+
+
+def happened(activity: Activity) -> list[Figure]:
+    """What happened in a span of time."""
+    return [_happened(name, getattr(activity, name)) for name in NAMES]
+
+
+def _happened(name: str, value: Any) -> Figure:
+    shown: Callable[[Any], str] = share if name == "deduplicated" else amount
+    return Figure(str(NAMES[name]), shown(value), alarming=bool(value) and name in _ALARMING)
