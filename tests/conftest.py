@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.db import connection
+from django.test import override_settings
 
 from tests import brokers
 from tests.callers import PAYER, stop_heartbeat
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
     from django.test import Client
     from pytest_django import DjangoDbBlocker
     from pytest_django.fixtures import SettingsWrapper
+    from selenium.webdriver import Chrome
 
+    from tests.browser import Browser
     from tests.servers import Server
     from tests.views import Caller
 
@@ -201,6 +205,37 @@ def rabbitmq_url() -> str:
 @pytest.fixture(scope="session")
 def redis_url() -> str:
     return brokers.url("redis")
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    """One for the whole run."""
+    from tests.browser import running_chromium
+
+    with running_chromium(tmp_path_factory.mktemp("chromium")) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session")
+def site(django_db_setup: None) -> Iterator[str]:
+    """The URL of the project: threads of this process serve it, static files too, and let nothing inline through."""
+    from pytest_django.live_server_helper import LiveServer
+
+    with override_settings(MIDDLEWARE=["tests.browser.strict_csp", *settings.MIDDLEWARE]):
+        server = LiveServer("localhost")
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture
+def browser(chromium: Chrome, site: str, transactional_db: None) -> Iterator[Browser]:
+    """A window with nobody signed in. The test fails if the browser had anything to complain of."""
+    from tests.browser import Browser
+
+    window = Browser(chromium, site)
+    window.forget()
+    yield window
+    assert window.complaints() == []
 
 
 @pytest.fixture

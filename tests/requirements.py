@@ -73,6 +73,12 @@ REQUIREMENTS = {
         "apt-get install pgbouncer && make test",
         always_in_ci=True,
     ),
+    "browser": Requirement(
+        "drives a real browser",
+        lambda: bool(find_spec("selenium")) and all(map(shutil.which, ("chromium", "chromedriver"))),
+        "pip install -e '.[dev]' && apt-get install chromium chromium-driver && make test",
+        always_in_ci=not without_extras(),
+    ),
     "spin": Requirement(
         "checks the model with spin",
         lambda: all(map(shutil.which, ("spin", "gcc"))),
