@@ -85,9 +85,9 @@ class IdempotencyRecordAdmin(ModelAdmin):
 
     @admin.display(description=_("response body"))
     def body(self, record: IdempotencyRecord) -> SafeString | None:
-        if record.response_body is None:
+        if record.answer is None or record.answer.body is None:
             return None
-        shown = bytes(record.response_body)[:SHOWN_BYTES].decode("utf-8", "backslashreplace")
+        shown = record.answer.body[:SHOWN_BYTES].decode("utf-8", "backslashreplace")
         return format_html("<pre>{}</pre>", shown)
 
     def get_fieldsets(self, request: HttpRequest, obj: IdempotencyRecord | None = None) -> Any:

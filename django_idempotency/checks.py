@@ -6,6 +6,7 @@ Each has a stable id; ``docs/checks.md`` says more of each.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -28,12 +29,13 @@ Apps = Sequence[AppConfig] | None
 
 @register(Tags.compatibility)
 def check_settings(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """E001 unknown or impossible settings; E002, E003 and E010 times that don't fit."""
+    """E001 unknown or impossible settings; E002, E003 and E010 times that don't fit; E012 no encryption."""
     try:
         policy = conf.conf().policy
     except (ImproperlyConfigured, TypeError) as error:
         return [Error(str(error), hint="Correct the IDEMPOTENCY setting.", id="django_idempotency.E001")]
-    return list(_times(policy, "The IDEMPOTENCY setting"))
+    where = "The IDEMPOTENCY setting"
+    return [*_times(policy, where), *_encryption(policy, where)]
 
 
 def _times(policy: Policy, where: str) -> Iterator[CheckMessage]:
@@ -55,6 +57,23 @@ def _times(policy: Policy, where: str) -> Iterator[CheckMessage]:
             f"{where}: late_after, {policy.late_after} s, is longer than the retention of {policy.retention} s.",
             hint="A retry that is older than the one and younger than the other is run again; shorten LATE_AFTER.",
             id="django_idempotency.E010",
+        )
+
+
+def _encryption(policy: Policy, where: str) -> Iterator[CheckMessage]:
+    if not policy.encrypt:
+        return
+    if not conf.conf().encryption_keys:
+        yield Error(
+            f"{where}: encrypt is on, and there is no key: no answer is stored.",
+            hint="State ENCRYPTION_KEYS in the IDEMPOTENCY setting.",
+            id="django_idempotency.E012",
+        )
+    elif find_spec("cryptography") is None:
+        yield Error(
+            f"{where}: encrypt is on, and the package cryptography is not installed: no answer is stored.",
+            hint='pip install "django-idempotency[cryptography]"',
+            id="django_idempotency.E012",
         )
 
 
@@ -127,7 +146,7 @@ def _record_databases() -> set[str]:
 
 @register(Tags.urls)
 def check_views(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """E002, E003, E005, E006, W009 and E010, for every view with a door."""
+    """E002, E003, E005, E006, W009, E010 and E012, for every view with a door."""
     try:
         conf.conf()
     except (ImproperlyConfigured, TypeError):
@@ -135,7 +154,7 @@ def check_views(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
     found: dict[str, CheckMessage] = {}
     for view, policy in _views():
         where = f"{view.__module__}.{view.__qualname__}"
-        for message in (*_times(policy, where), *_view_messages(view, policy, where)):
+        for message in (*_times(policy, where), *_encryption(policy, where), *_view_messages(view, policy, where)):
             found.setdefault(f"{message.id} {message.msg}", message)
     return list(found.values())
 

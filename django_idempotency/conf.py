@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -29,6 +30,7 @@ class Conf:
     ``sent_header``: the request header that says when the request was first sent, for ``late_after``.
     ``reap_batch``, ``cleanup_batch``: records that maintenance takes in one transaction.
     ``cleanup_pause``: seconds that cleaning up pauses between two of them.
+    ``encryption_keys``: for ``encrypt``, the newest first; each 32 bytes in base64.
     ``tally``: seconds that counts of what happened are kept, for the dashboard; ``None`` counts nothing.
     """
 
@@ -40,6 +42,7 @@ class Conf:
     cleanup_batch: int = 1000
     cleanup_pause: float = 0.1
     tally: float | None = 8 * 24 * 60 * 60
+    encryption_keys: Sequence[str] = field(default=(), repr=False)
     policy: Policy = field(default_factory=Policy)
 
     def __post_init__(self) -> None:
@@ -67,6 +70,13 @@ class Conf:
                 raise ImproperlyConfigured(f"{name.upper()} is {value!r}; it must be a number from {smallest}.")
         if self.tally is not None and not _is_number(self.tally, 1, policy.LONGEST):
             raise ImproperlyConfigured(f"TALLY is {self.tally!r}; it must be a number of seconds, or None.")
+        if isinstance(self.encryption_keys, str) or not isinstance(self.encryption_keys, Sequence):
+            raise ImproperlyConfigured("ENCRYPTION_KEYS must be a list of strings.")
+        _ = self.encryption
+
+    @cached_property
+    def encryption(self) -> tuple[bytes, ...]:
+        return tuple(_key(number, text) for number, text in enumerate(self.encryption_keys))
 
     @cached_property
     def meta_name(self) -> str:
@@ -83,6 +93,16 @@ class Conf:
 
 def _is_number(value: object, smallest: float, largest: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and smallest <= value <= largest
+
+
+def _key(number: int, text: object) -> bytes:
+    try:
+        key = base64.b64decode(text.encode().translate(bytes.maketrans(b"-_", b"+/")), validate=True)  # type: ignore[attr-defined]
+    except (AttributeError, ValueError):
+        key = b""
+    if len(key) != 32:  # and no word of what it is
+        raise ImproperlyConfigured(f"ENCRYPTION_KEYS[{number}] must be 32 bytes in base64.") from None
+    return key
 
 
 def _meta_name(header: str) -> str:

@@ -22,7 +22,7 @@ from asgiref.sync import sync_to_async
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
 from django.dispatch import Signal
 
-from django_idempotency import signals
+from django_idempotency import privacy, signals
 from django_idempotency.exceptions import (
     ClaimInsideTransaction,
     ClaimLost,
@@ -54,9 +54,10 @@ from django_idempotency.outcomes import (
 from django_idempotency.policy import Mode, OnCrash, Policy, WhenInFlight
 from django_idempotency.stores import store_for
 from django_idempotency.stores.base import Lock, Seen, Store
-from django_idempotency.stores.database import alias, in_foreign_transaction, is_conflict
+from django_idempotency.stores.database import alias, in_foreign_transaction, is_conflict, told
 
 T = TypeVar("T")
+Told = TypeVar("Told", bound=Outcome)
 
 logger = logging.getLogger("django_idempotency")
 
@@ -164,6 +165,7 @@ def _claiming(operation: Operation, policy: Policy) -> Rounds:
                 yield pause
                 pause = min(pause * 2, LONGEST_PAUSE)
             case _:
+                outcome = _readable(outcome, operation)
                 _tell(outcome, operation, policy)
                 return outcome
     raise StoreUnavailable(f"The record {operation.id} changed again and again while it was being claimed.")
@@ -258,9 +260,13 @@ def duplicate(operation: Operation, policy: Policy) -> Duplicate:
     """What a claimant that lost its claim answers: as if it had come second."""
     record = store_for(policy).read(operation.id, policy)
     decision = decide(record, operation.fingerprint, record.now) if record else ASK_AGAIN
-    outcome = ASK_AGAIN if isinstance(decision, Available) else decision
+    outcome = ASK_AGAIN if isinstance(decision, Available) else _readable(decision, operation)
     _tell(outcome, operation, policy)
     return outcome
+
+
+def _readable(outcome: Told, operation: Operation) -> Told | Replay:
+    return Replay(privacy.opened(outcome.response, operation.id)) if isinstance(outcome, Replay) else outcome
 
 
 def _tell(outcome: Outcome, operation: Operation, policy: Policy) -> None:
@@ -326,6 +332,7 @@ class Execution:
         self.store = store_for(policy)
         self.context = Context(claimed, policy)
         self.verdict: Verdict | None = None
+        self.stored: StoredResponse | None = None
         self.began = time.monotonic()
         self.locked = self.concluded = self.rolled_back = False
 
@@ -336,13 +343,16 @@ class Execution:
 
     def settle(self, verdict: Verdict) -> None:
         """Say what is to become of the record."""
+        if isinstance(verdict, Keep):
+            verdict = replace(verdict, response=privacy.kept(verdict.response, self.claim.id, self.policy))
         self.verdict = verdict
 
     def write(self, verdict: Verdict) -> None:
         """Write ``verdict`` to the record. Raises ``ClaimLost`` if it is no longer this run's."""
         match verdict:
             case Keep(response, failure):
-                written = self.store.complete(self.claim, response, self.policy, failure=failure)
+                self.stored = privacy.sealed(response, self.claim.id, self.policy)
+                written = self.store.complete(self.claim, self.stored, self.policy, failure=failure)
             case Fail(reason, held):
                 written = self.store.fail(self.claim, reason, self.policy, held=held)
             case Release():
@@ -382,7 +392,7 @@ class Execution:
             self.report(error)
 
     def report(self, error: Exception) -> None:
-        logger.warning("idempotency record %s could not be written: %s", self.claim.id, error)
+        logger.warning("idempotency record %s could not be written: %s", self.claim.id, told(error))
         signals.send(signals.store_failed, self.claim.operation, error=error)
 
 
@@ -509,7 +519,7 @@ def _judge_commit(run: Execution, record: Snapshot | Lock, error: Exception) -> 
             raise StoreUnavailable(str(error)) from error
         raise error
     stored = record.response if isinstance(record, Snapshot) else None
-    if not isinstance(run.verdict, Keep) or stored != run.verdict.response:
+    if not isinstance(run.verdict, Keep) or stored != run.stored:
         run.lose(signals.stale_write_rejected)
         raise ClaimLost from error
     logger.error("The transaction of %s is committed, but: %r", run.claim.id, error, exc_info=error)

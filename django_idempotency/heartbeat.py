@@ -22,6 +22,7 @@ from django_idempotency.exceptions import ClaimLost
 from django_idempotency.outcomes import Claimed
 from django_idempotency.policy import Policy
 from django_idempotency.stores import store_for
+from django_idempotency.stores.database import told
 
 logger = logging.getLogger("django_idempotency")
 
@@ -152,7 +153,7 @@ class Heartbeat:
         except ClaimLost:
             logger.warning("idempotency record %s was taken over before it could be completed", lease.claim.id)
         except Exception as error:
-            logger.warning("idempotency record %s still could not be written: %r", lease.claim.id, error)
+            logger.warning("idempotency record %s still could not be written: %s", lease.claim.id, told(error))
             return
         with self._changed:
             self._leases.pop(lease.claim.token, None)
@@ -163,7 +164,7 @@ class Heartbeat:
         try:
             write()
         except Exception as error:
-            logger.warning("idempotency heartbeat: %r", error)
+            logger.warning("idempotency heartbeat: %s", told(error))
             return False
         return True
 

@@ -24,7 +24,7 @@ from django_idempotency.conf import conf
 from django_idempotency.engine import CRASHED
 from django_idempotency.models import LIVE, TERMINAL, DatabaseNow, IdempotencyRecord, Status, check_move
 from django_idempotency.outcomes import Door, Operation
-from django_idempotency.stores.database import ahead, alias, is_conflict
+from django_idempotency.stores.database import ahead, alias, is_conflict, told
 from django_idempotency.tallies import forget
 
 Records = QuerySet[IdempotencyRecord]
@@ -148,7 +148,7 @@ def _reap_singly(rows: Records, batch: int) -> Reaped:
             moved += _move(rows.filter(pk=id), 1)
         except DatabaseError as error:
             _raise_unless_of_a_row(error, rows)
-            bad[str(id)] = str(error).strip()
+            bad[str(id)] = told(error)
     return _announced(moved, bad=bad, finished=len(ids) < batch)
 
 

@@ -10,8 +10,10 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
+from django_idempotency import privacy
 from django_idempotency.exceptions import IllegalMove
 from django_idempotency.keys import id_range
+from django_idempotency.outcomes import StoredResponse
 from django_idempotency.policy import Mode
 
 
@@ -151,6 +153,15 @@ class IdempotencyRecord(models.Model):
 
     def __str__(self) -> str:
         return f"{self.scope} {self.key}"
+
+    @property
+    def answer(self) -> StoredResponse | None:
+        """What a replay answers, decrypted if it is encrypted; ``None`` if there is no answer."""
+        if self.response_status is None:
+            return None
+        headers = tuple((name, value) for name, value in self.response_headers or ())
+        body = None if self.response_body is None else bytes(self.response_body)
+        return privacy.opened(StoredResponse(self.response_status, headers, body), self.pk)
 
 
 class IdempotencyTally(models.Model):

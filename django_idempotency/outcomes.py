@@ -17,12 +17,13 @@ Headers = tuple[tuple[str, str], ...]
 class StoredResponse:
     """An answer as it is kept and replayed.
 
-    ``body`` is the exact bytes, or ``None`` where the body was not stored (a streaming or an oversize answer).
+    ``body`` is the exact bytes, or ``None`` where the body was not stored (a streaming or an oversize answer, or by
+    policy). Neither it nor the headers show in the representation, which may end up in a log.
     """
 
     status: int
-    headers: Headers = ()
-    body: bytes | None = b""
+    headers: Headers = field(default=(), repr=False)
+    body: bytes | None = field(default=b"", repr=False)
 
 
 class Door(StrEnum):
@@ -82,8 +83,8 @@ class Snapshot:
     locked_until: datetime | None
     expires_at: datetime
     response_status: int | None
-    response_headers: Any
-    response_body: bytes | None
+    response_headers: Any = field(repr=False)
+    response_body: bytes | None = field(repr=False)
     now: datetime
 
     @property

@@ -12,6 +12,8 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 
+from django_idempotency.outcomes import StoredResponse
+
 
 class Mode(StrEnum):
     ATOMIC = "atomic"
@@ -37,6 +39,7 @@ LONGEST = 100 * 365 * 24 * 60 * 60  # a century; far beyond it Python's calendar
 
 Scope = Callable[[HttpRequest], str | None]
 Fingerprint = Callable[[HttpRequest], bytes]
+Redact = Callable[[StoredResponse], StoredResponse]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,7 +61,10 @@ class Policy:
     ``strict``: take the header only as the draft writes it, a quoted string.
     ``lock``: how a row that may change hands is locked, ``"nowait"`` or ``"skip_locked"``.
     ``max_body``: bytes; a larger answer is stored without its body.
+    ``store_body``: store and replay the answer's body.
     ``store_cookies``: store and replay ``Set-Cookie``.
+    ``redact``: a callable that gets the answer and gives what is stored of it and replayed; no queries in it.
+    ``encrypt``: encrypt what is stored, with the newest of ``ENCRYPTION_KEYS``.
     ``fail_open``: run unprotected when the store can't be reached, instead of answering 503.
     ``using``: alias of the database of the records; ``None`` asks the routers.
     ``fingerprint``: a callable that gives the bytes that identify the request, instead of all of it.
@@ -84,7 +90,10 @@ class Policy:
     strict: bool = False
     lock: str = Lock.NOWAIT
     max_body: int = 1024 * 1024
+    store_body: bool = True
     store_cookies: bool = False
+    redact: Redact | None = None
+    encrypt: bool = False
     fail_open: bool = False
     using: str | None = None
     fingerprint: Fingerprint | None = None
@@ -154,7 +163,7 @@ _TEXTS = _all(lambda value: isinstance(value, str), "names")
 _STATUSES = _all(lambda value: isinstance(value, int) and 100 <= value <= 599, "HTTP statuses")
 
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(("required", "strict", "store_cookies", "fail_open"), _BOOLEAN),
+    **dict.fromkeys(("required", "strict", "store_body", "store_cookies", "encrypt", "fail_open"), _BOOLEAN),
     **dict.fromkeys(("lease", "retention"), _number(1, LONGEST)),
     **dict.fromkeys(("wait", "grace"), _number(0, LONGEST)),
     **dict.fromkeys(("release_statuses", "retry_statuses"), _STATUSES),
@@ -163,7 +172,7 @@ RULES: Mapping[str, Rule] = {
     "methods": _all(lambda value: isinstance(value, str) and value.isupper(), "HTTP methods in upper case"),
     "scope": (lambda value: value is None or value == "public" or callable(value), 'None, "public" or a callable'),
     "using": _or_none((lambda value: isinstance(value, str), "the alias of a database")),
-    "fingerprint": _or_none((callable, "a callable")),
+    **dict.fromkeys(("fingerprint", "redact"), _or_none((callable, "a callable"))),
     "fingerprint_fields": _or_none(_TEXTS),
     "fingerprint_exclude": _TEXTS,
 }

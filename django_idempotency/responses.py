@@ -34,14 +34,23 @@ UNSTORED_HEADERS = frozenset(
         "content-length",
         "date",
         "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
         "set-cookie",
         "te",
         "trailer",
         "transfer-encoding",
         "upgrade",
+    }
+)
+# They carry credentials, or what credentials are made of. So does all that starts with "proxy-".
+SENSITIVE_HEADERS = frozenset(
+    {
+        "authentication-control",
+        "authentication-info",
+        "authorization",
+        "cookie",
+        "cookie2",
+        "set-cookie2",
+        "www-authenticate",
     }
 )
 # They describe a body, and make no sense beside another one.
@@ -55,10 +64,14 @@ BODY_HEADERS = frozenset(
 
 def stored(response: HttpResponseBase, policy: Policy) -> StoredResponse:
     """What is kept of a rendered response. A streaming or an oversize body is not read."""
-    headers = tuple((name, value) for name, value in response.items() if name.lower() not in UNSTORED_HEADERS)
+    headers = tuple((name, value) for name, value in response.items() if _may_be_stored(name.lower()))
     if policy.store_cookies:
         headers += tuple(("Set-Cookie", morsel.OutputString()) for morsel in response.cookies.values())
     return StoredResponse(response.status_code, tuple(filter(_storable, headers)), _body(response, policy))
+
+
+def _may_be_stored(name: str) -> bool:
+    return not (name in UNSTORED_HEADERS or name in SENSITIVE_HEADERS or name.startswith(("proxy-", ":")))
 
 
 def _storable(header: tuple[str, str]) -> bool:
@@ -154,7 +167,7 @@ Refusal = InFlight | Held | Mismatch | IdempotencyError
 NOT_STORED = Problem(
     status=200,
     code="response_not_stored",
-    title="The operation is done; its answer was streamed or too large to keep.",
+    title="The operation is done; its answer was not kept.",
     retryable=False,
     safe_new_key=False,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from django.contrib.auth.models import User
 from django.core import checks, mail
@@ -100,6 +102,16 @@ def test_e010_a_limit_for_late_retries_longer_than_the_retention(found, settings
     assert "shorten LATE_AFTER" in found()["E010"].hint
     settings.IDEMPOTENCY = {"LATE_AFTER": 60, "RETENTION": 60}
     assert found() == {}
+
+
+def test_e012_encryption_without_a_key_or_without_the_package(found, settings, monkeypatch):
+    settings.IDEMPOTENCY = {"ENCRYPT": True}
+    assert "State ENCRYPTION_KEYS" in found()["E012"].hint
+    settings.IDEMPOTENCY = {}
+    assert f"{__name__}.view: encrypt is on" in found(idempotent(encrypt=True)(view))["E012"].msg
+    settings.IDEMPOTENCY = {"ENCRYPT": True, "ENCRYPTION_KEYS": ["A" * 43 + "="]}
+    monkeypatch.setitem(sys.modules, "cryptography", None)  # not to be found
+    assert "[cryptography]" in found()["E012"].hint
 
 
 def test_e004_a_middleware_that_looks_at_views_after_ours(found, settings):

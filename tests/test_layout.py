@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 # Each layer may import from those before it. Names are modules or sub-packages of the package.
 LAYERS = [
     {"outcomes", "keys", "fingerprints", "exceptions", "signals"},
-    {"policy", "conf"},
+    {"policy", "conf", "encryption", "privacy"},
     {"models"},
     {"stores"},
     {"heartbeat", "tallies", "responses", "engine"},
@@ -31,6 +31,8 @@ LAYERS = [
 # Inside a layer, from the lowest.
 ORDERED = [
     ["policy", "conf"],
+    ["conf", "privacy"],
+    ["encryption", "privacy"],
     ["heartbeat", "engine"],
     ["heartbeat", "tallies"],
     ["dashboard", "admin"],
@@ -40,8 +42,8 @@ ORDERED = [
 ]
 DOORS = LAYERS[6]
 NAMED_FOR_NOTHING = {"utils", "util", "helpers", "core", "common", "misc"}
-EXTRAS = ["rest_framework", "celery", "kombu", "redis", "environ", "psycopg_pool"]
-NEEDS_AN_EXTRA = {"rest_framework", "consumers.celery", "tasks"}
+EXTRAS = ["rest_framework", "celery", "kombu", "redis", "environ", "psycopg_pool", "cryptography"]
+NEEDS_AN_EXTRA = {"rest_framework", "consumers.celery", "encryption", "tasks"}
 NEEDS_A_LATER_DJANGO = {"builtin_tasks"}
 
 MODULES = {

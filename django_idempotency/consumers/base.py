@@ -33,6 +33,7 @@ METHOD = "MESSAGE"
 DONE = 200
 REJECTED = 422
 HELD_DELAY = 60
+REJECTED_BEFORE = "the handler rejected it before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ def _delivery(outcome: Duplicate) -> Delivery:
     match outcome:
         case Replay(response):
             result = None if response.body is None else json.loads(response.body)
-            return Reject(str(result)) if response.status == REJECTED else Ack(result, replayed=True)
+            return Reject(result or REJECTED_BEFORE) if response.status == REJECTED else Ack(result, replayed=True)
         case InFlight(retry_after):
             return RetryLater(retry_after, "another consumer is handling the message")
         case Held(reason):

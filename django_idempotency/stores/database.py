@@ -180,6 +180,11 @@ def is_conflict(error: Exception) -> bool:
     )
 
 
+def told(error: Exception) -> str:
+    """What a database said, without the details, which may quote a row."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
 def _without_waiting_long(connection: Any) -> AbstractContextManager[None]:
     """Wait a second at most for a row lock: enough for a rival to commit its insert, too short for a holder to finish.
 
