@@ -1,4 +1,4 @@
-"""What keeps keys from staying stuck and the table small: reaping, cleaning up, releasing.
+"""What keeps keys from staying stuck and the table small: reaping, cleaning up, releasing; and forgetting a caller.
 
 Everything runs in batches, each a short transaction of its own. Killed at whatever point, a pass loses nothing; run
 twice at once, it does nothing twice. Times are the database's.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import reduce
 from operator import add
@@ -19,18 +19,18 @@ from django.db import DatabaseError, connections, transaction
 from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F, Q, QuerySet
 from django.db.models.expressions import Combinable
 
-from django_idempotency import signals
+from django_idempotency import signals, tallies
 from django_idempotency.conf import conf
 from django_idempotency.engine import CRASHED
 from django_idempotency.models import LIVE, TERMINAL, DatabaseNow, IdempotencyRecord, Status, check_move
 from django_idempotency.outcomes import Door, Operation
 from django_idempotency.stores.database import ahead, alias, is_conflict, told
-from django_idempotency.tallies import forget
 
 Records = QuerySet[IdempotencyRecord]
 T = TypeVar("T")
 
 ATTEMPTS = 5
+PAGE = 10_000
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
 MOVED = ("scope", "key", "method", "path", "fingerprint", "status", "hold_on_crash")
 
@@ -78,6 +78,38 @@ class Cleaned:
             rows=self.rows + later.rows,
             seconds=self.seconds + later.seconds,
             lag=later.lag,
+            finished=later.finished,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """What came of forgetting a scope.
+
+    ``erased``: records that were deleted, or emptied. Left alone were ``live`` ones, which are started or processing,
+    ``held`` ones, and ``busy`` ones, which somebody had locked just then. ``after``: the id of the last record looked
+    at. ``finished``: the whole table was looked through.
+    """
+
+    erased: int = 0
+    live: int = 0
+    held: int = 0
+    busy: int = 0
+    after: UUID | None = None
+    finished: bool = True
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left of what was to be erased."""
+        return self.finished and not (self.live or self.held or self.busy)
+
+    def __add__(self, later: Forgotten) -> Forgotten:
+        return Forgotten(
+            erased=self.erased + later.erased,
+            live=self.live + later.live,
+            held=self.held + later.held,
+            busy=self.busy + later.busy,
+            after=later.after or self.after,
             finished=later.finished,
         )
 
@@ -236,7 +268,7 @@ def cleaning(
     using: str | None = None,
 ) -> Iterator[Cleaned]:
     """``cleanup``, a batch at a time."""
-    forget(using=database(using))
+    tallies.forget(using=database(using))
     return _sweeping(purgeable(using=using), "purge_at", _delete, batch, pause, max_seconds)
 
 
@@ -343,6 +375,96 @@ def releasable(key: str, *, scope: str | None = None, using: str | None = None) 
     if scope is not None:
         rows = rows.filter(scope=scope)
     return rows.filter(Q(held=True) | Q(status__in=LIVE, locked_until__lt=DatabaseNow()))
+
+
+# --- Forgetting ------------------------------------------------------------------------------------------------------
+
+
+def forget(
+    scope: str,
+    *,
+    bodies: bool = False,
+    held: bool = False,
+    dry_run: bool = False,
+    batch: int | None = None,
+    pause: float | None = None,
+    max_seconds: float | None = None,
+    after: UUID | None = None,
+    using: str | None = None,
+) -> Forgotten:
+    """Erase the records of a scope. A retry of a key that is forgotten runs again, as new.
+
+    ``bodies``: erase the answers' headers and bodies and the paths instead, and keep the keys: a retry is told that its
+    operation is done. ``held``: held records too. ``dry_run``: only count.
+
+    No index knows the scope: the table is walked in the order of the ids, ``batch`` records of whatever scope at a
+    time, from ``after`` on. What is started or processing is left alone, and counted. Keys that the scope makes
+    meanwhile may be missed.
+    """
+    passes = forgetting(
+        scope,
+        bodies=bodies,
+        held=held,
+        dry_run=dry_run,
+        batch=batch,
+        pause=pause,
+        max_seconds=max_seconds,
+        after=after,
+        using=using,
+    )
+    return reduce(add, passes, Forgotten())
+
+
+def forgetting(
+    scope: str,
+    *,
+    bodies: bool = False,
+    held: bool = False,
+    dry_run: bool = False,
+    batch: int | None = None,
+    pause: float | None = None,
+    max_seconds: float | None = None,
+    after: UUID | None = None,
+    using: str | None = None,
+) -> Iterator[Forgotten]:
+    """``forget``, a batch at a time."""
+    batch = _at_least_one(PAGE if batch is None else batch)
+    pause = conf().cleanup_pause if pause is None else pause
+    erase: Sweep = (lambda rows: None) if dry_run else _empty if bodies else _delete
+    ends = _deadline(max_seconds)
+    while True:
+        page = _records(using).order_by("pk")
+        page = page if after is None else page.filter(pk__gt=after)
+        last = next(iter(page.values_list("pk", flat=True)[batch - 1 : batch]), None)
+        mine = (page if last is None else page.filter(pk__lte=last)).filter(scope=scope)
+        yield replace(_forget(mine, erase, held=held), after=last or after, finished=last is None)
+        if last is None or ends():
+            return
+        after = last
+        time.sleep(pause)
+
+
+def _forget(mine: Records, erase: Sweep, *, held: bool) -> Forgotten:
+    found = list(mine.values_list("pk", "status", "held"))
+    if not found:
+        return Forgotten()
+    ended = mine.filter(status__in=TERMINAL) if held else mine.filter(status__in=TERMINAL, held=False)
+
+    def run() -> set[UUID]:
+        ids = list(_locked(ended).values_list("pk", flat=True))
+        erase(_records(mine.db).filter(pk__in=ids))
+        return set(ids)
+
+    erased = _in_transaction(mine.db, run)
+    left = [(status in LIVE, is_held) for id, status, is_held in found if id not in erased]
+    live = sum(is_live for is_live, _held in left)
+    waiting = 0 if held else sum(is_held for _live, is_held in left)
+    return Forgotten(erased=len(erased), live=live, held=waiting, busy=len(left) - live - waiting)
+
+
+def _empty(rows: Records) -> object:
+    rows.filter(response_status__isnull=False).update(response_headers=[], response_body=None)
+    return rows.update(path="", updated_at=DatabaseNow())
 
 
 # --- What both need --------------------------------------------------------------------------------------------------
