@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.db.models import DurationField, ExpressionWrapper, F, QuerySet
 from django.http import HttpRequest
+from django.urls import URLPattern, path
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
+from django_idempotency.dashboard import dashboard
 from django_idempotency.models import LIVE, DatabaseNow, IdempotencyRecord, Status
 
 RESPONSE_BODY = "django_idempotency.view_response_body"
@@ -62,6 +65,10 @@ class IdempotencyRecordAdmin(ModelAdmin):
             {"fields": ("created_at", "updated_at", "expires_at", "purge_at", "replays", "last_replayed_at")},
         ),
     )
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view(partial(dashboard, self))
+        return [path("dashboard/", view, name="django_idempotency_dashboard"), *super().get_urls()]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[IdempotencyRecord]:
         age = ExpressionWrapper(DatabaseNow() - F("locked_at"), output_field=DurationField())

@@ -103,11 +103,12 @@ NAMES: Mapping[str, str | Promise] = {
     "completed": gettext_lazy("answers stored"),
     "failed": gettext_lazy("runs that failed"),
     "released": gettext_lazy("keys released"),
-    "lost": gettext_lazy("claims lost"),
+    "lost": gettext_lazy("claims lost to a rival"),
+    "stale_writes": gettext_lazy("late writes rejected"),
     "reaped": gettext_lazy("keys reaped"),
     "store_errors": gettext_lazy("store not reached"),
 }
-_ALARMING = frozenset({"held", "lost", "store_errors"})
+_ALARMING = frozenset({"held", "stale_writes", "store_errors"})
 
 
 def happened(activity: Activity) -> list[Figure]:

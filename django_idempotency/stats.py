@@ -169,7 +169,8 @@ class Activity:
 
     ``requests``: those with a key that got an outcome. ``deduplicated``: the share of them that a replay answered.
     ``conflicts``: came while the first was running. ``unknown``: no more is known of their key (``late_after``).
-    ``lost``: holders that came back too late. ``store_errors``: the store could not be reached.
+    ``lost``: claims that a rival was quicker to run, counted as the duplicates that they are. ``stale_writes``: holders
+    that came back too late. ``store_errors``: the store could not be reached.
     """
 
     requests: int = 0
@@ -184,6 +185,7 @@ class Activity:
     failed: int = 0
     released: int = 0
     lost: int = 0
+    stale_writes: int = 0
     reaped: int = 0
     store_errors: int = 0
 
@@ -195,7 +197,8 @@ class Activity:
             return sum(counts.get(event, 0) for event in events)
 
         conflicts = sum_of("in_flight", "pending_timeout")
-        requests = sum_of("claimed", "taken_over", "replayed", "mismatched", "held", "refused_late") + conflicts
+        ran = max(0, sum_of("claimed", "taken_over") - sum_of("claim_lost"))
+        requests = ran + sum_of("replayed", "mismatched", "held", "refused_late") + conflicts
         return cls(
             requests=requests,
             replays=sum_of("replayed"),
@@ -209,6 +212,7 @@ class Activity:
             failed=sum_of("failed"),
             released=sum_of("released"),
             lost=sum_of("claim_lost"),
+            stale_writes=sum_of("stale_write_rejected"),
             reaped=sum_of("reaped"),
             store_errors=sum_of("store_failed"),
         )

@@ -18,6 +18,7 @@ from django_idempotency import signals
 from django_idempotency.conf import conf
 from django_idempotency.heartbeat import heartbeat
 from django_idempotency.models import IdempotencyTally
+from django_idempotency.outcomes import Operation
 from django_idempotency.stores.database import ahead, alias
 
 EVENTS = {name: signal for name, signal in vars(signals).items() if isinstance(signal, Signal)}
@@ -57,11 +58,11 @@ class Tallies:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._views: set[str] = set()
 
-    def count(self, event: str, sender: object) -> None:
+    def count(self, event: str, view: str) -> None:
         """Count one event; written within ten seconds or so."""
         if conf().tally is None:
             return
-        view = name(sender)
+        view = view[-LONGEST:] or MAINTENANCE
         with self._lock:
             if view not in self._views:
                 if len(self._views) < MOST_VIEWS:
@@ -100,14 +101,6 @@ def _add(counts: Counter[tuple[str, str]]) -> None:
         )
 
 
-def name(sender: object) -> str:
-    """What a view, a consumer or a task is called: ``shop.views.pay``."""
-    if sender is None:
-        return MAINTENANCE
-    named: Any = sender if hasattr(sender, "__qualname__") else type(sender)
-    return f"{named.__module__}.{named.__qualname__}"[-LONGEST:]
-
-
 def listen() -> None:
     """Have every signal counted."""
     for event, signal in EVENTS.items():
@@ -115,8 +108,8 @@ def listen() -> None:
 
 
 def _counting(event: str) -> Callable[..., None]:
-    def count(sender: object, **_named: Any) -> None:
-        tallies.count(event, sender)
+    def count(operation: Operation, **_named: Any) -> None:
+        tallies.count(event, operation.view)
 
     return count
 

@@ -49,7 +49,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
 
 
 def sources():
-    return (path for path in (ROOT / "django_idempotency").rglob("*.py"))
+    kinds = {".py", ".html", ".css"}
+    return (path for path in (ROOT / "django_idempotency").rglob("*.*") if path.suffix in kinds)
 
 
 def test_the_source_distribution_builds_and_holds_the_licence(built):

@@ -42,10 +42,17 @@ def test_a_duplicate_that_waited_in_vain_is_a_conflict_too():
 
 
 def test_what_is_no_request_does_not_count_as_one():
-    found = Activity.of({"completed": 9, "failed": 1, "released": 1, "claim_lost": 1, "reaped": 1, "store_failed": 1})
+    found = Activity.of(
+        {"completed": 9, "failed": 1, "released": 2, "reaped": 3, "stale_write_rejected": 4, "store_failed": 5}
+    )
     assert (found.requests, found.deduplicated) == (0, 0.0)
-    assert (found.completed, found.failed, found.released, found.lost) == (9, 1, 1, 1)
-    assert (found.reaped, found.store_errors) == (1, 1)
+    assert (found.completed, found.failed, found.released) == (9, 1, 2)
+    assert (found.reaped, found.stale_writes, found.store_errors) == (3, 4, 5)
+
+
+def test_a_claim_that_a_rival_was_quicker_to_run_is_one_request():
+    found = Activity.of({"claimed": 2, "claim_lost": 1, "replayed": 1})
+    assert (found.requests, found.replays, found.lost) == (2, 1, 1)
 
 
 @pytest.mark.django_db
@@ -163,7 +170,11 @@ def test_every_figure_of_an_activity_has_a_name():
 
 
 def test_what_somebody_should_look_at_is_marked():
-    marked = [figure.name for figure in figures.happened(Activity(requests=3, held=1, lost=1)) if figure.alarming]
+    marked = [
+        figure.name
+        for figure in figures.happened(Activity(requests=3, held=1, lost=1, stale_writes=1))
+        if figure.alarming
+    ]
     assert len(marked) == 2
     assert not any(figure.alarming for figure in figures.happened(Activity(requests=3, replays=3)))
     assert figures.backlog(Due(due=1, lag=100), 10, late=60)[1].alarming

@@ -1,0 +1,135 @@
+"""The dashboard over a million records and a week: what it asks of the database, and what a person sees."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_idempotency.models import IdempotencyRecord, IdempotencyTally
+from tests.happening import a_week
+
+pytestmark = pytest.mark.postgresql
+
+PAGE = "/admin/django_idempotency/idempotencyrecord/dashboard/"
+TABLE = IdempotencyRecord._meta.db_table
+MILLION, LIVE, DUE = 1_000_000, 20_000, 50_000
+SECONDS = 0.3
+
+FILL = f"""
+INSERT INTO {TABLE} (
+    id, scope, key, method, path, fingerprint, mode, created_at, updated_at, expires_at, purge_at, status, token,
+    locked_at, locked_until, response_status, response_headers, response_body
+)
+SELECT gen_random_uuid(), 'user:' || i, i, 'POST', '/charges/', '', 'atomic', at, at, at + '1 day', at + '1 day', %s
+FROM (
+    SELECT i, now() - i * interval '1 day' / {MILLION - DUE} AS at FROM generate_series(1, %s) AS i
+) AS moments
+"""
+COMPLETED = "'completed', NULL, NULL, NULL, 201, '[]', repeat('x', 200)::bytea"
+PROCESSING = "'processing', gen_random_uuid(), at, at + '20 s', NULL, NULL, NULL"
+
+
+@pytest.fixture(scope="module")
+def million(django_db_setup, django_db_blocker):
+    """A million records, some of them pending and some past their time, and the tallies of a week."""
+    with django_db_blocker.unblock():
+        with connection.cursor() as cursor:
+            cursor.execute(FILL % (COMPLETED, MILLION))
+            cursor.execute(FILL % (PROCESSING, LIVE))
+            a_week()
+            cursor.execute(f"ANALYZE {TABLE}")
+        yield
+        empty()
+
+
+def empty():
+    with connection.cursor() as cursor:
+        cursor.execute(f"TRUNCATE {TABLE}, {IdempotencyTally._meta.db_table}")
+
+
+def nodes(plan):
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes(child)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("query", ["", "?range=7d"])
+def test_a_page_takes_little_time_and_reads_no_table_of_records_from_end_to_end(million, admin_client, query):
+    with CaptureQueriesContext(connection) as captured:
+        response = admin_client.get(PAGE + query)
+    assert response.status_code == 200
+    asked = [query["sql"] for query in captured if query["sql"].startswith("SELECT")]
+    scans = []
+    for sql in asked:
+        with connection.cursor() as cursor:
+            cursor.execute(f"EXPLAIN (FORMAT JSON) {sql}")
+            (((plan,),),) = [cursor.fetchall()]
+        scans += [node for node in nodes(plan[0]["Plan"]) if node.get("Relation Name") == TABLE]
+    assert len(scans) >= 4
+    assert {node["Node Type"] for node in scans} <= {"Index Scan", "Index Only Scan", "Bitmap Heap Scan"}
+    assert sum(float(query["time"]) for query in captured) < SECONDS
+
+
+@pytest.fixture
+def person(million, browser, admin_user):
+    """Somebody signed in; what is there is emptied quickly, not record by record."""
+    browser.sign_in("admin", "password")
+    yield browser
+    empty()
+
+
+@pytest.mark.browser
+def test_what_a_person_sees(person):
+    """One test, because a million records take their time. That the browser did not complain, its fixture sees to."""
+    browser = person
+    browser.follow("Idempotency records")
+    browser.click(".object-tools a[href$='/dashboard/']")
+    assert browser.path == PAGE
+    for words in ("Deduplicated", "10,000 or more", "shop.api.ChargeViewSet", "Dashed: 1 %"):
+        assert words in browser.text
+    assert 900_000 < size_in_rows(browser.text) < 1_100_000
+    assert widest_bars(browser) > 60
+
+    browser.find("details.history summary").click()
+    assert len(browser.all("details.history tbody tr")) == 96
+    browser.follow("7 days")
+    assert len(browser.all("details.history tbody tr")) == 168
+
+    for scheme in ("light", "dark"):
+        browser.prefer(scheme)
+        assert contrast(browser, "figure .bar", "fill") > 3
+        assert contrast(browser, ".figures dt", "color") > 4.5
+    browser.resize((390, 844))
+    assert not browser.scrolls_sideways()
+
+
+def size_in_rows(text):
+    return int(re.search(r"Rows\s+([\d,]+)", text)[1].replace(",", ""))
+
+
+def widest_bars(browser):
+    """How many bars the busiest chart has."""
+    return max(len(chart.find_elements("css selector", ".bar")) for chart in browser.all("figure"))
+
+
+def contrast(browser, selector, name):
+    """Of the element's colour to the panel's, by the formula of WCAG 2."""
+    script = """
+        const element = document.querySelector(arguments[0]);
+        const canvas = new OffscreenCanvas(1, 1).getContext("2d");
+        const light = colour => {
+            canvas.fillStyle = colour;
+            canvas.fillRect(0, 0, 1, 1);
+            const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map(v => v / 255)
+                .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
+        };
+        const [a, b] = [getComputedStyle(element)[arguments[1]],
+            getComputedStyle(element.closest(".panel")).backgroundColor].map(light);
+        return Math.max(a, b) / Math.min(a, b);
+    """
+    return browser.driver.execute_script(script, selector, name)
