@@ -100,12 +100,16 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The caller holds the key and must run. ``token`` is the fencing token of this attempt."""
+    """The caller holds the key and must run. ``token`` is the fencing token of this attempt.
+
+    ``created``: when the record was made, in the store's own words, if it told.
+    """
 
     operation: Operation
     token: UUID
     attempt: int = 1
     taken_over: bool = False
+    created: str | None = field(default=None, compare=False)
 
     @property
     def id(self) -> UUID:

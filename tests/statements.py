@@ -7,18 +7,26 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from django.db import connection as default_connection
 from psycopg import pq
 
-# A message to the server ("F") that carries a statement, up to the next message of either side.
-SENT = re.compile(r'^F\t\d+\t(?:Query|Parse)\t(.*?)"?\s*(?=^[FB]\t\d+\t|\Z)', re.MULTILINE | re.DOTALL)
+# A message to the server ("F") that carries a statement, up to the next message of either side; or one that executes a
+# statement by the name under which it was prepared.
+SENT = re.compile(
+    r'^F\t\d+\t(?:(?:Query|Parse)\t(?P<text>.*?)"?\s*(?=^[FB]\t\d+\t|\Z)|Bind\t "" "(?P<name>[^"]+)")',
+    re.MULTILINE | re.DOTALL,
+)
 TRANSACTION = re.compile(r"(?:BEGIN|COMMIT|ROLLBACK|SAVEPOINT|RELEASE|START TRANSACTION|SET TRANSACTION)\b")
 
 
 @dataclass
 class Statements:
-    """All that was sent, in order; complete once the block is left."""
+    """All that was sent, in order, a round trip each; complete once the block is left.
+
+    To prepare a statement is a round trip of its own.
+    """
 
     all: list[str] = field(default_factory=list)
 
@@ -51,7 +59,17 @@ def sent_statements(connection=default_connection) -> Iterator[Statements]:
         finally:
             pgconn.untrace()
             log.seek(0)
-            statements.all += [_statement(found) for found in SENT.findall(log.read())]
+            found = list(SENT.finditer(log.read()))
+            prepared = _prepared(pgconn)
+            statements.all += [prepared.get(match["name"]) or _statement(match["text"]) for match in found]
+
+
+def _prepared(pgconn: Any) -> dict[str, str]:
+    if pgconn.status != pq.ConnStatus.OK:
+        return {}
+    result = pgconn.exec_(b"SELECT name, statement FROM pg_prepared_statements")
+    rows = ((result.get_value(row, 0), result.get_value(row, 1)) for row in range(result.ntuples))
+    return {name.decode(): statement.decode().strip() for name, statement in rows}
 
 
 def _statement(traced: str) -> str:

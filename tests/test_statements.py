@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
@@ -24,7 +25,14 @@ from tests.threads import OtherThread
 pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db")]
 
 STUCK = 100_000
+OURS = "django_idempotency_"
 MODES = pytest.mark.parametrize("mode", ["atomic", "lease"])
+
+
+@pytest.fixture(autouse=True)
+def fresh_connection(transactional_db):
+    """On which nothing is prepared, and nothing will be at its first claim."""
+    connection.close()
 
 
 @pytest.fixture
@@ -49,7 +57,7 @@ def test_atomic_mode_adds_three_statements_to_a_first_request(user):
     plain = statements_of(transaction.atomic(pay), user)
     protected = statements_of(idempotent(pay), user, idempotency_key="k")
     assert len(protected.all) - len(plain.all) == 3
-    claim, lock, complete = protected.on(postgresql.TABLE)
+    claim, lock, complete = protected.on(OURS)
     assert protected.all[0] == claim
     assert protected.all[1:3] == ["BEGIN", lock]
     assert protected.all[-2:] == [complete, "COMMIT"]
@@ -59,7 +67,7 @@ def test_lease_mode_adds_two_statements_to_a_first_request(user):
     plain = statements_of(pay, user)
     protected = statements_of(idempotent(mode="lease")(pay), user, idempotency_key="k")
     assert len(protected.all) - len(plain.all) == 2
-    assert [protected.all[0], protected.all[-1]] == protected.on(postgresql.TABLE)
+    assert [protected.all[0], protected.all[-1]] == protected.on(OURS)
 
 
 @MODES
@@ -89,7 +97,7 @@ def test_a_real_endpoint_under_atomic_requests_costs_three_more_and_one_to_repla
     assert len(charge(authorization=authorization, idempotency_key="k")) == len(plain) + 3
     authentication, replay = charge(authorization=authorization, idempotency_key="k")
     assert "authtoken_token" in authentication
-    assert postgresql.TABLE in replay
+    assert OURS in replay
 
 
 @MODES
@@ -181,18 +189,19 @@ def stuck():
 
 
 def test_every_statement_goes_by_primary_key_with_100000_records_stuck_in_processing(stuck):
-    token = uuid4()
-    operation = Operation("user:1", "k", bytes(32))
-    id = operation.id
-    claim = (id, "user:1", "k", "POST", "/", bytes(32), token, id, bytes(32), id)
-    atomic, lease = Policy(), Policy(mode="lease")
+    policy = Policy()
+    whose = (Operation("user:1", "k", bytes(32)).id, uuid4())
+    answer = ("completed", 200, "[]", b"")
+    known = (*whose, "2026-11-21 12:00:00.123456+00")
     statements = {
-        "a first claim": (postgresql.stated(postgresql.CLAIM, atomic), claim),
-        "a second claim": (postgresql.stated(postgresql.CLAIM, atomic), claim),
-        "a claim in lease mode": (postgresql.stated(postgresql.CLAIM, lease), claim),
-        "the row lock": (postgresql.LOCK, (operation.id, token)),
-        "the count of replays": (postgresql.COUNT_REPLAYS, ([operation.id], [1])),
-        "the completion": (postgresql.stated(postgresql.COMPLETE, atomic), ("completed", 200, "[]", b"", id, token)),
+        "the row lock": (postgresql.stated(postgresql.LOCK, policy), whose),
+        "the row lock of a new record": (postgresql.stated(postgresql.LOCK, policy, created=True), known),
+        "the completion": (postgresql.stated(postgresql.COMPLETE, policy), (*answer, *whose)),
+        "the completion of a new record": (
+            postgresql.stated(postgresql.COMPLETE, policy, created=True),
+            answer + known,
+        ),
+        "the count of replays": (postgresql.COUNT_REPLAYS, ([whose[0]], [1])),
     }
     for name, (statement, values) in statements.items():
         stuck.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", values)
@@ -201,6 +210,20 @@ def test_every_statement_goes_by_primary_key_with_100000_records_stuck_in_proces
         used = {node.get("Index Name", "no index") for node in scans if node["Node Type"] != "ModifyTable"}
         assert used == {f"{postgresql.TABLE}_pkey"}, name
         assert _buffers(plan) < 60, name
+
+
+@MODES
+@pytest.mark.parametrize("claims", [2, 10], ids=["planned for its values", "planned for all"])
+def test_a_claim_reads_a_few_pages_with_100000_records_stuck_in_processing(stuck, mode, claims):
+    """Planned afresh five times in a session, then once for all."""
+    claim = postgresql.stated(postgresql.CLAIM, Policy(mode=mode))
+    for key in range(claims):
+        new = (Operation("user:1", str(key), bytes(32)).id, "user:1", str(key), "POST", "/", bytes(32), uuid4())
+        stuck.execute(claim, new)
+    for kind in ("old", "new"):
+        id = new[0] if kind == "old" else uuid4()
+        stuck.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {claim}", (id, *new[1:]))
+        assert _buffers(stuck.fetchone()[0][0]["Plan"]) < 60, kind
 
 
 def _nodes(plan):
@@ -217,31 +240,70 @@ def _buffers(plan) -> int:
 
 
 @pytest.fixture
-def prepared(monkeypatch):
-    """What the session has prepared; its connection allows it."""
-    connection.close()
-    allowed = connection.settings_dict["OPTIONS"] | {"prepare_threshold": 5}
-    monkeypatch.setitem(connection.settings_dict, "OPTIONS", allowed)
-    yield lambda: _fetch_all("SELECT statement FROM pg_prepared_statements")
+def threshold(monkeypatch):
+    """Connect anew, with this as ``prepare_threshold``, or with none stated."""
+
+    def connect(**stated):
+        connection.close()
+        options = {name: value for name, value in connection.settings_dict["OPTIONS"].items() if name != NAME}
+        monkeypatch.setitem(connection.settings_dict, "OPTIONS", options | stated)
+
+    yield connect
     connection.close()
 
 
-def _fetch_all(query):
+NAME = "prepare_threshold"
+
+
+def _prepared():
+    """The verbs of the statements that the session has prepared."""
     with connection.cursor() as cursor:
-        cursor.execute(query)
-        return [statement.strip() for (statement,) in cursor.fetchall()]
+        cursor.execute("SELECT statement FROM pg_prepared_statements")
+        return sorted(statement.split()[0] for (statement,) in cursor.fetchall())
+
+
+VERBS = {"atomic": ["SELECT", "SELECT", "UPDATE"], "lease": ["SELECT", "UPDATE"]}
 
 
 @MODES
-def test_where_the_connection_allows_it_the_statements_of_every_request_are_prepared(user, prepared, mode):
+def test_on_a_connection_that_stays_the_statements_of_every_request_are_prepared(user, threshold, mode):
+    threshold()
     view = idempotent(mode=mode)(pay)
-    assert len(statements_of(view, user, idempotency_key="k").on(postgresql.TABLE)) == (3 if mode == "atomic" else 2)
-    assert not statements_of(view, user, idempotency_key="k").all, "the server has parsed the claim already"
-    verbs = sorted(statement.split()[0] for statement in prepared())
-    assert verbs == (["SELECT", "UPDATE", "WITH"] if mode == "atomic" else ["UPDATE", "WITH"])
+    for key in "ijk":
+        statements_of(view, user, idempotency_key=key)
+    assert _prepared() == VERBS[mode]
+    plain = statements_of(transaction.atomic(pay) if mode == "atomic" else pay, user)
+    assert len(statements_of(view, user, idempotency_key="l").all) == len(plain.all) + (3 if mode == "atomic" else 2)
+    assert len(statements_of(view, user, idempotency_key="l").all) == 1
 
 
-def test_otherwise_nothing_is_prepared(user):
+def test_the_first_claim_on_a_connection_is_one_round_trip(user, threshold):
+    threshold()
+    engine.claim(Operation("user:1", "k", bytes(32)), Policy())
+    assert not _prepared()
+
+
+@MODES
+def test_a_stated_threshold_has_them_prepared_at_once(user, threshold, mode):
+    threshold(prepare_threshold=5)
+    statements_of(idempotent(mode=mode)(pay), user, idempotency_key="k")
+    assert _prepared() == VERBS[mode]
+
+
+def test_a_threshold_of_none_is_heeded(user, threshold):
+    threshold(prepare_threshold=None)
+    for key in "jkl":
+        statements_of(idempotent(pay), user, idempotency_key=key)
+    assert not _prepared()
+
+
+@pytest.mark.pgbouncer
+def test_behind_a_pooler_nothing_is_prepared(user, monkeypatch, pgbouncer):
+    address = urlsplit(pgbouncer(f"/{connection.settings_dict['NAME']}"))
+    monkeypatch.setitem(connection.settings_dict, "HOST", address.hostname)
+    monkeypatch.setitem(connection.settings_dict, "PORT", address.port)
     connection.close()
-    statements_of(idempotent(pay), user, idempotency_key="k")
-    assert not _fetch_all("SELECT statement FROM pg_prepared_statements")
+    for key in "jkl":
+        statements_of(idempotent(pay), user, idempotency_key=key)
+    assert not _prepared()
+    connection.close()

@@ -9,9 +9,10 @@ import json
 from functools import lru_cache
 from typing import Any, Self
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 import psycopg
-from django.db import connections
+from django.db import IntegrityError, connections
 from django.db.backends.utils import CursorWrapper
 
 from django_idempotency.exceptions import StoreConflict
@@ -20,7 +21,6 @@ from django_idempotency.outcomes import Claimed, Operation, StoredResponse
 from django_idempotency.policy import Mode, Policy
 from django_idempotency.stores.base import Seen
 from django_idempotency.stores.database import (
-    COLUMNS,
     DatabaseStore,
     alias,
     holds_on_crash,
@@ -30,47 +30,27 @@ from django_idempotency.stores.database import (
 
 TABLE = IdempotencyRecord._meta.db_table
 
-# One statement, one row, whatever is there: the new record, or the old one with the database's time and whether its
-# row lock is free. The lock is only tried where its holder's life depends on it, and ends with the statement; the
-# token says so, because with the status named PostgreSQL would walk the partial index of all live rows.
-# A claim in atomic mode commits asynchronously: the completing commit is synchronous and WAL is a prefix, so a claim
-# lost in a crash of the server was never completed.
-# https://www.postgresql.org/docs/current/wal-async-commit.html
-CLAIM = f"""
-WITH fresh AS (
-    INSERT INTO {TABLE} (
-        id, scope, key, method, path, fingerprint, mode, hold_on_crash, created_at,
-        status, token, locked_at, locked_until, updated_at, expires_at, purge_at
-    )
-    VALUES (
-        %s, %s, %s, %s, %s, %s, '{{mode}}', {{hold}}, statement_timestamp(),
-        'processing', %s, statement_timestamp(), statement_timestamp() + interval '{{lease}} s', statement_timestamp(),
-        statement_timestamp() + interval '{{retention}} s', statement_timestamp() + interval '{{kept}} s'
-    )
-    ON CONFLICT (id) DO NOTHING
-    RETURNING {{returning}}
-), free AS (
-    SELECT id FROM {TABLE}
-    WHERE id = %s AND token IS NOT NULL AND mode = 'atomic' AND fingerprint = %s
-    FOR NO KEY UPDATE SKIP LOCKED
+# One call, one row, whatever is there: the new record, or the old one with the database's time and whether its row lock
+# is free. The function is migration 0005's. With it comes the number of the server's process, which tells whether a
+# pooler stands between.
+CLAIM = """
+SELECT pg_backend_pid(), * FROM django_idempotency_claim(
+    %s, %s, %s, %s, %s, %s, %s,
+    '{mode}', {hold}, interval '{lease} s', interval '{retention} s', interval '{kept} s'
 )
-SELECT EXISTS (SELECT FROM fresh), EXISTS (SELECT FROM free), {", ".join(f"old.{name}" for name in COLUMNS)},
-    statement_timestamp()
-FROM (VALUES (1)) AS one LEFT JOIN {TABLE} AS old ON old.id = %s
 """
 
-ASYNCHRONOUSLY = "set_config('synchronous_commit', 'off', true)"
+# By id and token, and the time of creation where it is known, which leads to the partition. Not by the status:
+# PostgreSQL would walk the partial index of all live rows.
+LOCK = f"SELECT 1 FROM {TABLE} WHERE id = %s AND token = %s{{created}} FOR NO KEY UPDATE"
 
-LOCK = f"SELECT 1 FROM {TABLE} WHERE id = %s AND token = %s FOR NO KEY UPDATE"
-
-# By id and token only: with the status named here, PostgreSQL would walk the partial index of all live rows.
 COMPLETE = f"""
 UPDATE {TABLE} SET
     status = %s, token = NULL, locked_at = NULL, locked_until = NULL, updated_at = statement_timestamp(),
     expires_at = statement_timestamp() + interval '{{retention}} s',
     purge_at = statement_timestamp() + interval '{{kept}} s',
     response_status = %s, response_headers = %s, response_body = %s
-WHERE id = %s AND token = %s
+WHERE id = %s AND token = %s{{created}}
 """
 
 COUNT_REPLAYS = f"""
@@ -79,72 +59,88 @@ FROM unnest(%s::uuid[], %s::bigint[]) AS seen (id, count) WHERE {TABLE}.id = see
 """
 
 
-def stated(statement: str, policy: Policy) -> str:
+def stated(statement: str, policy: Policy, *, created: bool = False) -> str:
     """``statement`` with what the policy settles written out: fewer parameters to convert on every request."""
     lease, retention, kept = (repr(float(seconds)) for seconds in (policy.lease, policy.retention, policy.kept_for))
-    return _stated(statement, str(policy.mode), holds_on_crash(policy), lease, retention, kept)
+    return _stated(statement, str(policy.mode), holds_on_crash(policy), lease, retention, kept, created)
 
 
 @lru_cache(maxsize=1024)
-def _stated(statement: str, mode: str, hold: bool, lease: str, retention: str, kept: str) -> str:
-    returning = ASYNCHRONOUSLY if mode == Mode.ATOMIC else "1"
-    return statement.format(returning=returning, mode=mode, hold=hold, lease=lease, retention=retention, kept=kept)
+def _stated(statement: str, mode: str, hold: bool, lease: str, retention: str, kept: str, created: bool) -> str:
+    known = " AND created_at = %s" if created else ""
+    return statement.format(mode=mode, hold=hold, lease=lease, retention=retention, kept=kept, created=known)
 
 
 class PreparedCursor(psycopg.Cursor[Any]):
     """A cursor whose statements are prepared at their first execution, whatever the connection's threshold."""
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> Self:
-        return super().execute(query, params, **options | {"prepare": True})
+        threshold = self.connection.prepare_threshold
+        self.connection.prepare_threshold = 0
+        try:
+            return super().execute(query, params, **options)
+        finally:
+            self.connection.prepare_threshold = threshold
+
+
+# How many claims on a connection were answered by the very process that it was opened to: no pooler stands between.
+# One that serves a single request does not reach the threshold.
+_direct: WeakKeyDictionary[psycopg.Connection[Any], int] = WeakKeyDictionary()
+THRESHOLD = 2
 
 
 def _cursor(policy: Policy) -> CursorWrapper:
-    """Django's cursor; one that prepares, where the database's ``OPTIONS`` allow it by a ``prepare_threshold``.
+    """Django's cursor; one that prepares, where that is safe.
 
-    Prepared, our statements cost the server a third. Behind a pooler in transaction mode they must not be.
+    Prepared, our statements cost the server half. Behind a pooler in transaction mode they must not be: the next
+    transaction may have another process. A ``prepare_threshold`` in the database's ``OPTIONS`` decides, if stated.
     """
     connection: Any = connections[alias(policy)]
     connection.close_if_health_check_failed()
     connection.ensure_connection()
-    if connection.connection.prepare_threshold is None:
-        return connection.cursor()  # type: ignore[no-any-return]
-    return connection._prepare_cursor(PreparedCursor(connection.connection))  # type: ignore[no-any-return]
+    inner = connection.connection
+    stated = "prepare_threshold" in connection.settings_dict["OPTIONS"]
+    if inner.prepare_threshold is not None if stated else _direct.get(inner) == THRESHOLD:
+        return connection._prepare_cursor(PreparedCursor(inner))  # type: ignore[no-any-return]
+    return connection.cursor()  # type: ignore[no-any-return]
 
 
 class PostgreSQLStore(DatabaseStore):
     def claim(self, operation: Operation, token: UUID, policy: Policy) -> Claimed | Seen | None:
-        id, fingerprint = operation.id, operation.fingerprint
-        new = (id, operation.scope, operation.key, operation.method, operation.path, fingerprint, token)
+        fingerprint = operation.fingerprint
+        new = (operation.id, operation.scope, operation.key, operation.method, operation.path, fingerprint, token)
         try:
-            fresh, free, *old = self._fetch(stated(CLAIM, policy), (*new, id, fingerprint, id), policy)
-        except StoreConflict:
+            process, created, free, *old = self._fetch(stated(CLAIM, policy), new, policy)
+        except (StoreConflict, IntegrityError):  # the latter: a record that was made without the function's lock
             return None
-        if fresh:
-            return Claimed(operation, token)
-        if old[0] is None:
-            return None
+        self._learn(process, policy)
+        if created:
+            return Claimed(operation, token, created=created)
         record = snapshot(old)
         contended = record.status == Status.PROCESSING and record.mode == Mode.ATOMIC
         return Seen(record, busy=contended and not free and record.fingerprint == fingerprint)
 
+    @staticmethod
+    def _learn(process: int, policy: Policy) -> None:
+        connection = connections[alias(policy)].connection
+        claims = _direct.get(connection, 0)
+        if connection.info.backend_pid != process:
+            _direct.pop(connection, None)
+        elif claims < THRESHOLD:
+            _direct[connection] = claims + 1
+
     def lock(self, claim: Claimed, policy: Policy) -> bool:
         try:
-            return self._fetch(LOCK, (claim.id, claim.token), policy) is not None
+            return self._fetch(*_held(LOCK, claim, policy), policy) is not None
         except StoreConflict:
             return False
 
     def complete(self, claim: Claimed, response: StoredResponse, policy: Policy, *, failure: bool = False) -> bool:
         status = Status.FAILED if failure else Status.COMPLETED
-        values: tuple[Any, ...] = (
-            status.value,
-            response.status,
-            json.dumps(response.headers),
-            response.body,
-            claim.id,
-            claim.token,
-        )
+        statement, whose = _held(COMPLETE, claim, policy)
+        answer = (status.value, response.status, json.dumps(response.headers), response.body)
         with store_errors(), _cursor(policy) as cursor:
-            cursor.execute(stated(COMPLETE, policy), values)
+            cursor.execute(statement, (*answer, *whose))
             return bool(cursor.rowcount == 1)
 
     def count_replays(self, counts: dict[UUID, int], policy: Policy) -> None:
@@ -156,3 +152,9 @@ class PostgreSQLStore(DatabaseStore):
         with store_errors(), _cursor(policy) as cursor:
             cursor.execute(statement, values)
             return cursor.fetchone()
+
+
+def _held(statement: str, claim: Claimed, policy: Policy) -> tuple[str, tuple[Any, ...]]:
+    """``statement`` about the record that ``claim`` holds, with its last parameters."""
+    created = () if claim.created is None else (claim.created,)
+    return stated(statement, policy, created=bool(created)), (claim.id, claim.token, *created)
