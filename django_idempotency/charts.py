@@ -9,6 +9,7 @@ from dataclasses import dataclass
 HEIGHT = 100.0
 LEAST = 3.0  # of a bar that is not nothing, so that it can be seen
 GAP = 0.2
+ROUND = (1, 1.5, 2, 3, 4, 5, 6, 8, 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,10 @@ class Segment:
 
 
 def top_of(values: Sequence[float], *, least: float = 1.0) -> float:
-    """Where the axis ends: 1, 2 or 5 times a power of ten, at or above all values and ``least``."""
+    """Where the axis ends: one of ``ROUND`` times a power of ten, at or above all values and ``least``."""
     highest = max([*values, least])
     power = 10.0 ** math.floor(math.log10(highest))
-    return next(round(step * power, 12) for step in (1, 2, 5, 10) if step * power >= highest * (1 - 1e-9))
+    return next(round(step * power, 12) for step in ROUND if step * power >= highest * (1 - 1e-9))
 
 
 def bars(values: Sequence[float], labels: Sequence[str], *, top: float) -> list[Bar]:

@@ -35,7 +35,6 @@ logger = logging.getLogger("django_idempotency")
 TEMPLATE = "admin/django_idempotency/idempotencyrecord/dashboard.html"
 SECONDS = 1.0  # for a panel
 MOST = 10_000  # records that a panel looks at
-LATE = 1800  # seconds; thrice the schedule of the tasks
 RANGES = {"24h": DAY, "7d": 7 * DAY}
 SOUND = 0.01  # the share of replays that a sound system stays under
 CHARTED = ("deduplicated", "conflicts", "mismatches", "takeovers")
@@ -71,7 +70,7 @@ def panels(seconds: float, *, using: str) -> dict[str, Any]:
     shows: dict[str, Callable[[_Asking], Any]] = {
         "happened": lambda ask: happened(ask, seconds),
         "pending": lambda ask: figures.waiting(ask(stats.pending, most=MOST), MOST),
-        "backlog": lambda ask: figures.backlog(ask(stats.due, most=MOST), MOST, LATE),
+        "backlog": lambda ask: figures.backlog(ask(stats.due, most=MOST), MOST),
         "size": sizes,
         "rankings": rankings,
     }
@@ -216,7 +215,9 @@ def beside(hour: Activity, day: Activity) -> list[tuple[Figure, Figure]]:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    view: str
+    """``name``: of the view, in the parts between which it may be broken."""
+
+    name: list[str]
     count: str
     requests: str
     segments: list[Segment]
@@ -238,7 +239,7 @@ def busiest(views: Mapping[str, Activity], name: str) -> Ranking:
         name=str(figures.NAMES[name]),
         views=[
             Busy(
-                view=view,
+                name=view.split("."),
                 count=figures.amount(getattr(activity, name)),
                 requests=figures.amount(activity.requests),
                 segments=segments([("part", getattr(activity, name))], whole=most),

@@ -13,6 +13,8 @@ from django.utils.translation import gettext_lazy
 
 from django_idempotency.stats import Activity, Due, Pending, Projection, Size
 
+LATE = 1800  # seconds; thrice the schedule of the tasks
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -83,11 +85,11 @@ def waiting(pending: Pending, most: float) -> list[Figure]:
     ]
 
 
-def backlog(due: Due, most: float, late: float) -> list[Figure]:
-    """What cleaning up has before it; a lag of more than ``late`` seconds is too long."""
+def backlog(due: Due, most: float) -> list[Figure]:
+    """What cleaning up has before it; a lag of more than ``LATE`` seconds is too long."""
     return [
         Figure(_("due for deletion"), amount(due.due, most)),
-        Figure(_("behind"), duration(due.lag), alarming=due.lag > late),
+        Figure(_("behind"), duration(due.lag), alarming=due.lag > LATE),
     ]
 
 

@@ -177,4 +177,4 @@ def test_what_somebody_should_look_at_is_marked():
     ]
     assert len(marked) == 2
     assert not any(figure.alarming for figure in figures.happened(Activity(requests=3, replays=3)))
-    assert figures.backlog(Due(due=1, lag=100), 10, late=60)[1].alarming
+    assert [figures.backlog(Due(due=1, lag=lag), 10)[1].alarming for lag in (1800, 1801)] == [False, True]

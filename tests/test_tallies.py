@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
@@ -19,6 +22,7 @@ from django_idempotency.policy import Policy
 from django_idempotency.stores import store_for
 from django_idempotency.tallies import EVENTS, MAINTENANCE, MOST_VIEWS, OTHER_VIEWS, PERIOD, Tallies, forget
 from tests.callers import BODY, claim, door, paying, shift
+from tests.databases import environment
 from tests.tallier import tallying
 from tests.threads import in_threads
 from tests.waiting import eventually
@@ -281,3 +285,21 @@ def test_a_forked_process_does_not_write_what_its_parent_has_counted(counted):
     else:
         os._exit(len(tallies.tallies._counts))
     assert counted() == {(PAYING, "claimed"): 1}
+
+
+@pytest.mark.server
+def test_the_workers_of_a_server_write_what_they_have_counted_when_it_stops(server_database, tmp_path):
+    from tests.servers import running_server
+
+    before = told(server_database)
+    with running_server(server_database, tmp_path) as server:
+        for _time in range(5):
+            assert server.post("/legacy/refunds/", {"amount": 1, "reference": "r"}, key=f"{tmp_path}").is_success
+    assert told(server_database).get("replays", 0) >= before.get("replays", 0) + 4
+
+
+def told(database):
+    """What happened at one view in the last hour, as the command tells."""
+    command = [sys.executable, "-m", "testproject", "idempotency_stats", "--json"]
+    run = subprocess.run(command, env=environment() | {"DATABASE_URL": database}, capture_output=True, check=True)
+    return json.loads(run.stdout)["views"].get("testproject.views.refund", {})

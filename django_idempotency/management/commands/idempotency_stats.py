@@ -24,7 +24,6 @@ from django_idempotency.stats import (
 )
 from django_idempotency.stats import views as views_of_late
 
-LATE = 1800  # seconds; thrice the schedule of the tasks
 WIDTH = 28
 
 
@@ -59,7 +58,7 @@ class Command(MaintenanceCommand):
 def _standing(stand: Stats, expected: Projection) -> Iterator[str]:
     yield from _section("RECORDS", figures.sizes(stand, expected))
     yield from _section("PENDING", figures.waiting(stand, MOST))
-    yield from _section("CLEANING UP", figures.backlog(stand, MOST, LATE))
+    yield from _section("CLEANING UP", figures.backlog(stand, MOST))
 
 
 def _section(title: str, found: list[Figure]) -> Iterator[str]:
