@@ -7,6 +7,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPConnection
@@ -47,13 +48,13 @@ def count(name: str, cluster: Cluster, redis: Redis | None, directory: Path) -> 
 
 
 def _count(server: Server, cluster: Cluster, key: Callable[[], str]) -> Counts:
-    connection = HTTPConnection("127.0.0.1", server.port)
-    for _ in range(WARM_UP):
-        server.post(key(), connection)
-    before, since = _counters(server, cluster, connection, key), cluster.log_size()
-    for _ in range(REQUESTS - 1):
-        server.post(key(), connection)
-    spent = _counters(server, cluster, connection, key) - before
+    with closing(HTTPConnection("127.0.0.1", server.port)) as connection:
+        for _ in range(WARM_UP):
+            server.post(key(), connection)
+        before, since = _counters(server, cluster, connection, key), cluster.log_size()
+        for _ in range(REQUESTS - 1):
+            server.post(key(), connection)
+        spent = _counters(server, cluster, connection, key) - before
     logged = cluster.logged(server.database, since)
     return Counts(
         len(logged) / REQUESTS if cluster.is_private else None,

@@ -9,7 +9,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
@@ -49,7 +49,9 @@ class Server:
         return processes.seconds(processes.family(self.gunicorn.pid)[1:])
 
     def post(self, key: str, connection: HTTPConnection | None = None) -> tuple[int, bytes]:
-        connection = connection or HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        if connection is None:
+            with closing(HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
+                return self.post(key, connection)
         connection.request("POST", PATH, BODY, {"Content-Type": "application/json", "Idempotency-Key": key})
         response = connection.getresponse()
         return response.status, response.read()
