@@ -57,6 +57,7 @@ class Heartbeat:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._last_beat = 0.0
+        self._sleeps_until = -math.inf
         self._leases: dict[UUID, Lease] = {}
         self._replays: dict[Policy, Counter[UUID]] = defaultdict(Counter)
         self._errands: dict[Callable[[], object], Errand] = {}
@@ -67,7 +68,7 @@ class Heartbeat:
         """Keep the claim's lease for as long as the block runs."""
         with self._changed:
             self._leases[claim.token] = Lease(claim, policy)
-            self._wake()
+            self._wake(policy.lease / BEATS_PER_LEASE)
         try:
             yield
         finally:
@@ -86,7 +87,7 @@ class Heartbeat:
         with self._changed:
             self._replays[policy][id] += 1
             if not in_test_run():  # databases come and go there, and a thread would hold on to them
-                self._wake()
+                self._wake(COUNT_EVERY)
 
     def later(self, work: Callable[[], object], seconds: float) -> None:
         """Call ``work`` in so many seconds, or when the process ends; after an error, again in as many.
@@ -97,7 +98,7 @@ class Heartbeat:
             return
         with self._changed:
             self._errands.setdefault(work, Errand(time.monotonic() + seconds, seconds))
-            self._wake()
+            self._wake(seconds)
 
     def end(self) -> None:
         """Do now whatever is still to do, as far as it goes in a moment: the process ends."""
@@ -168,12 +169,13 @@ class Heartbeat:
             return False
         return True
 
-    def _wake(self) -> None:
+    def _wake(self, seconds: float) -> None:
+        """See to it that the thread is awake in ``seconds``. Not sooner: it would have the GIL of a request."""
         if self._thread is None:
             self._last_beat = time.monotonic()
             self._thread = threading.Thread(target=self._run, name="django-idempotency-heartbeat", daemon=True)
             self._thread.start()
-        else:
+        elif time.monotonic() + seconds < self._sleeps_until:
             self._changed.notify()
 
     def _run(self) -> None:
@@ -194,7 +196,9 @@ class Heartbeat:
                 if left <= 0 or self._ending:
                     self._last_beat = time.monotonic()
                     return True
+                self._sleeps_until = time.monotonic() + left
                 self._changed.wait(left)
+                self._sleeps_until = -math.inf
             self._thread = None
             return False
 

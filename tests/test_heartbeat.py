@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -14,6 +15,7 @@ from django_idempotency.models import IdempotencyRecord
 from django_idempotency.outcomes import Operation
 from django_idempotency.policy import Policy
 from tests.threads import in_threads
+from tests.waiting import eventually
 
 LEASE = Policy(mode="lease", lease=500)
 UNKNOWN = Policy(mode="lease", using="nowhere")
@@ -27,7 +29,7 @@ def claim(transactional_db):
 @pytest.fixture
 def beats(monkeypatch):
     """A heartbeat that beats only when told."""
-    monkeypatch.setattr(Heartbeat, "_wake", lambda self: None)
+    monkeypatch.setattr(Heartbeat, "_wake", lambda self, seconds: None)
     return Heartbeat()
 
 
@@ -37,7 +39,7 @@ def beat(beats):
 
 
 def left():
-    record = IdempotencyRecord.objects.get()
+    record = IdempotencyRecord.objects.get(key="k")
     return record.locked_until - record.locked_at
 
 
@@ -163,3 +165,28 @@ def test_in_a_test_run_there_are_no_errands():
     beats, errand = Heartbeat(), Errand()
     beats.later(errand, 0)
     assert beats._thread is None
+
+
+@pytest.mark.parametrize(("asleep_for", "woken"), [(5, True), (60, False)])
+def test_the_thread_is_woken_only_for_what_is_due_while_it_would_sleep(asleep_for, woken, monkeypatch):
+    beats = Heartbeat()
+    told = []
+    monkeypatch.setattr(beats._changed, "notify", lambda: told.append(True))
+    beats._thread = threading.current_thread()
+    beats._sleeps_until = time.monotonic() + 30
+    beats._wake(asleep_for)
+    assert bool(told) == woken
+
+
+def test_a_lease_that_is_due_before_the_thread_would_wake_is_renewed_in_time(claim):
+    """Beside another with a long lease, for which the thread sleeps long."""
+    beats = Heartbeat()
+    long = engine.claim(Operation("s", "long", b"f" * 32), LEASE)
+    short = Policy(mode="lease", lease=3)
+    with beats.keeping(long, LEASE):
+        eventually(lambda: beats._sleeps_until > time.monotonic() + 100)
+        with beats.keeping(claim, short):
+            eventually(lambda: left() < timedelta(seconds=20) or None, within=10)
+        sleeper = beats._thread
+    beats.end()
+    sleeper.join(10)

@@ -85,7 +85,7 @@ class World:
         self.mode = mode
         self.user_id = get_user_model().objects.create_user(PAYER).pk
         self.heart = Heartbeat()
-        monkeypatch.setattr(self.heart, "_wake", lambda: None)  # no thread: it beats when an actor has it beat
+        monkeypatch.setattr(self.heart, "_wake", lambda seconds: None)  # no thread: it beats when an actor has it beat
         monkeypatch.setattr(engine, "heartbeat", self.heart)
         monkeypatch.setattr(engine, "uuid4", token)
         monkeypatch.setattr(engine, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))

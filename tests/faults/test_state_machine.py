@@ -270,7 +270,7 @@ class Life(RuleBasedStateMachine):
 @pytest.mark.parametrize("mode", POLICIES)
 def test_record_and_model_agree_after_every_step(monkeypatch, mode):
     heart = Heartbeat()
-    monkeypatch.setattr(heart, "_wake", lambda: None)  # counts of replays are not of this life
+    monkeypatch.setattr(heart, "_wake", lambda seconds: None)  # counts of replays are not of this life
     monkeypatch.setattr(engine, "heartbeat", heart)
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
     limits = settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None, suppress_health_check=checks)
