@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from testproject.benchmarks import contenders, private_redis
-from testproject.benchmarks.benchmark import EVERYTHING, Benchmark, Plan, say
+from testproject.benchmarks.benchmark import EVERYTHING, RETENTION, Benchmark, Plan, say
 from testproject.benchmarks.cluster import Cluster
 from testproject.benchmarks.servers import DIRECTORY
 from testproject.interrupts import end_on_signals
@@ -26,6 +26,8 @@ def main() -> None:
     end_on_signals()
     options = vars(_parser().parse_args())
     json_file, svg_file, quick = (options.pop(name) for name in ("json", "svg", "quick"))
+    if "retention" in options.get("scenarios", ()):
+        options["scenarios"] += RETENTION
     plan = Plan(**{**(QUICK if quick else {}), **options})
     with alone(), private_redis.running() as redis:
         results = Benchmark(plan, Cluster(DIRECTORY / "postgresql"), redis).run()
@@ -43,13 +45,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m testproject.benchmarks", description=__doc__, argument_default=argparse.SUPPRESS
     )
-    parser.add_argument("--scenario", nargs="+", choices=EVERYTHING, dest="scenarios")
+    parser.add_argument("--scenario", nargs="+", choices=[*EVERYTHING, "retention"], dest="scenarios")
     parser.add_argument("--contenders", nargs="+", choices=contenders.NAMES)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seconds", type=int, help="of each contender's turn in a round")
     parser.add_argument("--storms", type=int, help="in scenario d")
     parser.add_argument("--rows", type=int, help="of the large table in scenario f")
     parser.add_argument("--distance", type=int, help="keys between checkpoints in scenario f")
+    parser.add_argument("--share", type=float, help="of the sizes in the scenarios of retention: 0.01 for a first look")
     parser.add_argument("--quick", action="store_true", default=False, help="the main scenarios, short")
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--svg", type=Path, default=None)

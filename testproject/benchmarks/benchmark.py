@@ -7,20 +7,22 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from testproject.benchmarks import contenders, counting, growth, machine, report, servers, storm
+from testproject.benchmarks import contenders, counting, days, growth, machine, report, retention, servers, storm
 from testproject.benchmarks.cluster import Cluster
 from testproject.benchmarks.environments import CannotInstall
 from testproject.benchmarks.private_redis import Redis
 from testproject.benchmarks.scenarios import BASELINE, SCENARIOS, executed_again, interleaved, summary
 from testproject.benchmarks.servers import DIRECTORY, DoesNotWork, Server
 
-EVERYTHING = (*SCENARIOS, "d", "f", "counts")
+COMPARED = (*SCENARIOS, "d", "counts")  # with other contenders
+RETENTION = ("cleanup", "reaper", "days")
+EVERYTHING = (*COMPARED, "f", *RETENTION)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """``seconds``: of each contender's turn in a round. ``rows``: of the large table. ``distance``: keys between
-    checkpoints."""
+    checkpoints. ``share``: of the sizes that the scenarios of retention have."""
 
     scenarios: Sequence[str] = EVERYTHING
     contenders: Sequence[str] = contenders.NAMES
@@ -29,6 +31,7 @@ class Plan:
     storms: int = 3
     rows: int = 10_000_000
     distance: int = 20_000
+    share: float = 1
 
 
 @dataclass
@@ -41,7 +44,8 @@ class Benchmark:
     def run(self) -> dict[str, Any]:
         results: dict[str, Any] = {"machine": machine.describe(self.cluster, DIRECTORY), "plan": asdict(self.plan)}
         say("\n".join(f"{name}: {value}" for name, value in results["machine"].items()))
-        names = [name for name in self.plan.contenders if self._prepare(name)]
+        wanted = self.plan.contenders if {*COMPARED}.intersection(self.plan.scenarios) else ()
+        names = [name for name in wanted if self._prepare(name)]
         try:
             results |= self._results(names)
         finally:
@@ -57,6 +61,9 @@ class Benchmark:
             results["scenarios"] = self._race(names)
         if "f" in self.plan.scenarios:
             results["f"] = self._grow()
+        for name in RETENTION:
+            if name in self.plan.scenarios:
+                results[name] = getattr(self, f"_{name}")()
         return results
 
     def _prepare(self, name: str) -> bool:
@@ -123,6 +130,33 @@ class Benchmark:
         say("\n(f) what a key costs the database, by the size of the table:\n", report.table(costs, report.GROWTH))
         say("\n(f) WAL bytes a key (of them page images), by keys since the checkpoint:\n", report.curves(wal))
         return figures
+
+    def _cleanup(self) -> dict[str, Any]:
+        rows = self._share_of(1_000_000)
+        figures = retention.measure("cleanup", self.cluster, rows=rows, kept=rows)
+        say(f"\n(cleanup) {retention.RATE} claims a second, while {figures['deleted']:,} records are deleted:\n")
+        say(report.table(figures["summary"], report.CLEANUP))
+        say("\np99, cleaning ÷ quiet: {ratio:.2f} ({ratio_low:.2f}–{ratio_high:.2f})".format(**figures))
+        if figures["summary"]["quiet"]["p99"] > retention.CALM:
+            say("Claims were late in the quiet phases already: this machine is too busy, or too slow, for this.")
+        return figures
+
+    def _reaper(self) -> dict[str, Any]:
+        figures = retention.measure("reaper", self.cluster, rows=self._share_of(5_000_000))
+        say("\n(reaper) {stuck} of {rows:,} records reaped:\n".format(**figures))
+        say(report.table(figures["told"], report.REAPER))
+        return figures
+
+    def _days(self) -> dict[str, Any]:
+        keys = self._share_of(20_000)
+        figures = days.days(self.cluster, keys=keys)
+        for title, told in figures.items():
+            rows = {f"day {day['day']}": day for day in told}
+            say(f"\n(days) {keys:,} keys a day, autovacuum {title}:\n", report.table(rows, report.DAYS))
+        return figures
+
+    def _share_of(self, size: int) -> int:
+        return int(size * self.plan.share)
 
 
 def _titled(figures: dict[str, Any]) -> dict[str, Any]:

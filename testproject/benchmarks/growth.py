@@ -6,11 +6,11 @@ Driven through this package's own store, on one connection, because the cost is 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
@@ -49,15 +49,7 @@ def _measured(cluster: Cluster, sizes: Mapping[str, tuple[int, int]], rounds: in
     for name in sizes:
         servers.make_tables("atomic", cluster, _database(name))
     order = {"sizes": sizes, "rounds": rounds, "distance": distance, "private": cluster.is_private}
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, json.dumps(order)],
-        cwd=servers.ROOT,
-        env=servers.environ("atomic", cluster, None, _database("small")),
-        stdout=subprocess.PIPE,
-        check=True,
-        text=True,
-    )
-    figures: dict[str, Any] = json.loads(done.stdout)
+    figures: dict[str, Any] = servers.figures(__name__, order, cluster, _database("small"))
     return figures
 
 
@@ -85,14 +77,21 @@ def main(order: str) -> None:
 
 def fill(name: str, rows: int, stuck: int) -> None:
     """Copies of a record that was completed, and of one that was not, under other keys."""
-    completed, claimed = _run_one(name)[0], claim_one(name)
+    completed, claimed = run_one(name)[0], claim_one(name)
+    with filling(name) as cursor:
+        copy(cursor, completed, rows)
+        copy(cursor, claimed, stuck)
+
+
+@contextmanager
+def filling(name: str) -> Iterator[Any]:
+    """The table without its indexes; behind the block it has them again, as if all of it had grown slowly."""
     with connections[name].cursor() as cursor:
         cursor.execute("SET maintenance_work_mem = '512MB'")
         cursor.execute("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = %s", [TABLE])
         indexes = {index: definition for index, definition in cursor.fetchall() if not index.endswith("_pkey")}
         _drop_indexes(cursor, indexes)
-        _copy(cursor, completed, rows)
-        _copy(cursor, claimed, stuck)
+        yield cursor
         # Two thirds full, as keys that come in no order leave it.
         cursor.execute(f"ALTER TABLE {TABLE} ADD PRIMARY KEY (id) WITH (fillfactor = 70)")
         for definition in indexes.values():
@@ -107,13 +106,14 @@ def _drop_indexes(cursor: Any, indexes: Mapping[str, str]) -> None:
     cursor.execute(f"ALTER TABLE {TABLE} DROP CONSTRAINT {TABLE}_pkey")
 
 
-def _copy(cursor: Any, id: uuid.UUID, times: int) -> None:
-    """``times`` copies that end, and go, at different times within a day."""
+def copy(cursor: Any, id: uuid.UUID, times: int, **different: str) -> None:
+    """``times`` copies that end, and go, at different times within a day; ``different``: other values of columns, ``i``
+    being the number of the copy."""
     cursor.execute("SELECT column_name FROM information_schema.columns WHERE table_name = %s", [TABLE])
     columns = [column for (column,) in cursor.fetchall()]
     ahead = "+ i %% 86400 * interval '1 second'"
     changed = {"id": "gen_random_uuid()", "purge_at": f"purge_at {ahead}", "locked_until": f"locked_until {ahead}"}
-    values = ", ".join(changed.get(column, column) for column in columns)
+    values = ", ".join((changed | different).get(column, column) for column in columns)
     cursor.execute(
         f"INSERT INTO {TABLE} ({', '.join(columns)}) "
         f"SELECT {values} FROM {TABLE}, generate_series(1, %s) AS i WHERE id = %s",
@@ -122,16 +122,16 @@ def _copy(cursor: Any, id: uuid.UUID, times: int) -> None:
 
 
 def claim_one(name: str) -> uuid.UUID:
-    operation, store, policy = _new_operation(), *_store(name)
+    operation, store, policy = new_operation(), *_store(name)
     store.claim(operation, uuid.uuid4(), policy)
     return _id(operation)
 
 
-def _run_one(name: str) -> tuple[uuid.UUID, float]:
+def run_one(name: str) -> tuple[uuid.UUID, float]:
     """A whole request's work on the record; its id, and how long the claim took."""
     from django_idempotency.outcomes import StoredResponse
 
-    operation, store, policy = _new_operation(), *_store(name)
+    operation, store, policy = new_operation(), *_store(name)
     begun = time.perf_counter()
     claimed = store.claim(operation, uuid.uuid4(), policy)
     took = time.perf_counter() - begun
@@ -141,7 +141,7 @@ def _run_one(name: str) -> tuple[uuid.UUID, float]:
     return _id(operation), took
 
 
-def _new_operation() -> Any:
+def new_operation() -> Any:
     from django_idempotency.outcomes import Operation
 
     key = str(uuid.uuid4())
@@ -163,13 +163,13 @@ def _id(operation: Any) -> uuid.UUID:
 
 def compare(names: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
     for name in names:
-        _read_keys(name)
+        read_keys(name)
         _turn(name)  # warms up
     turns = [{name: _turn(name) for name in names} for _ in range(rounds)]
     return {name: _medians([turn[name] for turn in turns], [turn[names[0]] for turn in turns]) for name in names}
 
 
-def _read_keys(name: str) -> None:
+def read_keys(name: str) -> None:
     """All pages of the primary key, into memory: where they have been since the table was small."""
     with connections[name].cursor() as cursor:
         cursor.execute("SET enable_seqscan = off; SET enable_sort = off; SET enable_bitmapscan = off")
@@ -179,7 +179,7 @@ def _read_keys(name: str) -> None:
 
 def _turn(name: str) -> dict[str, float]:
     before = _counters(name)
-    claims = [_run_one(name)[1] for _ in range(KEYS)]
+    claims = [run_one(name)[1] for _ in range(KEYS)]
     spent = {figure: (after - before[figure]) / KEYS for figure, after in _counters(name).items()}
     return {"claim": median(claims) * 1e6, **spent}
 
@@ -217,7 +217,7 @@ def _curve(name: str, distance: int) -> Iterator[dict[str, float]]:
     begun, done = _counters(name), 0
     for keys in (keys for keys in CHECKPOINT_KEYS if keys <= distance):
         while done < keys:
-            _run_one(name)
+            run_one(name)
             done += 1
         now = _counters(name)
         yield {

@@ -46,6 +46,33 @@ GROWTH = {
     "buffers": ("buffers", "{:.1f}"),
     "read": ("not in memory", "{:.2f}"),
 }
+CLEANUP = {
+    "seconds": ("s", "{:.0f}"),
+    "keys": ("claims", "{:.0f}"),
+    "p50": ("p50 ms", "{:.2f}"),
+    "p99": ("p99 ms", "{:.2f}"),
+    "ratio": ("×", "{:.2f}"),
+    "longest": ("longest ms", "{:.0f}"),
+    "whole_p99": ("p99 with completion ms", "{:.2f}"),
+    "deleted_rate": ("rows deleted/s", "{:.0f}"),
+    "wal": ("WAL MB/s", "{:.1f}"),
+    "images": ("page images/s", "{:.0f}"),
+}
+REAPER = {"buffers": ("buffers", "{}"), "ms": ("ms", "{:.1f}")}
+DAYS = {
+    "rows": ("rows", "{:.0f}"),
+    "dead": ("dead", "{:.0f}"),
+    "heap": ("heap MB", "{:.2f}"),
+    "pkey": ("primary key MB", "{:.2f}"),
+    "purge": ("finished MB", "{:.2f}"),
+    "reap": ("live MB", "{:.2f}"),
+    "total": ("in all MB", "{:.2f}"),
+    "vacuums": ("vacuums", "{:.0f}"),
+    "seconds": ("their s", "{:.2f}"),
+    "changed": ("pages changed", "{:.0f}"),
+    "vacuum_wal": ("their WAL MB", "{:.1f}"),
+    "wal": ("WAL bytes a key", "{:.0f}"),
+}
 
 
 def curves(rows: Mapping[str, Sequence[Mapping[str, float]]]) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -13,6 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 from testproject.benchmarks import contenders, environments, processes
 from testproject.benchmarks.cluster import Cluster
@@ -83,6 +86,19 @@ def make_tables(
     )
     if result.returncode:
         raise DoesNotWork(result.stderr.strip().splitlines()[-1])
+
+
+def figures(module: str, order: object, cluster: Cluster, database: str) -> Any:
+    """What ``module`` prints when it runs on ``database`` in a process of its own, a project with this package."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, json.dumps(order)],
+        cwd=ROOT,
+        env=environ("atomic", cluster, None, database),
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    return json.loads(done.stdout)
 
 
 @contextmanager
