@@ -8,16 +8,14 @@ from django.db import migrations
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.state import StateApps
 
-# Every record is updated once and deleted once, so the dead are as many as the living. The defaults wait for a fifth of
-# the table; these keep each vacuum short however large the table is. No fillfactor: the completing update can't be HOT
-# (its columns stand in index predicates), and at 100, 90, 70 and 50 it wrote the same WAL, to ever larger tables.
-PARAMETERS = {
-    "autovacuum_vacuum_scale_factor": 0.01,
-    "autovacuum_vacuum_threshold": 1000,
-    "autovacuum_vacuum_insert_scale_factor": 0.05,
-    "autovacuum_analyze_scale_factor": 0.02,
-    "autovacuum_vacuum_cost_delay": 0,
-}
+# Every record is updated once and deleted once, so the dead are as many as the living. The default waits for a fifth of
+# the table: it was then 15 % larger, and wrote 24 % more WAL for each key, than with this, which is a vacuum for about
+# each run of the clean-up. Nothing else pays. The dead come as fast as the new, so the insert threshold never decides;
+# no statement's plan hangs on fresh statistics; and autovacuum's usual pace keeps up with a hundred million keys a day.
+# A fillfactor of 80 saves a fifth of the WAL where answers are of 200 bytes, and none where they are of 1,000, for a
+# table that is 17 or 38 % larger: the completing update can't be HOT, as its columns stand in index predicates. The
+# figures: docs/retention.md.
+PARAMETERS = {"autovacuum_vacuum_scale_factor": 0.01}
 
 
 def tune(apps: StateApps, editor: BaseDatabaseSchemaEditor) -> None:
