@@ -1,7 +1,7 @@
 """The budget of a request: what can be counted does not wobble, so nothing may creep back.
 
-Counted by the benchmark's own program, on a server and a PostgreSQL of their own. ``docs/performance.md`` tells what each
-figure is made of.
+Counted by the benchmark's own program, on a server and a PostgreSQL of their own. ``docs/performance.md`` tells what
+each figure is made of.
 """
 
 from __future__ import annotations
