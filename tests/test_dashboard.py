@@ -154,7 +154,8 @@ def span(hours, **counts):
     return Span(since=NOON + timedelta(hours=hours), activity=Activity.of(counts))
 
 
-def test_a_chart_is_described_by_its_highest_bar():
+def test_a_chart_is_described_by_its_highest_bar(settings):
+    settings.TIME_ZONE = "UTC"
     history = [span(0, claimed=9), span(1, in_flight=12), span(2, in_flight=3)]
     deduplicated, conflicts, *_others = charts(history, Activity(), Activity())
     assert conflicts.description == "At most 12, from 1 Jan, 13:00 on."

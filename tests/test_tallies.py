@@ -245,6 +245,7 @@ def test_processes_that_write_the_same_rows_in_another_order_do_not_deadlock():
     assert total("claimed") == 2 * 30 * 200
 
 
+@pytest.mark.server
 def test_two_processes_at_once_count_every_request_once():
     with tallying(SOON) as one, tallying(SOON) as other:
         for process, key in ((one, "a"), (other, "b")):
@@ -257,6 +258,7 @@ def test_two_processes_at_once_count_every_request_once():
     assert in_the_table() == {(view, "claimed"): 2, (view, "completed"): 2, (view, "replayed"): 398}
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("way", ["end", "terminate"])
 def test_a_process_that_ends_writes_what_it_has_counted(way):
     with tallying(NEVER) as process:
@@ -266,6 +268,7 @@ def test_a_process_that_ends_writes_what_it_has_counted(way):
     assert (total("claimed"), total("replayed")) == (1, 9)
 
 
+@pytest.mark.server
 def test_a_killed_process_takes_no_more_along_than_it_has_not_written_yet():
     with tallying(SOON) as process:
         process.request("k", 10)
