@@ -10,7 +10,7 @@ class DjangoIdempotencyConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from django_idempotency import checks  # noqa: F401 (registers the system checks)
+        from django_idempotency import checks, deploy_checks  # noqa: F401 (registers the system checks)
         from django_idempotency.tallies import listen
 
         listen()

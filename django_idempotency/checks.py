@@ -5,7 +5,7 @@ Each has a stable id; ``docs/checks.md`` says more of each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from inspect import iscoroutinefunction
 from typing import Any
@@ -85,9 +85,8 @@ def _wait(policy: Policy) -> float:
 def check_middleware(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
     """E004 a middleware that has to run before the view stands after ours."""
     installed = conf.middleware()
-    if MIDDLEWARE not in installed:
-        return []
-    later = [path for path in installed[installed.index(MIDDLEWARE) + 1 :] if _looks_at_views(path)]
+    ours = next((place for place, path in enumerate(installed) if _is_ours(path)), len(installed))
+    later = [path for path in installed[ours + 1 :] if _looks_at_views(path)]
     return [
         Error(
             f"{path} stands after IdempotencyMiddleware, which calls the view itself: it would be passed over.",
@@ -96,6 +95,11 @@ def check_middleware(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
         )
         for path in later
     ]
+
+
+def _is_ours(path: str) -> bool:
+    middleware = import_string(path)
+    return isinstance(middleware, type) and issubclass(middleware, IdempotencyMiddleware)
 
 
 def _looks_at_views(path: str) -> bool:
@@ -111,7 +115,7 @@ def check_databases(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
             hint="SQLite has no row locks, so every request waits for every other; use PostgreSQL or MariaDB.",
             id="django_idempotency.E007",
         )
-        for using in _record_databases()
+        for using in record_databases()
         if connections[using].vendor == "sqlite" and not (conf.debug() or conf.in_test_run())
     ]
 
@@ -125,7 +129,7 @@ def check_row_locks(app_configs: Apps, databases: Iterable[str] | None = None, *
             hint="Use PostgreSQL, or MariaDB from 10.6.",
             id="django_idempotency.E008",
         )
-        for using in set(databases or ()) & _record_databases()
+        for using in set(databases or ()) & record_databases()
         if not _locks_rows_without_waiting(using)
     ]
 
@@ -137,7 +141,7 @@ def _locks_rows_without_waiting(using: str) -> bool:
     )
 
 
-def _record_databases() -> set[str]:
+def record_databases() -> set[str]:
     try:
         return {alias(policy) for policy in [conf.conf().policy, *(policy for _view, policy in _views())]}
     except (ImproperlyConfigured, TypeError):
@@ -157,6 +161,40 @@ def check_views(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
         for message in (*_times(policy, where), *_encryption(policy, where), *_view_messages(view, policy, where)):
             found.setdefault(f"{message.id} {message.msg}", message)
     return list(found.values())
+
+
+@register(Tags.urls)
+def check_ninja(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
+    """W011 views of Django Ninja under the middleware, which stays outside of their authentication."""
+    try:
+        exempt, methods = conf.conf().exempt, conf.conf().policy.methods
+    except (ImproperlyConfigured, TypeError):
+        return []  # E001 says why
+    if not any(map(_is_ours, conf.middleware())):
+        return []
+    covered = [
+        route
+        for route, callback in _routes(get_resolver().url_patterns)
+        if _is_ninja(callback, methods) and not (exempt and exempt.search(route))
+    ]
+    return [
+        Warning(
+            f"{len(covered)} views of Django Ninja, such as {covered[0]}, are behind IdempotencyMiddleware, which "
+            "can't get inside them: a replay comes before Ninja's own authentication.",
+            hint="Name their paths in EXEMPT_PATHS, and put @idempotent below the operations' decorators.",
+            id="django_idempotency.W011",
+        )
+        for _once in covered[:1]
+    ]
+
+
+def _is_ninja(callback: Any, methods: Collection[str]) -> bool:
+    """Whether it is an operation of Ninja's that heeds one of ``methods``."""
+    if getattr(callback, "__module__", "") != "ninja.operation":
+        return False
+    contents = [getattr(callback, "__self__", None), *(cell.cell_contents for cell in callback.__closure__ or ())]
+    operations = [operation for part in contents for operation in getattr(part, "operations", ())]
+    return not operations or any(not set(operation.methods).isdisjoint(methods) for operation in operations)
 
 
 def _view_messages(view: Any, policy: Policy, where: str) -> Iterator[CheckMessage]:
@@ -182,19 +220,20 @@ def _view_messages(view: Any, policy: Policy, where: str) -> Iterator[CheckMessa
 
 def _views() -> Iterator[tuple[Any, Policy]]:
     """Every function or class in the URLconf that has a door, with its policy in force."""
-    for callback in _callbacks(get_resolver().url_patterns):
+    for _route, callback in _routes(get_resolver().url_patterns):
         cls = view_class(callback)
         stated = getattr(callback, "initkwargs", {}).get("idempotency") or getattr(cls or callback, "idempotency", None)
         if isinstance(stated, Policy):
             yield cls or callback, conf.resolve(stated)
 
 
-def _callbacks(patterns: Iterable[URLPattern | URLResolver]) -> Iterator[Any]:
+def _routes(patterns: Iterable[URLPattern | URLResolver], prefix: str = "/") -> Iterator[tuple[str, Any]]:
     for pattern in patterns:
+        route = prefix + str(pattern.pattern).removeprefix("^")
         if isinstance(pattern, URLResolver):
-            yield from _callbacks(pattern.url_patterns)
+            yield from _routes(pattern.url_patterns, route)
         else:
-            yield pattern.callback
+            yield route, pattern.callback
 
 
 def _database_of(view: Any) -> str | None:

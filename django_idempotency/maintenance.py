@@ -162,6 +162,12 @@ def stuck(*, older_than: float = 0, using: str | None = None) -> Records:
     return _records(using).filter(status__in=LIVE, locked_until__lt=ahead(-older_than)).order_by("locked_until")
 
 
+def is_overdue(*, older_than: float, using: str | None = None) -> bool:
+    """Whether there is something that ``reap`` would take; the records of live holders aside."""
+    rows = stuck(older_than=older_than, using=using)
+    return bool(_in_transaction(rows.db, lambda: list(_locked(rows).values_list("pk")[:1])))
+
+
 def _reap(rows: Records, batch: int) -> Reaped:
     try:
         moved = _move(rows, batch)

@@ -14,6 +14,7 @@ from django.views.generic import CreateView
 
 from django_idempotency.checks import MIDDLEWARE, check_databases, check_middleware, check_row_locks, check_settings
 from django_idempotency.decorators import idempotent
+from django_idempotency.middleware import IdempotencyMiddleware
 
 OURS = "django_idempotency."
 
@@ -123,6 +124,18 @@ def test_e004_a_middleware_that_looks_at_views_after_ours(found, settings):
     for right in ([csrf, MIDDLEWARE], [csrf, MIDDLEWARE, sessions], [csrf, sessions]):
         settings.MIDDLEWARE = right
         assert check_middleware(None) == []
+
+
+class Ours(IdempotencyMiddleware):
+    """What a project makes of it."""
+
+
+def test_e004_knows_a_middleware_that_is_made_of_ours(found, settings):
+    csrf = "django.middleware.csrf.CsrfViewMiddleware"
+    settings.MIDDLEWARE = [f"{__name__}.Ours", csrf]
+    assert csrf in found()["E004"].msg
+    settings.MIDDLEWARE = [csrf, f"{__name__}.Ours"]
+    assert found() == {}
 
 
 def test_e005_effects_in_another_database_than_the_record(found, second_database):

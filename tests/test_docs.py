@@ -21,7 +21,7 @@ from django.dispatch import Signal
 from django.http import HttpResponse
 from django.test import override_settings
 
-from django_idempotency import checks, conf, models, policy, responses, signals
+from django_idempotency import checks, conf, deploy_checks, models, policy, responses, signals
 from django_idempotency.decorators import idempotent
 from django_idempotency.exceptions import (
     AnonymousKey,
@@ -137,7 +137,8 @@ def test_a_problem_is_documented_as_it_is_answered(problem):
 
 
 def test_every_check_is_documented():
-    ids = set(re.findall(r'id="django_idempotency\.(\w+)"', Path(checks.__file__).read_text()))
+    sources = "".join(Path(module.__file__).read_text() for module in (checks, deploy_checks))
+    ids = set(re.findall(r'id="django_idempotency\.(\w+)"', sources))
     assert ids == set(headings(DOCS / "checks.md", 2))
 
 

@@ -26,7 +26,7 @@ LAYERS = [
     {"stats"},
     {"figures", "charts"},
     {"testing"},
-    {"management", "tasks", "builtin_tasks", "dashboard", "admin", "checks", "apps", "migrations"},
+    {"management", "tasks", "builtin_tasks", "dashboard", "admin", "checks", "deploy_checks", "apps", "migrations"},
 ]
 # Inside a layer, from the lowest.
 ORDERED = [
@@ -36,6 +36,7 @@ ORDERED = [
     ["heartbeat", "engine"],
     ["heartbeat", "tallies"],
     ["dashboard", "admin"],
+    ["checks", "deploy_checks"],
     ["placement", "decorators"],
     ["placement", "middleware"],
     ["rest_framework", "placement"],

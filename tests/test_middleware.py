@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from functools import partial, wraps
 
 import pytest
@@ -236,3 +237,27 @@ def test_an_error_of_a_covered_view_is_djangos_to_answer(call):
     runs = Runs(answer)
     assert [send(view).status_code for send in (call, call.asgi) for view in (runs.view, runs.aview)] == [500] * 4
     assert runs.count == 4
+
+
+# --- Among others ----------------------------------------------------------------------------------------------------
+
+OURS = "django_idempotency.middleware.IdempotencyMiddleware"
+OTHERS = [
+    "django.middleware.gzip.GZipMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+]
+
+
+@pytest.mark.parametrize("order", [[OURS, *OTHERS], [*OTHERS, OURS]], ids=["first", "last"])
+def test_a_middleware_that_does_not_look_at_views_does_its_work_wherever_it_stands(call, settings, order):
+    settings.MIDDLEWARE = order
+    text = b"long " * 100
+    runs = Runs(lambda request: HttpResponse(text))
+    first, second = (call(runs.view, headers={"Accept-Encoding": "gzip"}) for _ in range(2))
+    assert (runs.count, is_replay(first), is_replay(second)) == (1, False, True)
+    assert [gzip.decompress(response.content) for response in (first, second)] == [text, text]
+    assert IdempotencyRecord.objects.get().scope.startswith("user:")
+    call.client.logout()
+    refused = call(runs.view)
+    assert (code(refused), runs.count) == ("key_anonymous", 1)

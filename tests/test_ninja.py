@@ -12,6 +12,7 @@ from ninja import NinjaAPI
 from ninja.decorators import decorate_view
 from ninja.security import APIKeyHeader
 
+from django_idempotency.checks import check_ninja
 from django_idempotency.decorators import idempotent
 from tests.callers import effects, is_replay
 from tests.views import book, code
@@ -98,3 +99,42 @@ def test_what_ninja_refuses_leaves_the_key_free(ninja):
 
     assert [post().status_code for _ in range(2)] == [422, 422]
     assert code(post()) is None
+
+
+def test_w011_under_the_middleware_a_replay_would_come_before_ninjas_authentication(ninja, settings):
+    api, post = ninja
+
+    @api.post("/pay", auth=ApiKey())
+    def pay(request, amount: int):
+        return {"entry": str(book(request).pk)}
+
+    @api.get("/paid/{int:number}", auth=ApiKey())
+    def paid(request, number: int):
+        return {}
+
+    settings.IDEMPOTENCY = {"SCOPE": "public"}
+    first, leaked = post("right"), post("wrong")
+    assert (leaked.status_code, leaked.content, is_replay(leaked)) == (200, first.content, True), "what it is about"
+    (message,) = check_ninja(None)
+    assert message.id == "django_idempotency.W011"
+    assert "1 views of Django Ninja, such as /api/pay," in message.msg
+    assert "EXEMPT_PATHS" in message.hint
+    settings.IDEMPOTENCY = {"SCOPE": "public", "EXEMPT_PATHS": ["^/api/"]}
+    assert check_ninja(None) == []
+    settings.IDEMPOTENCY = {"SCOPE": "public", "METHODS": ["PUT"]}
+    assert check_ninja(None) == []
+    settings.IDEMPOTENCY, settings.MIDDLEWARE = {}, []
+    assert check_ninja(None) == []
+
+
+@pytest.mark.parametrize("method", ["post", "put"])
+def test_w011_an_async_operation_is_seen_too(ninja, settings, method):
+    api, _post = ninja
+
+    @getattr(api, method)("/pay", auth=ApiKey())
+    async def pay(request, amount: int):
+        return {}
+
+    settings.IDEMPOTENCY = {}
+    settings.ROOT_URLCONF = (path("api/", api.urls),)
+    assert [message.id for message in check_ninja(None)] == ["django_idempotency.W011"]
