@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
 
@@ -11,6 +12,8 @@ class DjangoIdempotencyConfig(AppConfig):
 
     def ready(self) -> None:
         from django_idempotency import checks, deploy_checks  # noqa: F401 (registers the system checks)
+        from django_idempotency.stores.claim_function import create_after_migrate
         from django_idempotency.tallies import listen
 
         listen()
+        post_migrate.connect(create_after_migrate, sender=self)

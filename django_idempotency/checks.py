@@ -21,6 +21,7 @@ from django_idempotency import conf
 from django_idempotency.middleware import IdempotencyMiddleware
 from django_idempotency.placement import view_class
 from django_idempotency.policy import Mode, Policy, WhenInFlight
+from django_idempotency.stores.claim_function import can_claim
 from django_idempotency.stores.database import alias
 
 MIDDLEWARE = f"{IdempotencyMiddleware.__module__}.{IdempotencyMiddleware.__qualname__}"
@@ -131,6 +132,23 @@ def check_row_locks(app_configs: Apps, databases: Iterable[str] | None = None, *
         )
         for using in set(databases or ()) & record_databases()
         if not _locks_rows_without_waiting(using)
+    ]
+
+
+@register(Tags.database)
+def check_claim_function(
+    app_configs: Apps, databases: Iterable[str] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """W025 a PostgreSQL whose function for claims is not there, or not for this role."""
+    return [
+        Warning(
+            f"The database {using!r} has the table of the idempotency records, but no function to claim in it.",
+            hint="Every request with a key fails. Run migrate, or let the role of the application EXECUTE "
+            "the function django_idempotency_claim.",
+            id="django_idempotency.W025",
+        )
+        for using in set(databases or ()) & _record_databases()
+        if not can_claim(connections[using])
     ]
 
 

@@ -9,12 +9,19 @@ from itertools import product
 from uuid import uuid4
 
 import pytest
+from django.apps.registry import Apps
 from django.core.management import call_command
+from django.core.management.sql import emit_post_migrate_signal
 from django.db import IntegrityError, connection, transaction
 
+from django_idempotency import engine
+from django_idempotency.checks import check_claim_function
 from django_idempotency.exceptions import IllegalMove
 from django_idempotency.keys import record_id
 from django_idempotency.models import ABSENT, IdempotencyRecord, Status, check_move
+from django_idempotency.outcomes import Claimed, Operation
+from django_idempotency.policy import Policy
+from django_idempotency.stores.claim_function import can_claim
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CLAIM = {"token": uuid4(), "locked_at": NOW, "locked_until": NOW}
@@ -214,3 +221,41 @@ def test_besides_the_primary_key_there_are_only_partial_indexes(db):
 
 def test_no_migration_is_missing(db):
     call_command("makemigrations", "django_idempotency", check=True, dry_run=True, verbosity=0)
+
+
+# --- The claim's function ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.postgresql
+def test_tables_that_are_made_without_migrations_get_the_claims_function_too(transactional_db):
+    with connection.cursor() as cursor:
+        cursor.execute("DROP FUNCTION django_idempotency_claim")
+    emit_post_migrate_signal(verbosity=0, interactive=False, db="default")
+    assert can_claim(connection)
+    assert isinstance(engine.claim(Operation("s", "k", bytes(32)), Policy()), Claimed)
+
+
+@pytest.mark.postgresql
+def test_a_database_without_tables_gets_no_function(transactional_db):
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE SCHEMA elsewhere; SET search_path = elsewhere")
+    try:
+        emit_post_migrate_signal(verbosity=0, interactive=False, db="default", apps=Apps())
+        assert can_claim(connection)
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("RESET search_path; DROP SCHEMA elsewhere")
+
+
+@pytest.mark.postgresql
+@pytest.mark.parametrize("lacks", ["REVOKE EXECUTE ON FUNCTION django_idempotency_claim FROM PUBLIC", "nothing"])
+def test_a_role_that_may_not_call_it_is_told_by_a_check(transactional_db, lacks):
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("CREATE ROLE idempotency_clerk; GRANT USAGE ON SCHEMA public TO idempotency_clerk")
+        if lacks != "nothing":
+            cursor.execute(lacks)
+        cursor.execute("SET LOCAL ROLE idempotency_clerk")
+        found = [message.id for message in check_claim_function(None, databases=["default"])]
+        assert found == ([] if lacks == "nothing" else ["django_idempotency.W025"])
+        cursor.execute("RESET ROLE")
+        transaction.set_rollback(True)

@@ -6,74 +6,7 @@ from django.db import migrations
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.state import StateApps
 
-# Each statement in it has a snapshot of its own, so that what was committed while the lock was waited for is seen. That
-# is what makes a key unique on a partitioned table, where no constraint can, and it keeps a duplicate from waiting for
-# the COMMIT of a holder whose answer is written already. The server keeps the plans, whatever pooler stands between.
-#
-# The row lock is tried only where the holder's life depends on it, and ends with the call; the token says so, because
-# with the status named PostgreSQL would walk the partial index of all live rows.
-#
-# A claim in atomic mode commits asynchronously: the completing commit is synchronous and WAL is a prefix, so a claim
-# lost in a crash of the server was never completed.
-# https://www.postgresql.org/docs/current/wal-async-commit.html
-FUNCTION = """
-CREATE FUNCTION django_idempotency_claim(
-    new_id uuid, new_scope text, new_key text, new_method text, new_path text, new_fingerprint bytea,
-    new_token uuid, new_mode text, new_hold_on_crash boolean, lease interval, retention interval, kept_for interval
-)
-RETURNS TABLE (
-    claimed text, free boolean, id uuid, scope text, key varchar, fingerprint bytea, mode varchar,
-    hold_on_crash boolean, created_at timestamptz, status varchar, attempts integer, held boolean, reason text,
-    token uuid, locked_at timestamptz, locked_until timestamptz, expires_at timestamptz, response_status smallint,
-    response_headers jsonb, response_body bytea, now timestamptz
-)
-LANGUAGE plpgsql AS $$
-#variable_conflict use_column
-DECLARE
-    old django_idempotency_record;
-BEGIN
-    now := statement_timestamp();
-    SELECT * INTO old FROM django_idempotency_record AS record WHERE record.id = new_id;
-    IF NOT FOUND THEN
-        PERFORM pg_advisory_xact_lock(uuid_hash_extended(new_id, 0));
-        SELECT * INTO old FROM django_idempotency_record AS record WHERE record.id = new_id;
-    END IF;
-    IF NOT FOUND THEN
-        IF current_setting('transaction_isolation') = 'repeatable read'
-            AND (SELECT relkind = 'p' FROM pg_class WHERE oid = 'django_idempotency_record'::regclass)
-        THEN
-            RAISE feature_not_supported USING
-                MESSAGE = 'a key can''t be claimed in a partitioned table at REPEATABLE READ',
-                HINT = 'Set default_transaction_isolation to ''read committed'' for this role.';
-        END IF;
-        INSERT INTO django_idempotency_record (
-            id, scope, key, method, path, fingerprint, mode, hold_on_crash, created_at, status, token, locked_at,
-            locked_until, updated_at, expires_at, purge_at
-        )
-        VALUES (
-            new_id, new_scope, new_key, new_method, new_path, new_fingerprint, new_mode, new_hold_on_crash, now,
-            'processing', new_token, now, now + lease, now, now + retention, now + kept_for
-        );
-        IF new_mode = 'atomic' THEN
-            PERFORM set_config('synchronous_commit', 'off', true);
-        END IF;
-        claimed := to_char(now AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US"+00"');
-        RETURN NEXT;
-        RETURN;
-    END IF;
-    IF old.token IS NOT NULL AND old.mode = 'atomic' AND old.fingerprint = new_fingerprint THEN
-        PERFORM FROM django_idempotency_record AS record
-        WHERE record.id = new_id AND record.created_at = old.created_at AND record.token IS NOT NULL
-        FOR NO KEY UPDATE SKIP LOCKED;
-        free := FOUND;
-    END IF;
-    RETURN QUERY SELECT
-        NULL, free, old.id, old.scope, old.key, old.fingerprint, old.mode, old.hold_on_crash, old.created_at,
-        old.status, old.attempts, old.held, old.reason, old.token, old.locked_at, old.locked_until, old.expires_at,
-        old.response_status, old.response_headers, old.response_body, now;
-END
-$$
-"""
+from django_idempotency.stores.claim_function import FUNCTION
 
 
 def create(apps: StateApps, editor: BaseDatabaseSchemaEditor) -> None:
@@ -83,7 +16,7 @@ def create(apps: StateApps, editor: BaseDatabaseSchemaEditor) -> None:
 
 def drop(apps: StateApps, editor: BaseDatabaseSchemaEditor) -> None:
     if editor.connection.vendor == "postgresql":
-        editor.execute("DROP FUNCTION django_idempotency_claim")
+        editor.execute("DROP FUNCTION IF EXISTS django_idempotency_claim")
 
 
 class Migration(migrations.Migration):
