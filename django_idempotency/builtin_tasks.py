@@ -7,7 +7,7 @@ from typing import Any
 
 from django.tasks import task
 
-from django_idempotency import maintenance
+from django_idempotency import maintenance, partitions
 
 
 @task()
@@ -26,3 +26,15 @@ def cleanup(**options: Any) -> dict[str, Any]:
 def drop_bodies(**options: Any) -> dict[str, Any]:
     """``maintenance.drop_bodies``, with its options."""
     return asdict(maintenance.drop_bodies(**options))
+
+
+@task()
+def ensure_partitions(**options: Any) -> dict[str, Any]:
+    """``partitions.ensure``, with its options."""
+    return asdict(partitions.ensure(**options))
+
+
+@task()
+def drop_partitions(**options: Any) -> dict[str, Any]:
+    """``partitions.drop``, with its options."""
+    return asdict(partitions.drop(**options))

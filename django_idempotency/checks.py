@@ -19,10 +19,11 @@ from django.utils.module_loading import import_string
 
 from django_idempotency import conf
 from django_idempotency.middleware import IdempotencyMiddleware
+from django_idempotency.partitions import TABLE, Layout, covered_until, is_short, layout, stamp
 from django_idempotency.placement import view_class
 from django_idempotency.policy import Mode, Policy, WhenInFlight
 from django_idempotency.stores.claim_function import can_claim
-from django_idempotency.stores.database import alias
+from django_idempotency.stores.database import UNTIL, alias
 
 MIDDLEWARE = f"{IdempotencyMiddleware.__module__}.{IdempotencyMiddleware.__qualname__}"
 Apps = Sequence[AppConfig] | None
@@ -147,7 +148,7 @@ def check_claim_function(
             "the function django_idempotency_claim.",
             id="django_idempotency.W025",
         )
-        for using in set(databases or ()) & _record_databases()
+        for using in set(databases or ()) & record_databases()
         if not can_claim(connections[using])
     ]
 
@@ -157,6 +158,39 @@ def _locks_rows_without_waiting(using: str) -> bool:
     return not features.has_select_for_update or bool(  # without row locks at all it is SQLite: E007
         features.has_select_for_update_skip_locked and features.has_select_for_update_nowait
     )
+
+
+@register(Tags.database)
+def check_partitions(app_configs: Apps, databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """W026 few future partitions; W027 partitions that claims read whole; W028 an interrupted ``enable``."""
+    found: list[CheckMessage] = []
+    for using in sorted(set(databases or ()) & record_databases()):
+        if connections[using].vendor == "postgresql" and TABLE in connections[using].introspection.table_names():
+            found += _partition_messages(layout(using=using), using)
+    return found
+
+
+def _partition_messages(found: Layout, using: str) -> Iterator[CheckMessage]:
+    command = f"manage.py idempotency_partitions ensure --database {using}"
+    until = covered_until(found.partitions, found.now)
+    if found.partitioned and until is not None and is_short(found.partitions, found.now):
+        yield Warning(
+            f"The idempotency records in {using!r} have partitions until {stamp(until)} only.",
+            hint=f"Without one, requests with a key are refused. Run {command}, and schedule it.",
+            id="django_idempotency.W026",
+        )
+    if unkeyed := [partition.name for partition in found.partitions if not partition.keyed and not partition.default]:
+        yield Warning(
+            f"Partitions of the idempotency records without a unique index on id: {', '.join(unkeyed)}.",
+            hint=f"Every claim reads them whole. {command} mends those of the future.",
+            id="django_idempotency.W027",
+        )
+    if found.halfway and not found.partitioned:
+        yield Warning(
+            f"Partitioning the idempotency records in {using!r} was interrupted: it left a CHECK ({UNTIL}).",
+            hint=f"In a day or two it refuses new records. Run {command}, which takes it back, or enable again.",
+            id="django_idempotency.W028",
+        )
 
 
 def record_databases() -> set[str]:

@@ -62,6 +62,17 @@ class StoreConflict(StoreUnavailable):
     """Another transaction was in the way (lock not available, serialization failure): nothing was written."""
 
 
+class PartitionsUnsupported(IdempotencyError):
+    """Only PostgreSQL can partition the records."""
+
+    def __init__(self, using: str) -> None:
+        super().__init__(f"{self.__doc__} (database {using!r})")
+
+
+class NotConvertible(IdempotencyError):
+    """The table of the records can't be made partitioned, or plain again; the message says what is in the way."""
+
+
 class IllegalMove(IdempotencyError):
     """A record can't go from the one status to the other; see ``django_idempotency.models.MOVES``."""
 

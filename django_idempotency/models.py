@@ -141,7 +141,12 @@ class IdempotencyRecord(models.Model):
             ),
         ]
         indexes = [
-            models.Index(fields=["locked_until"], condition=Q(status__in=LIVE), name="idempotency_record_reap"),
+            # The held ones come last in it, without a time: all that keeps a partition from going is in one index.
+            models.Index(
+                fields=["locked_until"],
+                condition=Q(status__in=LIVE) | Q(held=True),
+                name="idempotency_record_reap",
+            ),
             models.Index(fields=["purge_at"], condition=Q(status__in=TERMINAL), name="idempotency_record_purge"),
             # Empty, and free, unless a policy keeps its records longer than it deduplicates by them.
             models.Index(

@@ -15,7 +15,7 @@ from django.contrib.auth import get_user_model
 from django.db import connection
 from django.test import override_settings
 
-from tests import brokers
+from tests import brokers, partitioned
 from tests.callers import PAYER, stop_heartbeat
 from tests.databases import create_database, database_url, drop_database
 from tests.pgbouncer import running_pgbouncer
@@ -95,6 +95,13 @@ def django_db_modify_db_settings(tmp_path_factory: pytest.TempPathFactory) -> No
     """SQLite's test database in a file: the one in memory that threads share has no busy timeout."""
     if connection.vendor == "sqlite":
         connection.settings_dict["TEST"]["NAME"] = str(tmp_path_factory.mktemp("sqlite") / "test.sqlite3")
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> None:
+    if partitioned.WANTED:
+        with django_db_blocker.unblock():
+            partitioned.divide_finely()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from django.conf import settings
 
-from tests import brokers, pgbouncer
+from tests import brokers, partitioned, pgbouncer
 
 ROOT = Path(__file__).parent.parent
 OURS = {"django_idempotency", "testproject", "tests"}
@@ -54,7 +54,14 @@ def _broker(name: str, meaning: str) -> Requirement:
 
 REQUIREMENTS = {
     "postgresql": _on_database("only means something on PostgreSQL", lambda: "postgresql" in _engine()),
+    "other_databases": _on_database("says what other databases lack", lambda: "postgresql" not in _engine()),
     "row_locks": _on_database("needs a database that locks rows", lambda: "sqlite" not in _engine()),
+    "plain_table": Requirement(
+        "says something of the table while it is not partitioned",
+        lambda: not partitioned.WANTED,
+        "make test without IDEMPOTENCY_PARTITIONED",
+        always_in_ci=False,
+    ),
     "drf": _extra("needs Django REST framework", "rest_framework"),
     "celery": _extra("needs Celery", "celery"),
     "django_tasks": Requirement(

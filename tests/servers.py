@@ -17,7 +17,12 @@ import httpx
 from testproject import service
 
 ROOT = Path(__file__).parent.parent
-PREPARE = "import django; django.setup(); from testproject import service; service.prepare()"
+PREPARE = """
+import django; django.setup()
+from testproject import service; service.prepare()
+from tests import partitioned
+if partitioned.WANTED: partitioned.divide_finely()
+"""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ LAYERS = [
     {"doors"},
     {"placement", "decorators", "middleware", "rest_framework", "consumers"},
     {"maintenance"},
-    {"stats"},
+    {"stats", "partitions", "conversion"},
     {"figures", "charts"},
     {"testing"},
     {"management", "tasks", "builtin_tasks", "dashboard", "admin", "checks", "deploy_checks", "apps", "migrations"},
@@ -40,6 +40,7 @@ ORDERED = [
     ["placement", "decorators"],
     ["placement", "middleware"],
     ["rest_framework", "placement"],
+    ["partitions", "conversion"],
 ]
 DOORS = LAYERS[6]
 NAMED_FOR_NOTHING = {"utils", "util", "helpers", "core", "common", "misc"}

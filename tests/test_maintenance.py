@@ -702,6 +702,7 @@ def buffers(plan):
 
 
 @postgresql
+@pytest.mark.plain_table  # it names the indexes; test_partitions has the like
 @pytest.mark.usefixtures("large_table")
 @pytest.mark.parametrize(
     ("work", "index", "rows"),

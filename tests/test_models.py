@@ -210,8 +210,8 @@ def test_besides_the_primary_key_there_are_only_partial_indexes(db):
     primary = definitions.pop("django_idempotency_record_pkey")
     assert primary.endswith("(id)")
     assert {name: definition.partition("USING ")[2] for name, definition in definitions.items()} == {
-        "idempotency_record_reap": "btree (locked_until) WHERE ((status)::text = ANY "
-        "((ARRAY['started'::character varying, 'processing'::character varying])::text[]))",
+        "idempotency_record_reap": "btree (locked_until) WHERE (((status)::text = ANY "
+        "((ARRAY['started'::character varying, 'processing'::character varying])::text[])) OR held)",
         "idempotency_record_bodies": "btree (expires_at) WHERE "
         "((purge_at > expires_at) AND (response_body IS NOT NULL))",
         "idempotency_record_purge": "btree (purge_at) WHERE ((status)::text = ANY "

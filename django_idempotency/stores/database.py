@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timedelta
@@ -22,6 +23,12 @@ from django_idempotency.policy import Lock as LockChoice
 from django_idempotency.policy import Mode, OnCrash, Policy
 from django_idempotency.stores.base import Lock, Seen, Store
 
+logger = logging.getLogger("django_idempotency")
+
+# The CHECKs of partitioning: of a table before it becomes the first partition, and of a partition that is to go.
+UNTIL, RETIRED = "idempotency_record_until", "idempotency_record_retired"
+NO_PARTITION = "There is no partition for a new record. Run manage.py idempotency_partitions ensure, and schedule it."
+
 COLUMNS = tuple(Snapshot.__dataclass_fields__)[:-1]
 
 
@@ -38,6 +45,22 @@ def store_errors() -> Iterator[None]:
     except (OperationalError, InterfaceError) as error:
         kind = StoreConflict if is_conflict(error) else StoreUnavailable
         raise kind(str(error).strip()) from error
+    except IntegrityError as error:
+        violated = _violated_check(error)
+        if violated == RETIRED:  # a statement as old as what is being dropped: the next one goes elsewhere
+            raise StoreConflict(str(error).strip()) from error
+        if violated in ("", UNTIL):
+            logger.critical("%s (%s)", NO_PARTITION, str(error).strip())
+            raise StoreUnavailable(NO_PARTITION) from error
+        raise
+
+
+def _violated_check(error: IntegrityError) -> str | None:
+    """The name of a CHECK in PostgreSQL; empty where there was no partition for a row, which counts as one."""
+    cause: Any = error.__cause__
+    if getattr(cause, "sqlstate", None) != "23514":
+        return None
+    return cause.diag.constraint_name or ""
 
 
 def ahead(seconds: float) -> Combinable:

@@ -1,0 +1,327 @@
+"""Making the record table partitioned, in place and under load, and plain again. PostgreSQL only.
+
+What is read from the catalog becomes a ``Plan``, a list of statements; what runs is nothing but the plan.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import reduce
+from operator import add
+
+from django.db import DatabaseError, connections
+
+from django_idempotency.exceptions import NotConvertible
+from django_idempotency.partitions import (
+    CONVERTING,
+    LOCK_TIMEOUT,
+    TABLE,
+    Bounds,
+    Interval,
+    Template,
+    creation,
+    forget_half_way,
+    layout,
+    name_of,
+    patiently,
+    postgresql,
+    short_transaction,
+    stamp,
+    template,
+)
+from django_idempotency.stores.database import UNTIL, is_conflict
+
+logger = logging.getLogger("django_idempotency")
+
+ATTEMPTS = 100
+FIRST, AWAY = f"{TABLE}_p0", f"{TABLE}_away"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """``before``: each in a transaction of its own. ``switch``: all in one, for which claims wait."""
+
+    before: tuple[str, ...] = ()
+    switch: tuple[str, ...] = ()
+
+    @property
+    def statements(self) -> list[str]:
+        return [*self.before, "BEGIN", *self.switch, "COMMIT"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """``partitioned``: what the table is now. ``changed``: false if it was that before."""
+
+    partitioned: bool = False
+    changed: bool = False
+
+    def __add__(self, later: Converted) -> Converted:
+        return later
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """``aside``: its name as the first partition's."""
+
+    name: str
+    aside: str
+    definition: str
+    primary: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """What a table is beside its columns. Definitions and grants are statements, about whatever has its name then.
+
+    ``indexes``: the primary key and then the others. ``grants``: its comment and publications, too. ``obstacles``: what
+    a conversion would lose.
+    """
+
+    schema: str
+    now: datetime
+    partitioned: bool
+    indexes: tuple[Index, ...]
+    like: Template
+    grants: tuple[str, ...]
+    obstacles: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.schema}.{TABLE}"
+
+
+# --- What is to be done: pure ----------------------------------------------------------------------------------------
+
+
+def enable_plan_for(table: Table, interval: Interval) -> Plan:
+    """The table becomes the first partition, of all that is made before the day after tomorrow; others follow it."""
+    midnight = table.now.replace(hour=0, minute=0, second=0, microsecond=0)
+    boundary = midnight + timedelta(days=2)
+    first, next_one = f"{table.schema}.{FIRST}", Bounds(boundary, boundary + interval.width)
+    forget = f"DROP CONSTRAINT {UNTIL}"
+    return Plan(
+        before=(
+            # With this CHECK, attaching needs no look at the rows. It is dropped again with the switch.
+            f"ALTER TABLE {table.name} ADD CONSTRAINT {UNTIL} CHECK (created_at < '{stamp(boundary)}') NOT VALID",
+            f"ALTER TABLE {table.name} VALIDATE CONSTRAINT {UNTIL}",
+        ),
+        switch=(
+            f"LOCK TABLE {table.name} IN ACCESS EXCLUSIVE MODE",
+            f"ALTER TABLE {table.name} RENAME TO {FIRST}",
+            *(f"ALTER INDEX {table.schema}.{index.name} RENAME TO {index.aside}" for index in table.indexes),
+            f"CREATE TABLE {table.name} (LIKE {first} INCLUDING ALL EXCLUDING INDEXES) PARTITION BY RANGE (created_at)",
+            f"ALTER TABLE {table.name} {forget}",
+            *_belongings(table),
+            f"ALTER TABLE {table.name} ATTACH PARTITION {first} FOR VALUES FROM (MINVALUE) TO ('{stamp(boundary)}')",
+            f"ALTER TABLE {first} {forget}",
+            *creation(table.schema, name_of(table.schema, next_one), next_one, table.like),
+        ),
+    )
+
+
+def disable_plan_for(table: Table) -> Plan:
+    """All rows are copied to a plain table, under the lock of the partitioned one."""
+    away = f"{table.schema}.{AWAY}"
+    options = f" WITH ({', '.join(table.like.options)})" if table.like.options else ""
+    identity = f"ALTER TABLE {table.name} REPLICA IDENTITY {table.like.identity}"
+    return Plan(
+        switch=(
+            f"LOCK TABLE {table.name} IN ACCESS EXCLUSIVE MODE",
+            f"ALTER TABLE {table.name} RENAME TO {AWAY}",
+            f"CREATE TABLE {table.name} (LIKE {away} INCLUDING ALL EXCLUDING INDEXES){options}",
+            f"INSERT INTO {table.name} SELECT * FROM {away}",
+            f"DROP TABLE {away}",
+            f"ALTER TABLE {table.name} ADD CONSTRAINT {TABLE}_pkey PRIMARY KEY (id)",
+            *([] if table.like.identity == "DEFAULT" else [identity]),
+            *_belongings(table),
+        ),
+    )
+
+
+def _belongings(table: Table) -> list[str]:
+    owner = [] if table.like.owner is None else [f"ALTER TABLE {table.name} OWNER TO {table.like.owner}"]
+    return [*(index.definition for index in table.indexes if not index.primary), *owner, *table.grants]
+
+
+# --- Reading the catalog ---------------------------------------------------------------------------------------------
+
+INDEXES = f"""
+SELECT quote_ident(relname), quote_ident(left(relname, 60) || '_p0'),
+    replace(pg_get_indexdef(indexrelid), ' ON ONLY ', ' ON '), indisprimary
+FROM pg_index JOIN pg_class ON oid = indexrelid WHERE indrelid = '{TABLE}'::regclass ORDER BY relname
+"""
+
+# The owner's own rights come with the table.
+GRANTS = f"""
+SELECT format(
+    'GRANT %s ON {TABLE} TO %s%s', string_agg(privilege_type, ', ' ORDER BY privilege_type),
+    CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END,
+    CASE WHEN is_grantable THEN ' WITH GRANT OPTION' ELSE '' END
+)
+FROM pg_class, aclexplode(relacl) WHERE oid = '{TABLE}'::regclass AND grantee <> relowner
+GROUP BY grantee, is_grantable
+UNION ALL
+SELECT format('COMMENT ON TABLE {TABLE} IS %L', obj_description('{TABLE}'::regclass))
+WHERE obj_description('{TABLE}'::regclass) IS NOT NULL
+UNION ALL
+SELECT format('ALTER PUBLICATION %I ADD TABLE {TABLE}', pubname)
+FROM pg_publication_rel JOIN pg_publication ON pg_publication.oid = prpubid WHERE prrelid = '{TABLE}'::regclass
+"""
+
+# What would be lost, or would stay behind at the old table, by a name that says what it is.
+OBSTACLES = f"""
+SELECT pg_describe_object(classid, objid, objsubid) FROM pg_depend
+WHERE refclassid = 'pg_class'::regclass AND refobjid = '{TABLE}'::regclass AND deptype = 'n'
+    AND classid IN ('pg_rewrite'::regclass, 'pg_proc'::regclass)
+UNION ALL
+SELECT pg_describe_object('pg_constraint'::regclass, oid, 0) FROM pg_constraint
+WHERE contype = 'f' AND '{TABLE}'::regclass IN (conrelid, confrelid)
+UNION ALL
+SELECT pg_describe_object('pg_trigger'::regclass, oid, 0) FROM pg_trigger
+WHERE tgrelid = '{TABLE}'::regclass AND NOT tgisinternal
+UNION ALL
+SELECT pg_describe_object('pg_policy'::regclass, oid, 0) FROM pg_policy WHERE polrelid = '{TABLE}'::regclass
+UNION ALL
+SELECT pg_describe_object('pg_class'::regclass, indexrelid, 0) || ', which is unique' FROM pg_index
+WHERE indrelid = '{TABLE}'::regclass AND indisunique AND NOT indisprimary
+UNION ALL
+SELECT 'a grant on the column ' || quote_ident(attname) FROM pg_attribute
+WHERE attrelid = '{TABLE}'::regclass AND attacl IS NOT NULL
+UNION ALL
+SELECT 'inheritance by or from ' || (CASE inhparent WHEN oid THEN inhrelid ELSE inhparent END)::regclass
+FROM pg_inherits JOIN pg_class ON oid = '{TABLE}'::regclass
+WHERE relkind = 'r' AND '{TABLE}'::regclass IN (inhrelid, inhparent)
+UNION ALL
+SELECT 'the table being UNLOGGED' FROM pg_class WHERE oid = '{TABLE}'::regclass AND relpersistence <> 'p'
+UNION ALL
+SELECT 'a column list or condition of the publication ' || quote_ident(pubname)
+FROM pg_publication_rel JOIN pg_publication ON pg_publication.oid = prpubid
+WHERE prrelid = '{TABLE}'::regclass
+    AND jsonb_strip_nulls(to_jsonb(pg_publication_rel)) - '{{oid,prpubid,prrelid}}'::text[] <> '{{}}'
+"""
+
+
+def _table(alias: str) -> Table:
+    found = layout(using=alias)
+    with connections[alias].cursor() as cursor:
+        cursor.execute(INDEXES)
+        indexes = tuple(Index(*index) for index in cursor.fetchall())
+        cursor.execute(GRANTS)
+        grants = tuple(grant for (grant,) in cursor.fetchall())
+        cursor.execute(OBSTACLES)
+        obstacles = tuple(obstacle for (obstacle,) in cursor.fetchall())
+        like = template(cursor, found.partitions[-1] if found.partitions else None)
+    return Table(
+        schema=found.schema,
+        now=found.now,
+        partitioned=found.partitioned,
+        indexes=indexes,
+        like=like,
+        grants=grants,
+        obstacles=obstacles,
+    )
+
+
+# --- Doing it --------------------------------------------------------------------------------------------------------
+
+
+def enable_plan(interval: Interval = Interval.DAY, *, using: str | None = None) -> Plan:
+    """What ``enable`` would do; nothing where the table is partitioned. Raises ``NotConvertible``."""
+    table = _convertible(postgresql(using))
+    return Plan() if table.partitioned else enable_plan_for(table, interval)
+
+
+def enable(interval: Interval = Interval.DAY, *, using: str | None = None) -> Converted:
+    """Make the table partitioned. Claims wait for it some 100 ms at a time, and go on as before.
+
+    Keys that are there are kept, live ones included. What is left to be made are the partitions ``ensure`` makes.
+    Raises ``NotConvertible`` if something is in the way, or if a lock could not be had; nothing is changed then.
+    """
+    return reduce(add, enabling(interval, using=using))
+
+
+def enabling(interval: Interval = Interval.DAY, *, using: str | None = None) -> Iterator[Converted]:
+    """``enable``, a step at a time. Left half-way, it takes back what it did."""
+    alias = postgresql(using)
+    with _alone(alias):
+        if layout(using=alias).halfway:
+            forget_half_way(alias)
+        plan = enable_plan(interval, using=alias)
+        try:
+            for statement in plan.before:
+                _patiently_in_one(alias, [statement])
+                yield Converted()
+            _patiently_in_one(alias, plan.switch)
+        except BaseException:
+            _take_back(alias)
+            raise
+    yield Converted(partitioned=True, changed=bool(plan.switch))
+
+
+def disable_plan(*, using: str | None = None) -> Plan:
+    """What ``disable`` would do; nothing where the table is plain. Raises ``NotConvertible``."""
+    table = _convertible(postgresql(using))
+    return disable_plan_for(table) if table.partitioned else Plan()
+
+
+def disable(*, using: str | None = None) -> Converted:
+    """Make the table plain again. All rows are copied, and claims wait for as long as that takes.
+
+    Raises ``NotConvertible`` if something is in the way, or if a lock could not be had; nothing is changed then.
+    """
+    alias = postgresql(using)
+    with _alone(alias):
+        plan = disable_plan(using=alias)
+        _patiently_in_one(alias, plan.switch)
+    return Converted(partitioned=False, changed=bool(plan.switch))
+
+
+def _take_back(alias: str) -> None:
+    try:
+        if layout(using=alias).halfway:
+            forget_half_way(alias)
+    except DatabaseError as error:
+        logger.error("%s is left at %s: run idempotency_partitions ensure (%s)", UNTIL, TABLE, str(error).strip())
+
+
+def _convertible(alias: str) -> Table:
+    table = _table(alias)
+    if table.obstacles:
+        raise NotConvertible("In the way, because it would be lost: " + "; ".join(table.obstacles))
+    return table
+
+
+def _patiently_in_one(alias: str, statements: Sequence[str]) -> None:
+    """``statements`` in one transaction, begun again until its locks are had."""
+
+    def convert() -> None:
+        with short_transaction(alias, lock_timeout=LOCK_TIMEOUT) as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    try:
+        patiently(convert, attempts=ATTEMPTS)
+    except DatabaseError as error:
+        if not is_conflict(error):
+            raise
+        raise NotConvertible(
+            f"The lock of {TABLE} could not be had {ATTEMPTS} times: long transactions use it. Try when they don't."
+        ) from error
+
+
+@contextmanager
+def _alone(alias: str) -> Iterator[None]:
+    """One conversion at a time."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"SELECT pg_try_advisory_lock({CONVERTING})")
+        if cursor.fetchone() != (True,):
+            raise NotConvertible("Somebody else is converting the table.")
+        try:
+            yield
+        finally:
+            cursor.execute(f"SELECT pg_advisory_unlock({CONVERTING})")

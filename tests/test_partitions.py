@@ -1,0 +1,989 @@
+"""Partitions: what there should be, how a table gets and loses them, and that no key is lost or run twice by it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection, connections, transaction
+
+from django_idempotency import checks, conversion, engine, maintenance, partitions
+from django_idempotency.conversion import disable, enable, enable_plan, enabling
+from django_idempotency.exceptions import NotConvertible, PartitionsUnsupported, StoreConflict, StoreUnavailable
+from django_idempotency.models import IdempotencyRecord, Status
+from django_idempotency.outcomes import Claimed, Keep, StoredResponse
+from django_idempotency.partitions import (
+    TABLE,
+    Bounds,
+    Contents,
+    Interval,
+    Partition,
+    covered_until,
+    drop,
+    ensure,
+    is_short,
+    layout,
+    missing,
+    name_of,
+    status,
+    why_kept,
+)
+from django_idempotency.policy import Policy
+from django_idempotency.stats import stats
+from django_idempotency.stores import store_for
+from django_idempotency.stores.database import ahead, store_errors
+from tests.callers import claim, door, effects, is_replay, operation, paying, record, shift
+from tests.databases import database_url
+from tests.partitioned import divide
+from tests.threads import OtherThread, in_threads
+from tests.waiting import eventually
+
+ROOT = Path(__file__).parent.parent
+HOUR, DAY = 3600, 24 * 3600
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+DAYS, HOURS = timedelta(days=1), timedelta(hours=1)
+
+
+# --- What there should be --------------------------------------------------------------------------------------------
+
+
+def divided(*ends, **flags):
+    """Partitions with these bounds, ``None`` for no end."""
+    bounds = [Bounds(lower, upper) for lower, upper in pairwise(ends)]
+    return [Partition(oid=number, name=f"p{number}", bounds=each, **flags) for number, each in enumerate(bounds)]
+
+
+MIDNIGHT = NOON.replace(hour=0)
+
+
+def test_partitions_go_on_from_the_latest_for_as_many_intervals_as_are_wanted():
+    found = divided(None, MIDNIGHT, MIDNIGHT + DAYS)
+    assert missing(found, NOON, 2) == [
+        Bounds(MIDNIGHT + DAYS, MIDNIGHT + 2 * DAYS),
+        Bounds(MIDNIGHT + 2 * DAYS, MIDNIGHT + 3 * DAYS),
+    ]
+    assert missing(found, NOON, 0) == []
+    hourly = divided(None, NOON, NOON + HOURS)
+    assert [bounds.lower for bounds in missing(hourly, NOON, 3)] == [NOON + number * HOURS for number in (1, 2, 3)]
+
+
+def test_what_lies_between_a_latest_that_is_long_past_and_now_is_left_out():
+    found = divided(None, MIDNIGHT - 9 * DAYS, MIDNIGHT - 8 * DAYS)
+    assert missing(found, NOON, 1) == [Bounds(MIDNIGHT, MIDNIGHT + DAYS), Bounds(MIDNIGHT + DAYS, MIDNIGHT + 2 * DAYS)]
+
+
+def test_an_interval_that_ends_now_is_over():
+    found = divided(None, NOON - HOURS, NOON)
+    assert missing(found, NOON, 0) == [Bounds(NOON, NOON + HOURS)]
+    assert covered_until(found, NOON) == NOON
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        divided(None, NOON),  # no interval is known
+        divided(None, NOON - 31 * DAYS, NOON),  # months are not all equally long
+        divided(None, MIDNIGHT, MIDNIGHT + DAYS, None),  # nothing can follow
+    ],
+    ids=["unknown", "months", "endless"],
+)
+def test_there_is_nothing_to_add_where_the_next_one_is_not_ours_to_tell(found):
+    assert missing(found, NOON, 7) == []
+
+
+def test_future_partitions_count_only_without_a_gap():
+    found = divided(None, MIDNIGHT, MIDNIGHT + DAYS)
+    later = divided(MIDNIGHT + 3 * DAYS, MIDNIGHT + 4 * DAYS)
+    assert covered_until([*found, *later], NOON) == MIDNIGHT + DAYS
+    assert covered_until([*found, *divided(MIDNIGHT + DAYS, None)], NOON) is None
+    assert covered_until([*found, *divided(None, None, default=True)], NOON) is None
+    assert covered_until(divided(None, MIDNIGHT, MIDNIGHT + DAYS, detaching=True), NOON) == NOON
+
+
+@pytest.mark.parametrize(("width", "enough"), [(DAYS, 3), (HOURS, 25)], ids=["day", "hour"])
+def test_two_days_or_24_hours_are_enough(width, enough):
+    start = MIDNIGHT if width == DAYS else NOON
+    assert not is_short(divided(None, start, *(start + number * width for number in range(1, enough + 1))), NOON)
+    assert is_short(divided(None, start, *(start + number * width for number in range(1, enough))), NOON)
+
+
+@pytest.mark.parametrize(
+    ("upper", "contents", "why"),
+    [
+        (NOON, Contents(0, 0, NOON - HOURS, NOON), ""),
+        (NOON, Contents(0, 0, None, NOON), ""),
+        (NOON + HOURS, Contents(0, 0, None, NOON), "not over yet"),
+        (None, Contents(0, 0, None, NOON), "not over yet"),
+        (NOON, Contents(1, 0, None, NOON), "1 live"),
+        (NOON, Contents(0, 2, NOON - HOURS, NOON), "2 held"),
+        (NOON, Contents(0, 0, NOON, NOON), "the last due at 2026-03-01 12:00:00+00:00"),
+    ],
+)
+def test_a_partition_can_go_once_nothing_in_it_is_live_or_held_or_still_to_be_kept(upper, contents, why):
+    assert why_kept(Bounds(None, upper), contents) == why
+
+
+def test_a_partition_is_named_by_its_beginning():
+    assert name_of("s", Bounds(MIDNIGHT, MIDNIGHT + DAYS)) == f"s.{TABLE}_p20260301"
+    assert name_of("s", Bounds(NOON, NOON + HOURS)) == f"s.{TABLE}_p20260301t120000"
+
+
+# --- Fixtures --------------------------------------------------------------------------------------------------------
+
+
+def run_sql(sql, parameters=None):
+    with connection.cursor() as cursor:
+        cursor.execute(sql, parameters)
+        return cursor.fetchall() if cursor.description else None
+
+
+@pytest.fixture
+def table(payer):
+    """The record table, plain before the test and after it."""
+    yield
+    IdempotencyRecord.objects.all().delete()
+    disable()
+    for (name,) in run_sql("SELECT relname FROM pg_class WHERE relname LIKE %s AND relkind = 'r'", [f"{TABLE}\\_p%"]):
+        run_sql(f"DROP TABLE {name}")
+
+
+@pytest.fixture
+def days(table):
+    """Partitions of yesterday and before, of the last hour and now, and of tomorrow and later."""
+    now = layout().now
+    divide(now - DAYS, now - HOURS, now + DAYS)
+
+
+@pytest.fixture
+def elsewhere():
+    """Another thread, with a connection of its own."""
+    thread = OtherThread()
+    yield thread
+    thread.close()
+
+
+observer = elsewhere  # one more
+
+postgresql = pytest.mark.postgresql
+plain_table = pytest.mark.plain_table
+OLDEST, YESTERDAY, TODAY = (f"public.{TABLE}_p{number}" for number in range(3))
+
+
+def rows(partition):
+    return run_sql(f"SELECT count(*) FROM {partition}")[0][0]
+
+
+def old(key="k", *, age=2 * HOUR, purge_at=-HOUR, **policy):
+    """A key with an answer, that was claimed so many seconds ago, and whose time is up by default."""
+    assert door(paying, **policy)(key).status_code == 201
+    shift(key, created_at=-age, expires_at=purge_at, purge_at=purge_at)
+
+
+@contextmanager
+def just_before(statement, act):
+    """Call ``act`` once, just before this thread sends its first statement that matches."""
+    acts = [act]
+
+    def wrapper(execute, sql, *details):
+        if re.match(statement, sql, re.DOTALL) and acts:
+            acts.pop()()
+        return execute(sql, *details)
+
+    with connection.execute_wrapper(wrapper):
+        yield
+    assert not acts, f"no statement {statement!r} was sent"
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Where locks are not to be had, it is given up soon."""
+    monkeypatch.setattr(partitions, "PAUSE", 0.01)
+    monkeypatch.setattr(conversion, "ATTEMPTS", 3)
+
+
+# --- Enabling and disabling ------------------------------------------------------------------------------------------
+
+
+def described():
+    """All that makes the table what it is: columns, constraints, indexes, owner, grants and comment."""
+    of_table = f"'{TABLE}'::regclass"
+    return {
+        "columns": run_sql(f"""
+            SELECT attname, format_type(atttypid, atttypmod), attnotnull, pg_get_expr(adbin, adrelid), attstorage
+            FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+            WHERE attrelid = {of_table} AND attnum > 0 ORDER BY attnum
+        """),
+        "constraints": run_sql(f"""
+            SELECT conname, contype, convalidated FROM pg_constraint WHERE conrelid = {of_table} ORDER BY conname
+        """),
+        "indexes": [
+            (name, re.sub(r"::[a-z ]+(\[\])?|[()]", "", predicate or ""))  # the casts are written in several ways
+            for name, predicate in run_sql(f"""
+                SELECT relname, pg_get_expr(indpred, indrelid) FROM pg_index JOIN pg_class ON oid = indexrelid
+                WHERE indrelid = {of_table} ORDER BY relname
+            """)
+        ],
+        "rest": run_sql(f"""
+            SELECT relowner::regrole::text, relacl::text, obj_description(oid), relreplident
+            FROM pg_class WHERE oid = {of_table}
+        """),
+        "options": run_sql(f"SELECT reloptions FROM pg_class WHERE oid = {of_table}"),
+    }
+
+
+@postgresql
+@plain_table
+@pytest.mark.parametrize("interval", list(Interval))
+def test_enable_keeps_every_row_and_all_that_makes_the_table_what_it_is(table, interval):
+    run_sql(f"COMMENT ON TABLE {TABLE} IS 'It''s here'; GRANT SELECT ON {TABLE} TO PUBLIC")
+    try:
+        old("old")
+        live = claim("live", policy=Policy(mode="lease"))
+        before, kept = described(), list(IdempotencyRecord.objects.order_by("pk").values())
+        assert enable(interval).changed
+        assert layout().partitioned
+        assert list(IdempotencyRecord.objects.order_by("pk").values()) == kept
+        after = described()
+        assert after["columns"] == before["columns"]
+        assert after["rest"] == before["rest"]
+        # The primary key is each partition's own, and so are the storage parameters.
+        assert set(before["constraints"]) - set(after["constraints"]) == {(f"{TABLE}_pkey", "p", True)}
+        assert set(before["indexes"]) - set(after["indexes"]) == {(f"{TABLE}_pkey", "")}
+        assert after["options"] == [(None,)]
+        first, second = layout().partitions
+        assert (first.bounds.lower, second.bounds.width) == (None, interval.width)
+        for partition in (first, second):
+            sql = "SELECT reloptions FROM pg_class WHERE oid = %s"
+            assert run_sql(sql, [partition.oid]) == before["options"]
+            assert partition.keyed
+        assert store_for(Policy()).renew([live], Policy()) == {live.token}
+        call_command("makemigrations", "django_idempotency", check=True, dry_run=True, verbosity=0)
+
+        assert not enable(interval).changed
+        assert disable().changed
+        assert described() == before
+        assert not disable().changed
+        assert {row["key"] for row in IdempotencyRecord.objects.values()} == {"old", "live"}
+    finally:
+        run_sql(f"COMMENT ON TABLE {TABLE} IS NULL; REVOKE SELECT ON {TABLE} FROM PUBLIC")
+
+
+@postgresql
+@plain_table
+def test_enable_does_what_its_plan_says_and_the_switch_looks_at_no_row(table, elsewhere):
+    old()
+    planned = enable_plan()
+    sent = []
+
+    def listen(execute, sql, *details):
+        sent.append(sql)
+        return execute(sql, *details)
+
+    with connection.execute_wrapper(listen):
+        enable()
+    assert [sql for sql in sent if sql in planned.statements] == [*planned.before, *planned.switch]
+    # Its indexes are those that were there: none was built anew, which takes long.
+    of_first = f"SELECT indexrelid::regclass::text FROM pg_index WHERE indrelid = '{TABLE}_p0'::regclass"
+    names = [name for (name,) in run_sql(of_first)]
+    assert all(name.endswith("_p0") for name in names)
+    assert len(names) == 4
+
+
+@postgresql
+@plain_table
+@pytest.mark.parametrize(
+    ("obstacle", "removal", "named"),
+    [
+        (f"CREATE VIEW stuck AS SELECT * FROM {TABLE}", "DROP VIEW stuck", "view stuck"),
+        (f"CREATE TABLE step (record uuid REFERENCES {TABLE})", "DROP TABLE step", "step_record_fkey"),
+        (f"CREATE UNIQUE INDEX mine ON {TABLE} (token)", "DROP INDEX mine", "mine, which is unique"),
+        (
+            f"CREATE TRIGGER mine BEFORE UPDATE ON {TABLE} FOR EACH ROW"
+            " EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+            f"DROP TRIGGER mine ON {TABLE}",
+            "trigger mine",
+        ),
+        (f"ALTER TABLE {TABLE} SET UNLOGGED", f"ALTER TABLE {TABLE} SET LOGGED", "UNLOGGED"),
+    ],
+    ids=["view", "foreign key", "unique index", "trigger", "unlogged"],
+)
+def test_what_a_conversion_would_lose_is_in_its_way(table, obstacle, removal, named):
+    run_sql(obstacle)
+    try:
+        with pytest.raises(NotConvertible, match=named):
+            enable()
+        assert not layout().partitioned
+        assert not layout().halfway
+    finally:
+        run_sql(removal)
+    assert enable().partitioned
+
+
+@postgresql
+@plain_table
+@pytest.mark.usefixtures("table", "impatient")
+def test_a_lock_that_can_not_be_had_leaves_the_table_as_it_was_and_nobody_waits_long(elsewhere):
+    before = described()
+    claimed = claim("live", policy=Policy())
+    with engine.execution(claimed, Policy()) as run:
+        with pytest.raises(NotConvertible, match="lock"):
+            elsewhere(enable)
+        run.settle(Keep(StoredResponse(201)))
+    assert described() == before
+    assert record("live").status == Status.COMPLETED
+
+
+@postgresql
+@plain_table
+def test_an_enable_that_ends_early_takes_back_its_check(table):
+    before = described()
+    steps = enabling()
+    next(steps)
+    assert layout().halfway
+    steps.close()
+    assert described() == before
+
+
+ENABLE_AND_DIE = """
+import os, signal, django; django.setup()
+from django_idempotency.conversion import enabling
+steps = enabling(); next(steps); next(steps)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@contextmanager
+def real_process(*arguments):
+    url = database_url(connection.settings_dict, connection.settings_dict["NAME"])
+    environment = os.environ | {"DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "testproject.settings", "DEBUG": "1"}
+    with subprocess.Popen([sys.executable, *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@postgresql
+@plain_table
+@pytest.mark.server
+@pytest.mark.parametrize("then", [ensure, enable])
+def test_an_enable_that_was_killed_is_told_of_and_cleared_up(table, then):
+    before = described()
+    with real_process("-c", ENABLE_AND_DIE) as process:
+        assert process.wait(60) == -signal.SIGKILL
+    assert status().halfway
+    assert [message.id for message in checks.check_partitions(None, ["default"])] == ["django_idempotency.W028"]
+    eventually(lambda: (then(), not layout().halfway)[1])  # the server may not have noticed its death yet
+    assert layout().partitioned == (then is enable)
+    if then is ensure:
+        assert described() == before
+
+
+@postgresql
+@plain_table
+def test_a_check_is_not_taken_from_an_enable_that_lives(table, elsewhere):
+    steps = enabling()
+    next(steps)
+    elsewhere(ensure)
+    assert layout().halfway
+    with pytest.raises(NotConvertible, match="Somebody else"):
+        elsewhere(enable)
+    assert [*steps][-1].partitioned
+
+
+@postgresql
+@plain_table
+def test_requests_go_on_as_before_while_the_table_is_converted_and_back(table):
+    """On connections that have prepared their statements, and in a session that has run the claim before."""
+    stop = threading.Event()
+
+    def pay_again_and_again(number):
+        count = 0
+        while not stop.is_set():
+            key = f"{number}-{count}"
+            first = door(paying)(key)
+            again = door(paying)(key)
+            assert (first.status_code, again.content, is_replay(again)) == (201, first.content, True)
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(1) as pool:
+        traffic = pool.submit(in_threads, 3, pay_again_and_again)
+        try:
+            eventually(lambda: effects() > 10)
+            for convert in (enable, disable, enable):
+                convert()
+                before = effects()
+                eventually(lambda before=before: effects() > before + 10 or traffic.done())
+            run_sql(f"DELETE FROM {TABLE}_p0 WHERE status <> 'processing'")
+        finally:
+            stop.set()
+    assert effects() == sum(traffic.result())
+
+
+@postgresql
+@plain_table
+def test_a_session_that_knew_the_plain_table_claims_when_that_is_long_dropped(table, elsewhere):
+    assert elsewhere(door(paying), "before").status_code == 201
+    enable()
+    IdempotencyRecord.objects.all().delete()
+    now = layout().now
+    run_sql(f"ALTER TABLE {TABLE} DETACH PARTITION {TABLE}_p0; DROP TABLE {TABLE}_p0")
+    like = f"CREATE TABLE {TABLE}_p1 PARTITION OF {TABLE} (PRIMARY KEY (id))"
+    run_sql(f"{like} FOR VALUES FROM (MINVALUE) TO ('{now + DAYS}')")
+    assert elsewhere(door(paying), "after").status_code == 201
+    assert is_replay(elsewhere(door(paying), "after"))
+
+
+# --- Ensuring --------------------------------------------------------------------------------------------------------
+
+
+@postgresql
+@plain_table
+def test_ensure_makes_what_is_missing_and_then_nothing(table):
+    enable()
+    made = ensure(ahead=3)
+    assert len(made.created) == 1
+    assert status().covered_until == layout().now.replace(hour=0, minute=0, second=0, microsecond=0) + 4 * DAYS
+    again = ensure(ahead=3)
+    assert (again.created, again.covered_until) == ((), made.covered_until)
+    options = run_sql(
+        "SELECT DISTINCT reloptions FROM pg_class WHERE oid = ANY(%s)", [[p.oid for p in layout().partitions]]
+    )
+    assert len(options) == 1
+    assert all(partition.keyed for partition in layout().partitions)
+
+
+@postgresql
+@plain_table
+def test_ensure_twice_at_once_makes_each_partition_once(table):
+    enable()
+    made = in_threads(4, lambda _: ensure(ahead=9))
+    assert len([name for one in made for name in one.created]) == len({n for one in made for n in one.created}) == 7
+
+
+@postgresql
+@plain_table
+def test_ensure_holds_up_nobody_and_waits_for_nobody(table, elsewhere):
+    enable()
+    claimed = claim(policy=Policy())
+    with engine.execution(claimed, Policy()) as run:
+        assert elsewhere(ensure).created
+        run.settle(Keep(StoredResponse(201)))
+    with transaction.atomic():
+        run_sql(f"LOCK TABLE ONLY {TABLE} IN SHARE UPDATE EXCLUSIVE MODE")
+        elsewhere(run_sql, "SET statement_timeout = '5s'")
+        assert elsewhere(door(paying), "other").status_code == 201
+
+
+@postgresql
+@plain_table
+def test_a_future_partition_that_somebody_else_made_gets_its_key(table):
+    enable()
+    upper = layout().partitions[-1].bounds.upper
+    sql = f"CREATE TABLE {TABLE}_px PARTITION OF {TABLE} FOR VALUES FROM ('{upper}') TO ('{upper + DAYS}')"
+    run_sql(sql)
+    assert not status().partitions[-1].keyed
+    assert "django_idempotency.W027" in [message.id for message in checks.check_partitions(None, ["default"])]
+    assert f"public.{TABLE}_px" in ensure().created
+    assert all(standing.keyed for standing in status().partitions)
+
+
+@postgresql
+@plain_table
+def test_days_are_those_of_utc_in_whatever_time_zone_the_connections_are(table, elsewhere, monkeypatch):
+    monkeypatch.setitem(connection.settings_dict, "TIME_ZONE", "Asia/Kathmandu")
+    elsewhere(enable)
+    elsewhere(ensure)
+    uppers = {partition.bounds.upper for partition in layout().partitions}
+    assert {(upper.hour, upper.minute) for upper in uppers} == {(0, 0)}
+    assert elsewhere(layout).partitions == layout().partitions
+    assert elsewhere(run_sql, "SHOW timezone") == [("Asia/Kathmandu",)]
+
+
+@postgresql
+@plain_table
+def test_the_check_warns_of_too_few_partitions(table):
+    assert checks.check_partitions(None, ["default"]) == []
+    enable()
+    ensure()
+    assert checks.check_partitions(None, ["default"]) == []
+    run_sql(f"DROP TABLE {', '.join(partition.name for partition in layout().partitions[1:])}")
+    (message,) = checks.check_partitions(None, ["default"])
+    assert (message.id, "ensure" in message.hint) == ("django_idempotency.W026", True)
+
+
+@postgresql
+@plain_table
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+def test_without_a_partition_a_request_is_refused_and_told_what_to_run(table, caplog, mode):
+    divide(layout().now - HOURS)
+    run_sql(f"DROP TABLE {YESTERDAY}")
+    answer = door(paying, mode=mode)()
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+    assert effects() == 0
+    assert "idempotency_partitions ensure" in caplog.text
+    with pytest.raises(StoreUnavailable, match="idempotency_partitions ensure"):
+        claim(policy=Policy())
+
+
+# --- One key, several partitions -------------------------------------------------------------------------------------
+
+
+@postgresql
+@plain_table
+def test_yesterdays_key_is_replayed_and_refused_as_todays(days):
+    old(purge_at=HOUR)
+    assert rows(YESTERDAY) == 1
+    assert is_replay(door(paying)())
+    assert door(paying)("k", b"{}").status_code == 422
+    assert effects() == 1
+
+
+@postgresql
+@plain_table
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+def test_an_expired_key_that_is_used_again_moves_to_todays_partition(days, mode):
+    old(mode=mode)
+    assert door(paying, mode=mode)().status_code == 201
+    assert (rows(YESTERDAY), rows(TODAY), effects()) == (0, 1, 2)
+    assert is_replay(door(paying, mode=mode)())
+
+
+@postgresql
+@plain_table
+def test_of_many_who_use_an_expired_key_again_at_once_one_runs(days):
+    for number in range(20):
+        old(f"k{number}")
+        answers = in_threads(4, lambda _, number=number: door(paying)(f"k{number}"))
+        assert sorted({answer.status_code for answer in answers} - {409}) == [201]
+        assert len({answer.content for answer in answers if answer.status_code == 201}) == 1
+    assert effects() == 40
+
+
+@postgresql
+@plain_table
+def test_a_key_claimed_across_midnight_is_claimed_once(table, elsewhere, observer):
+    """Before midnight, not committed yet; and again after it, where another partition is in charge."""
+    midnight = layout().now + timedelta(milliseconds=500)
+    divide(midnight)
+    policy, waiting = Policy(mode="lease"), "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory'"
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic():
+            first = store_for(policy).claim(operation(), uuid4(), policy)
+            eventually(lambda: run_sql("SELECT clock_timestamp() > %s", [midnight])[0][0])
+            second = pool.submit(elsewhere, store_for(policy).claim, operation(), uuid4(), policy)
+            eventually(lambda: second.done() or observer(run_sql, waiting))
+        assert isinstance(first, Claimed)
+        assert second.result(30).record.token == first.token
+    assert (rows(OLDEST), rows(YESTERDAY)) == (1, 0)
+
+
+@postgresql
+@plain_table
+def test_callers_who_come_at_midnight_run_each_key_once(table):
+    midnights = [layout().now + number * timedelta(milliseconds=100) for number in range(2, 22)]
+    divide(*midnights)
+    done = threading.Event()
+
+    def pay(number):
+        count = 0
+        while not done.is_set():
+            answer = door(paying)(f"k{count}")
+            count += answer.status_code == 201  # everybody has had an answer to it, or will get the same one
+            if layout().now > midnights[-1]:
+                done.set()
+        return count
+
+    counts = in_threads(4, pay)
+    assert effects() == max(counts) == IdempotencyRecord.objects.count()
+    assert sum(rows(partition.name) > 0 for partition in layout().partitions) > 1
+
+
+# --- Dropping --------------------------------------------------------------------------------------------------------
+
+
+@postgresql
+@plain_table
+def test_drop_drops_what_is_over_and_keeps_what_holds_something(days):
+    old("done", age=2 * DAY)
+    old("late", purge_at=HOUR)
+    old("done-too")
+    door(paying)("today")
+    dropped = drop()
+    assert dropped.dropped == (OLDEST,)
+    ((name, reason),) = dropped.kept.items()
+    assert name == YESTERDAY
+    assert reason.startswith("the last due at ")
+    assert set(IdempotencyRecord.objects.values_list("key", flat=True)) == {"late", "done-too", "today"}
+    shift("late", expires_at=-1, purge_at=-1)
+    assert drop().dropped == (YESTERDAY,)
+    assert drop() == partitions.Dropped()
+    assert is_replay(door(paying)("today"))
+
+
+def live(**policy):
+    claim(policy=Policy(**policy))
+    shift(created_at=-2 * HOUR, locked_at=-2 * HOUR, locked_until=-HOUR, expires_at=-HOUR, purge_at=-HOUR)
+
+
+@postgresql
+@plain_table
+def test_a_partition_with_a_live_or_a_held_key_is_never_dropped_however_old(days):
+    live(mode="lease", on_crash="hold")
+    assert drop().kept == {YESTERDAY: "1 live"}
+    maintenance.reap()
+    shift(expires_at=-HOUR, purge_at=-HOUR)
+    assert drop().kept == {YESTERDAY: "1 held"}
+    maintenance.release("k")
+    assert drop().dropped == (YESTERDAY,)
+
+
+@postgresql
+@plain_table
+def test_status_tells_why_a_partition_stays(days):
+    old(purge_at=HOUR)
+    oldest, yesterday, today, tomorrow = status().partitions
+    assert (oldest.kept, oldest.lower, oldest.live) == ("", None, 0)
+    assert yesterday.kept.startswith("the last due at ")
+    assert yesterday.purge_at == record().purge_at
+    assert (today.kept, tomorrow.kept, tomorrow.upper) == ("not over yet", "not over yet", None)
+    assert all(partition.bytes > 0 for partition in status().partitions)
+
+
+LOCK_PARTITION = "LOCK TABLE ONLY public"
+
+
+@postgresql
+@plain_table
+def test_a_key_that_is_used_again_just_before_the_lock_lives_on(days, elsewhere):
+    old()
+    with just_before(LOCK_PARTITION + f".{TABLE}_p1", lambda: elsewhere(door(paying))):
+        drop()
+    assert effects() == 2
+    assert is_replay(door(paying)())
+
+
+@postgresql
+@plain_table
+def test_a_key_that_comes_to_life_in_its_place_just_before_the_lock_keeps_the_partition(days, elsewhere):
+    """Decided by a retry while it was not expired yet, and written now."""
+    old()
+    policy, mine = Policy(mode="lease"), Claimed(operation(), uuid4())
+    store = store_for(policy)
+
+    def take_over():
+        IdempotencyRecord.objects.update(status=Status.FAILED)
+        with store.contend(mine.id, policy) as seen:
+            IdempotencyRecord.objects.update(
+                status=Status.PROCESSING,
+                token=mine.token,
+                locked_at=ahead(0),
+                locked_until=ahead(60),
+                response_status=None,
+                response_headers=None,
+                response_body=None,
+            )
+        return seen
+
+    with just_before(LOCK_PARTITION + f".{TABLE}_p1", lambda: elsewhere(take_over)):
+        assert drop().kept == {YESTERDAY: "1 live"}
+    assert store.complete(mine, StoredResponse(201), policy)
+
+
+@postgresql
+@plain_table
+@pytest.mark.usefixtures("impatient")
+def test_a_row_that_somebody_has_locked_keeps_its_partition(days, elsewhere):
+    """Somebody who is about to use an expired key again: the row is about to move."""
+    old()
+    policy, token = Policy(mode="lease"), uuid4()
+    store = store_for(policy)
+    with store.contend(operation().id, policy) as seen:
+        assert "in use" in elsewhere(drop).kept[YESTERDAY]
+        claimed = store.take(seen, operation(), token, policy)
+    assert drop().dropped == (OLDEST, YESTERDAY)
+    assert record().token == token
+    assert store.complete(claimed, StoredResponse(201), policy)
+
+
+@postgresql
+@plain_table
+def test_a_claim_that_began_before_the_end_of_a_partition_finds_it_closed(days):
+    """As late as that a statement must hang for as long as keys are kept; but then it must not be lost."""
+    with pytest.raises(StoreConflict), just_before("ALTER TABLE .* DETACH .*_p1", insert_late):
+        drop()
+    assert drop().dropped == (YESTERDAY,)
+
+
+def insert_late():
+    columns = (
+        "id, scope, key, method, path, fingerprint, mode, created_at, status, updated_at, expires_at, purge_at,"
+        " response_status, response_headers"
+    )
+    with store_errors():
+        run_sql(f"""
+            INSERT INTO {TABLE} ({columns}) SELECT gen_random_uuid(), 's', 'k', '', '', '', 'atomic',
+                now() - interval '2 hours', 'completed', now(), now(), now(), 200, '{{}}'
+        """)
+
+
+@postgresql
+@plain_table
+@pytest.mark.parametrize("last", ["LOCK", "ALTER TABLE .* DETACH", "DROP TABLE"])
+def test_a_drop_that_was_interrupted_goes_on(days, last):
+    """Before it closed the partition, before it detached it, and before it dropped it."""
+    old()
+    with pytest.raises(KeyboardInterrupt), just_before(f"{last} .*{TABLE}_p1", interrupt):
+        drop()
+    assert YESTERDAY in drop().dropped
+    assert len(layout().partitions) == 2
+    assert run_sql("SELECT 1 FROM pg_class WHERE relname = %s", [f"{TABLE}_p1"]) == []
+    assert door(paying)().status_code == 201
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+@postgresql
+@plain_table
+def test_a_detach_that_was_cancelled_while_it_waited_is_finished(days, elsewhere):
+    old()
+    transaction_of_another = elsewhere(transaction.atomic)
+    elsewhere(transaction_of_another.__enter__)
+    elsewhere(run_sql, f"SELECT count(*) FROM {TODAY}")
+    elsewhere(run_sql, f"LOCK TABLE ONLY {TABLE} IN ACCESS SHARE MODE")
+    run_sql("SET statement_timeout = '300ms'")
+    try:
+        assert "timeout" in drop().kept[OLDEST]
+    finally:
+        run_sql("RESET statement_timeout")
+    assert [partition.detaching for partition in layout().partitions] == [True, False, False, False]
+    elsewhere(transaction_of_another.__exit__, None, None, None)
+    assert drop().dropped == (OLDEST, YESTERDAY)
+
+
+@postgresql
+@plain_table
+def test_nobody_waits_for_a_drop_that_waits_for_a_long_transaction(days, elsewhere):
+    old()
+    claimed = claim("long", policy=Policy())
+    with ThreadPoolExecutor(1) as pool, engine.execution(claimed, Policy()) as run:
+        dropping = pool.submit(in_threads, 1, lambda _: drop())
+        waits = "SELECT 1 FROM pg_stat_activity WHERE query LIKE '%DETACH%' AND wait_event = 'virtualxid'"
+        eventually(lambda: elsewhere(run_sql, waits) or dropping.done())
+        elsewhere(run_sql, "SET statement_timeout = '2s'")
+        for number in range(20):
+            assert elsewhere(door(paying), f"k{number}").status_code == 201
+        assert not dropping.done()
+        run.settle(Keep(StoredResponse(201)))
+    ((dropped),) = dropping.result()
+    assert dropped.dropped == (OLDEST, YESTERDAY)
+
+
+@postgresql
+@plain_table
+def test_two_who_drop_at_once_are_harmless(days):
+    old()
+    gone = in_threads(3, lambda _: drop())
+    assert {name for one in gone for name in one.dropped} == {OLDEST, YESTERDAY}
+    assert not layout().partitions[0].retired
+
+
+def fill(age, count):
+    """So many answers, made so long ago and due by and by, and one held key."""
+    run_sql(f"""
+        INSERT INTO {TABLE} (
+            id, scope, key, method, path, fingerprint, mode, created_at, status, updated_at, expires_at, purge_at, held,
+            response_status, response_headers
+        )
+        SELECT gen_random_uuid(), 's', 'k', '', '', '', 'lease', now() - interval '{age} s',
+            CASE WHEN n = 1 THEN 'failed' ELSE 'completed' END, now(), now() + make_interval(secs => n - {count // 2}),
+            now() + make_interval(secs => n - {count // 2}), n = 1, CASE WHEN n > 1 THEN 200 END,
+            CASE WHEN n > 1 THEN '{{}}'::jsonb END
+        FROM generate_series(1, {count}) AS n
+    """)
+    run_sql(f"VACUUM ANALYZE {TABLE}")
+
+
+def buffers_of(work, words):
+    """How many each statement with these words read that ``work`` sends."""
+    found = []
+
+    def explain(execute, sql, parameters, many, context):
+        if words in sql:
+            with connections["default"].connection.cursor() as cursor:
+                cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", parameters)
+                plan = cursor.fetchone()[0][0]["Plan"]
+            found.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+        return execute(sql, parameters, many, context)
+
+    with connection.execute_wrapper(explain):
+        work()
+    return found
+
+
+@postgresql
+@plain_table
+def test_what_keeps_a_partition_is_found_by_the_partial_indexes(days):
+    fill(2 * HOUR, 20_000)
+    assert [standing.held for standing in status().partitions] == [0, 1, 0, 0]
+    looks = buffers_of(status, "max(purge_at)")
+    assert len(looks) == 4
+    assert max(looks) < 20
+
+
+@postgresql
+@plain_table
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        (lambda: next(maintenance.cleaning(batch=100)), "SKIP LOCKED"),
+        (lambda: next(maintenance.reaping(batch=100)), "SKIP LOCKED"),
+        (lambda: door(paying)("new"), "django_idempotency_claim"),
+    ],
+    ids=["cleanup", "reap", "claim"],
+)
+def test_over_all_partitions_only_the_rows_that_are_meant_are_read(days, work, words):
+    fill(2 * HOUR, 20_000)
+    fill(0, 20_000)
+    (look,) = buffers_of(work, words)
+    assert look < 500
+
+
+# --- The rest of the package, on partitions --------------------------------------------------------------------------
+
+
+@postgresql
+@plain_table
+def test_maintenance_goes_through_all_partitions(days):
+    old("a", age=2 * DAY)
+    old("b")
+    old("c", age=0)
+    live(mode="lease")
+    assert maintenance.cleanup(batch=2, pause=0).rows == 3
+    assert maintenance.reap().failed == 1
+    assert record().status == Status.FAILED
+    assert rows(YESTERDAY) == 1
+
+
+@postgresql
+@plain_table
+def test_the_size_is_the_sum_of_the_partitions(days):
+    old()
+    assert stats().bytes == sum(standing.bytes for standing in status().partitions)
+
+
+@postgresql
+@plain_table
+def test_a_live_key_on_the_day_before_is_renewed_and_completed_there(days):
+    policy = Policy(mode="lease")
+    claimed = claim(policy=policy)
+    shift(created_at=-2 * HOUR)
+    claimed = Claimed(claimed.operation, claimed.token)  # as one that took over has it
+    store = store_for(policy)
+    assert store.renew([claimed], policy) == {claimed.token}
+    assert store.complete(claimed, StoredResponse(201, (), b"done"), policy)
+    store.count_replays({claimed.id: 2}, policy)
+    assert (rows(YESTERDAY), record().replays) == (1, 2)
+
+
+# --- The command, the tasks, other databases -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def told(capsys):
+    """Run the command; what it printed, read as JSON."""
+
+    def run(*arguments):
+        call_command("idempotency_partitions", *arguments, "--json")
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+@postgresql
+@plain_table
+def test_the_command_changes_nothing_without_yes(table, told, capsys):
+    assert not told("status")["partitioned"]
+    planned = told("enable", "--interval=hour", "--plan")["statements"]
+    assert planned == enable_plan(Interval.HOUR).statements
+    call_command("idempotency_partitions", "enable")
+    printed = capsys.readouterr()
+    assert "CREATE TABLE" in printed.out
+    assert "--yes" in printed.err
+    assert not layout().partitioned
+    assert told("enable", "--yes")["changed"]
+    told("disable")
+    assert layout().partitioned
+    assert told("disable", "--yes") == {"database": "default", "partitioned": False, "changed": True}
+
+
+@postgresql
+@plain_table
+def test_the_command_keeps_partitions(table, told, capsys):
+    assert told("ensure")["partitioned"] is told("drop")["partitioned"] is False
+    call_command("idempotency_partitions", "enable", "--yes", "--interval=hour")
+    capsys.readouterr()
+    assert told("ensure", "--plan")["statements"] == []
+    planned = told("ensure", "--ahead=100", "--plan")["statements"]
+    made = told("ensure", "--ahead=100")["created"]
+    assert made
+    assert sum("ATTACH" in statement for statement in planned) == len(made)
+    call_command("idempotency_partitions", "status")
+    assert f"public.{TABLE}_p0: … – " in capsys.readouterr().out
+
+
+@postgresql
+@plain_table
+def test_drop_prints_its_plan_and_does_it(days, told, capsys):
+    old()
+    planned = told("drop", "--plan")["statements"]
+    assert [statement for statement in planned if statement.startswith("DROP")] == [
+        f"DROP TABLE {OLDEST}",
+        f"DROP TABLE {YESTERDAY}",
+    ]
+    assert record()
+    call_command("idempotency_partitions", "drop")
+    assert capsys.readouterr().out == "2 partitions dropped.\n"
+
+
+def test_plan_and_yes_exclude_each_other(payer):
+    with pytest.raises(CommandError, match="not both"):
+        call_command("idempotency_partitions", "enable", "--plan", "--yes")
+
+
+@pytest.mark.other_databases
+def test_on_another_database_it_is_an_error_that_says_so(payer):
+    for work in (layout, status, ensure, drop, enable, disable):
+        with pytest.raises(PartitionsUnsupported, match="PostgreSQL"):
+            work()
+    with pytest.raises(CommandError, match="PostgreSQL"):
+        call_command("idempotency_partitions", "status")
+    assert checks.check_partitions(None, ["default"]) == []
+
+
+@postgresql
+@plain_table
+def test_beside_a_default_partition_everything_stays_as_it_is(table):
+    now = layout().now
+    divide(now - HOURS)
+    run_sql(f"DROP TABLE {YESTERDAY}")
+    run_sql(f"CREATE TABLE {TABLE}_p9 PARTITION OF {TABLE} (PRIMARY KEY (id)) DEFAULT")
+    old()
+    assert "default partition" in drop().kept[OLDEST]
+    assert (rows(OLDEST), status().covered_until) == (1, None)
