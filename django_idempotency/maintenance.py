@@ -18,6 +18,7 @@ from uuid import UUID
 from django.db import DatabaseError, connections, transaction
 from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F, Q, QuerySet
 from django.db.models.expressions import Combinable
+from django.db.models.functions import Coalesce
 
 from django_idempotency import signals, tallies
 from django_idempotency.conf import conf
@@ -165,7 +166,7 @@ def stuck(*, older_than: float = 0, using: str | None = None) -> Records:
 def is_overdue(*, older_than: float, using: str | None = None) -> bool:
     """Whether there is something that ``reap`` would take; the records of live holders aside."""
     rows = stuck(older_than=older_than, using=using)
-    return bool(_in_transaction(rows.db, lambda: list(_locked(rows).values_list("pk")[:1])))
+    return bool(in_transaction(rows.db, lambda: list(locked(rows).values_list("pk")[:1])))
 
 
 def _reap(rows: Records, batch: int) -> Reaped:
@@ -178,7 +179,7 @@ def _reap(rows: Records, batch: int) -> Reaped:
 
 def _reap_singly(rows: Records, batch: int) -> Reaped:
     """One of the batch is bad. Find out which, and reap the others."""
-    ids = _in_transaction(rows.db, lambda: list(_locked(rows).values_list("pk", flat=True)[:batch]))
+    ids = in_transaction(rows.db, lambda: list(locked(rows).values_list("pk", flat=True)[:batch]))
     moved: list[IdempotencyRecord] = []
     bad: dict[str, str] = {}
     for id in ids:
@@ -192,11 +193,11 @@ def _reap_singly(rows: Records, batch: int) -> Reaped:
 
 def _move(rows: Records, batch: int) -> list[IdempotencyRecord]:
     def move() -> list[IdempotencyRecord]:
-        moved = list(_locked(rows.only(*MOVED))[:batch])
+        moved = list(locked(rows.only(*MOVED))[:batch])
         _fail(moved, rows.db, held=F("hold_on_crash"))
         return moved
 
-    return _in_transaction(rows.db, move)
+    return in_transaction(rows.db, move)
 
 
 def _fail(records: list[IdempotencyRecord], using: str, *, held: bool | F) -> None:
@@ -206,8 +207,8 @@ def _fail(records: list[IdempotencyRecord], using: str, *, held: bool | F) -> No
     _records(using).filter(pk__in=[record.pk for record in records]).update(
         # As long again as its policy said when it was claimed: what was live does not expire. These two come first,
         # because on MariaDB each sees what those before it have set.
-        expires_at=_again("expires_at"),
-        purge_at=_again("purge_at"),
+        expires_at=kept_again("expires_at"),
+        purge_at=kept_again("purge_at"),
         status=Status.FAILED,
         held=held,
         reason=CRASHED,
@@ -218,19 +219,20 @@ def _fail(records: list[IdempotencyRecord], using: str, *, held: bool | F) -> No
     )
 
 
-def _again(name: str) -> Combinable:
-    kept_for = ExpressionWrapper(F(name) - F("locked_at"), output_field=DurationField())
+def kept_again(name: str) -> Combinable:
+    """A time as far from now as it was from when it was set: at the claim, or at the end of a failed run."""
+    kept_for = ExpressionWrapper(F(name) - Coalesce("locked_at", "updated_at"), output_field=DurationField())
     return ExpressionWrapper(DatabaseNow() + kept_for, output_field=DateTimeField())
 
 
 def _announced(moved: list[IdempotencyRecord], *, finished: bool, bad: Mapping[str, str] | None = None) -> Reaped:
     for record in moved:
-        signals.send(signals.reaped, _operation(record), held=record.hold_on_crash, reason=CRASHED)
+        signals.send(signals.reaped, operation_of(record), held=record.hold_on_crash, reason=CRASHED)
     held = sum(record.hold_on_crash for record in moved)
     return Reaped(failed=len(moved) - held, held=held, bad=bad or {}, finished=finished)
 
 
-def _operation(record: IdempotencyRecord) -> Operation:
+def operation_of(record: IdempotencyRecord) -> Operation:
     return Operation(
         scope=record.scope,
         key=record.key,
@@ -345,11 +347,11 @@ def _sweeping(
 
 def _sweep(rows: Records, due: str, sweep: Sweep, batch: int) -> list[tuple[UUID, datetime, datetime]]:
     def run() -> list[tuple[UUID, datetime, datetime]]:
-        swept = list(_locked(rows).values_list("pk", due, DatabaseNow())[:batch])
+        swept = list(locked(rows).values_list("pk", due, DatabaseNow())[:batch])
         sweep(_records(rows.db).filter(pk__in=[id for id, _due, _now in swept]))
         return swept
 
-    return _in_transaction(rows.db, run)
+    return in_transaction(rows.db, run)
 
 
 # --- Releasing -------------------------------------------------------------------------------------------------------
@@ -363,15 +365,15 @@ def release(key: str, *, scope: str | None = None, using: str | None = None) -> 
     rows = releasable(key, scope=scope, using=using)
 
     def free() -> list[IdempotencyRecord]:
-        found = list(_locked(rows.only(*MOVED, "held")))
+        found = list(locked(rows.only(*MOVED, "held")))
         _records(rows.db).filter(pk__in=[record.pk for record in found], held=True).update(held=False)
         _fail([record for record in found if not record.held], rows.db, held=False)
         return found
 
-    released = _in_transaction(rows.db, free)
+    released = in_transaction(rows.db, free)
     for record in released:
         if not record.held:
-            signals.send(signals.reaped, _operation(record), held=False, reason=CRASHED)
+            signals.send(signals.reaped, operation_of(record), held=False, reason=CRASHED)
     return released
 
 
@@ -457,11 +459,11 @@ def _forget(mine: Records, erase: Sweep, *, held: bool) -> Forgotten:
     ended = mine.filter(status__in=TERMINAL) if held else mine.filter(status__in=TERMINAL, held=False)
 
     def run() -> set[UUID]:
-        ids = list(_locked(ended).values_list("pk", flat=True))
+        ids = list(locked(ended).values_list("pk", flat=True))
         erase(_records(mine.db).filter(pk__in=ids))
         return set(ids)
 
-    erased = _in_transaction(mine.db, run)
+    erased = in_transaction(mine.db, run)
     left = [(status in LIVE, is_held) for id, status, is_held in found if id not in erased]
     live = sum(is_live for is_live, _held in left)
     waiting = 0 if held else sum(is_held for _live, is_held in left)
@@ -480,7 +482,7 @@ def _records(using: str | None) -> Records:
     return IdempotencyRecord.objects.using(database(using))
 
 
-def _in_transaction(using: str, batch: Callable[[], T]) -> T:
+def in_transaction(using: str, batch: Callable[[], T]) -> T:
     """``batch`` in a transaction of its own, begun again where another one was in its way."""
     for _attempt in range(ATTEMPTS - 1):
         try:
@@ -493,7 +495,7 @@ def _in_transaction(using: str, batch: Callable[[], T]) -> T:
         return batch()
 
 
-def _locked(rows: Records) -> Records:
+def locked(rows: Records) -> Records:
     """``rows`` but for those that somebody has locked."""
     features = connections[rows.db].features
     if not features.has_select_for_update:

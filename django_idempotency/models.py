@@ -37,12 +37,19 @@ MOVES: Mapping[Status | None, frozenset[Status | None]] = {
     Status.COMPLETED: frozenset(),
 }
 MOVES_ONCE_EXPIRED = frozenset({Status.PROCESSING, ABSENT})
+# Of a failure without an answer, when a person records one.
+MOVES_BY_DECISION = frozenset({Status.COMPLETED, Status.FAILED})
 
 
-def check_move(before: str | None, after: str | None, *, expired: bool = False) -> None:
-    """Raise ``IllegalMove`` unless a record may go from the one status to the other (``None``: no record)."""
+def check_move(before: str | None, after: str | None, *, expired: bool = False, decided: bool = False) -> None:
+    """Raise ``IllegalMove`` unless a record may go from the one status to the other (``None``: no record).
+
+    ``decided``: it has no answer yet, and a person has decided on one.
+    """
     legal = MOVES[before if before is None else Status(before)]
     if after in legal or (expired and before in TERMINAL and after in MOVES_ONCE_EXPIRED):
+        return
+    if decided and before == Status.FAILED and after in MOVES_BY_DECISION:
         return
     raise IllegalMove(f"A record can't go from {before or 'absent'} to {after or 'absent'}.")
 
@@ -111,7 +118,13 @@ class IdempotencyRecord(models.Model):
         verbose_name_plural = _("idempotency records")
         db_table = "django_idempotency_record"
         default_permissions = ("view",)
-        permissions = [("view_response_body", "Can view the stored response body")]
+        permissions = [
+            ("view_response_body", "Can view the stored response body"),
+            ("release_idempotencyrecord", "Can release a key to its next request"),
+            ("fail_idempotencyrecord", "Can mark a key as failed for good"),
+            ("resolve_idempotencyrecord", "Can resolve a held key with an answer"),
+            ("extend_idempotencyrecord", "Can extend the lease of a key"),
+        ]
         constraints = [
             models.CheckConstraint(condition=Q(status__in=Status.values), name="idempotency_record_status"),
             models.CheckConstraint(condition=Q(mode__in=[mode.value for mode in Mode]), name="idempotency_record_mode"),
@@ -153,6 +166,12 @@ class IdempotencyRecord(models.Model):
                 fields=["expires_at"],
                 condition=Q(response_body__isnull=False, purge_at__gt=F("expires_at")),
                 name="idempotency_record_bodies",
+            ),
+            # What waits for a person or a retry; nothing that ended with an answer is ever in it.
+            models.Index(
+                fields=["held", "updated_at"],
+                condition=Q(status=Status.FAILED, response_status__isnull=True),
+                name="idempotency_record_undecided",
             ),
         ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.cookies import SimpleCookie
 from typing import Any
 
@@ -171,6 +171,20 @@ NOT_STORED = Problem(
     retryable=False,
     safe_new_key=False,
 )
+
+MARKED_FAILED = Problem(
+    status=410,
+    code="marked_failed",
+    title="A person has decided that the operation failed; it will not be run.",
+    retryable=False,
+    safe_new_key=False,
+)
+
+
+def marked_failed(status: int, detail: str) -> StoredResponse:
+    """The answer of a key that a person has marked as failed."""
+    answer = problem_response(replace(MARKED_FAILED, detail=detail), status=status)
+    return StoredResponse(status, tuple(answer.items()), answer.content)
 
 
 def problem(refusal: Refusal) -> Problem:

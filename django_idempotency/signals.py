@@ -26,6 +26,7 @@ pending_timeout = Signal()  # retry_after
 mismatched = Signal()  # the key came with another request
 held = Signal()  # reason
 reaped = Signal()  # held, reason; its lease had run out, and maintenance freed the key or set it aside
+intervened = Signal()  # act; what a person did to the record: release, fail, resolve, extend
 refused_late = Signal()  # age; a retry so old that its operation is no longer known
 claim_lost = Signal()  # attempt; a rival was quicker between claim and row lock: nothing was run, and it is a duplicate
 stale_write_rejected = Signal()  # attempt; a holder that came back too late: the fencing token kept it from writing

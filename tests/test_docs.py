@@ -114,7 +114,7 @@ def test_the_knobs_that_messages_heed_are_knobs():
 
 def problems():
     made = {problem.code: problem for problem in map(responses.problem, REFUSALS)}
-    return made | {responses.NOT_STORED.code: responses.NOT_STORED}
+    return made | {problem.code: problem for problem in (responses.NOT_STORED, responses.MARKED_FAILED)}
 
 
 def test_every_problem_code_there_is_has_an_example_here():
@@ -174,6 +174,7 @@ def test_the_table_of_legal_moves_is_the_one_in_force():
     stated = {before: {quoted or bare for quoted, bare in after} for before, after in stated.items()}
     expired = stated.pop("expired `completed` or `failed`")
     assert expired == named(models.MOVES_ONCE_EXPIRED)
+    assert stated.pop("`failed` without an answer, by a person's decision") == named(models.MOVES_BY_DECISION)
     assert stated == {f"`{b}`" if b else "absent": named(after) for b, after in models.MOVES.items()}
 
 
@@ -266,7 +267,7 @@ def test_a_held_key_is_freed_as_the_page_on_the_admin_says(rf):
         idempotent(**door)(interrupted)(request)
     view = idempotent(**door)(lambda request: HttpResponse("done"))
     assert view(request).status_code == 409
-    ((_language, block),) = FENCE.findall(text("admin.md"))
+    (block,) = [block for language, block in FENCE.findall(text("admin.md")) if language == "console"]
     call_command(*shlex.split(block.partition("manage.py ")[2]))
     assert view(request).content == b"done"
 

@@ -23,10 +23,14 @@ LAYERS = [
     {"doors"},
     {"placement", "decorators", "middleware", "rest_framework", "consumers"},
     {"maintenance"},
+    {"interventions", "situations", "timeline", "readable"},
     {"stats", "partitions", "conversion"},
     {"figures", "charts"},
     {"testing"},
-    {"management", "tasks", "builtin_tasks", "dashboard", "admin", "checks", "deploy_checks", "apps", "migrations"},
+    {
+        *("management", "tasks", "builtin_tasks", "dashboard", "confirmations", "admin"),
+        *("checks", "deploy_checks", "apps", "migrations"),
+    },
 ]
 # Inside a layer, from the lowest.
 ORDERED = [
@@ -37,6 +41,7 @@ ORDERED = [
     ["heartbeat", "tallies"],
     ["dashboard", "admin"],
     ["checks", "deploy_checks"],
+    ["confirmations", "admin"],
     ["placement", "decorators"],
     ["placement", "middleware"],
     ["rest_framework", "placement"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from django_idempotency.stores import store_for
 from django_idempotency.stores.database import ahead
 from tests.callers import claim, door, effects, is_replay, paying, record, row, shift
 from tests.databases import database_url
-from tests.threads import OtherThread, in_threads
+from tests.threads import OtherThread, in_threads, just_before
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -66,21 +65,6 @@ def elsewhere():
 
 
 LOCKING = "SELECT .* FOR (NO KEY )?UPDATE"
-
-
-@contextmanager
-def just_before(statement, act):
-    """Call ``act`` once, just before this thread sends its first statement that matches."""
-    acts = [act]
-
-    def wrapper(execute, sql, *details):
-        if re.match(statement, sql, re.DOTALL) and acts:
-            acts.pop()()
-        return execute(sql, *details)
-
-    with connection.execute_wrapper(wrapper):
-        yield
-    assert not acts, f"no statement {statement!r} was sent"
 
 
 @contextmanager

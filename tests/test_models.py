@@ -138,17 +138,20 @@ LEGAL = {
     ("processing", ABSENT),
     ("failed", "processing"),
 }
+LEGAL_BY_DECISION = {("failed", "completed"), ("failed", "failed")}
 LEGAL_ONCE_EXPIRED = {("completed", "processing"), ("completed", ABSENT), ("failed", ABSENT)}
 
 
+@pytest.mark.parametrize("decided", [False, True])
 @pytest.mark.parametrize("expired", [False, True])
 @pytest.mark.parametrize(("before", "after"), list(product(STATES, STATES)))
-def test_a_record_makes_the_moves_of_the_table_and_no_other(before, after, expired):
-    if (before, after) in (LEGAL | LEGAL_ONCE_EXPIRED if expired else LEGAL):
-        check_move(before, after, expired=expired)
+def test_a_record_makes_the_moves_of_the_table_and_no_other(before, after, expired, decided):
+    legal = LEGAL | (LEGAL_ONCE_EXPIRED if expired else set()) | (LEGAL_BY_DECISION if decided else set())
+    if (before, after) in legal:
+        check_move(before, after, expired=expired, decided=decided)
     else:
         with pytest.raises(IllegalMove, match=f"from {before or 'absent'} to {after or 'absent'}"):
-            check_move(before, after, expired=expired)
+            check_move(before, after, expired=expired, decided=decided)
 
 
 def test_a_status_that_there_is_not_makes_no_move():
@@ -214,6 +217,8 @@ def test_besides_the_primary_key_there_are_only_partial_indexes(db):
         "((ARRAY['started'::character varying, 'processing'::character varying])::text[])) OR held)",
         "idempotency_record_bodies": "btree (expires_at) WHERE "
         "((purge_at > expires_at) AND (response_body IS NOT NULL))",
+        "idempotency_record_undecided": "btree (held, updated_at) WHERE "
+        "((response_status IS NULL) AND ((status)::text = 'failed'::text))",
         "idempotency_record_purge": "btree (purge_at) WHERE ((status)::text = ANY "
         "((ARRAY['completed'::character varying, 'failed'::character varying])::text[]))",
     }

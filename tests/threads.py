@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 from django.db import connection, connections
@@ -60,3 +62,18 @@ IMPATIENCE = {
 def wait_little_for_locks() -> None:
     """Have this thread's connection fail where it would wait for a lock that nobody is going to give back."""
     connection.cursor().execute(IMPATIENCE[connection.vendor])
+
+
+@contextmanager
+def just_before(statement: str, act: Callable[[], Any]) -> Iterator[None]:
+    """Call ``act`` once, just before this thread sends its first statement that matches."""
+    acts = [act]
+
+    def wrapper(execute: Any, sql: str, *details: Any) -> Any:
+        if re.match(statement, sql, re.DOTALL) and acts:
+            acts.pop()()
+        return execute(sql, *details)
+
+    with connection.execute_wrapper(wrapper):
+        yield
+    assert not acts, f"no statement {statement!r} was sent"

@@ -1,0 +1,314 @@
+"""The page of the admin on which a person confirms an intervention, says why, and reads what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from django import forms
+from django.contrib import messages
+from django.contrib.admin import widgets
+from django.core.exceptions import PermissionDenied
+from django.core.validators import RegexValidator
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils.functional import Promise
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from django_idempotency.interventions import (
+    Act,
+    Done,
+    Refusal,
+    Refused,
+    extend,
+    fail,
+    objection,
+    release,
+    resolve,
+    version,
+)
+from django_idempotency.maintenance import database
+from django_idempotency.outcomes import StoredResponse
+from django_idempotency.situations import at_work
+
+TEMPLATE = "admin/django_idempotency/idempotencyrecord/confirm.html"
+MOST = 200  # records at once
+CONTENT_TYPE = RegexValidator(
+    r"^[\w.+-]+/[\w.+-]+(?:\s*;\s*[\w.+-]+=[\w.+-]+)*$", gettext_lazy("This is no content type.")
+)
+SECONDS_A_WEEK = 7 * 24 * 60 * 60
+
+
+# --- What is asked ---------------------------------------------------------------------------------------------------
+
+
+class NoteForm(forms.Form):
+    note = forms.CharField(
+        label=gettext_lazy("Note"),
+        required=False,
+        max_length=200,
+        widget=widgets.AdminTextInputWidget,
+        help_text=gettext_lazy("Why, for the history of the record."),
+    )
+
+    field_order: tuple[str, ...] = ()
+
+
+class FailForm(NoteForm):
+    status = forms.IntegerField(
+        label=gettext_lazy("Status"),
+        min_value=400,
+        max_value=599,
+        initial=410,
+        help_text=gettext_lazy("What every retry is answered from now on: an error, 400 to 599."),
+    )
+    detail = forms.CharField(
+        label=gettext_lazy("Detail"),
+        required=False,
+        max_length=1000,
+        widget=widgets.AdminTextInputWidget,
+        help_text=gettext_lazy("For the client: stands in the problem answer."),
+    )
+    field_order = ("status", "detail", "note")
+
+
+class ResolveForm(NoteForm):
+    status = forms.IntegerField(
+        label=gettext_lazy("Status"),
+        min_value=200,
+        max_value=599,
+        initial=200,
+        help_text=gettext_lazy("Every retry gets this answer from now on."),
+    )
+    content_type = forms.CharField(
+        label=gettext_lazy("Content type"),
+        max_length=200,
+        initial="application/json",
+        validators=[CONTENT_TYPE],
+        widget=widgets.AdminTextInputWidget,
+    )
+    body = forms.CharField(
+        label=gettext_lazy("Body"),
+        required=False,
+        strip=False,
+        max_length=100_000,
+        widget=widgets.AdminTextareaWidget,
+    )
+    field_order = ("status", "content_type", "body", "note")
+
+    def clean(self) -> dict[str, Any] | None:
+        cleaned = super().clean() or self.cleaned_data
+        if cleaned.get("body") and "json" in cleaned.get("content_type", ""):
+            try:
+                json.loads(cleaned["body"])
+            except (ValueError, RecursionError) as error:
+                self.add_error("body", _("This is not JSON: %(error)s") % {"error": error})
+        return cleaned
+
+    def answer(self) -> StoredResponse:
+        given = self.cleaned_data
+        # A browser sends its lines with carriage returns, which nobody has typed.
+        body = given["body"].replace("\r\n", "\n").encode()
+        return StoredResponse(given["status"], (("Content-Type", given["content_type"]),), body)
+
+
+class ExtendForm(NoteForm):
+    seconds = forms.IntegerField(
+        label=gettext_lazy("Seconds"),
+        min_value=1,
+        max_value=SECONDS_A_WEEK,
+        initial=300,
+        help_text=gettext_lazy("From now, at least. A lease is never shortened."),
+    )
+    field_order = ("seconds", "note")
+
+
+# --- What can be done ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intervention:
+    """``asks``: what the page asks of a person. ``tells``: the entry in the history, of the form's data."""
+
+    act: Act
+    title: str | Promise
+    asks: str | Promise
+    button: str | Promise
+    form: type[NoteForm]
+    do: Callable[[Any, UUID], Callable[..., Done | Refused]]
+    tells: Callable[[Mapping[str, Any]], str]
+
+    @property
+    def permission(self) -> str:
+        return f"django_idempotency.{self.act}_idempotencyrecord"
+
+
+INTERVENTIONS = {
+    intervention.act: intervention
+    for intervention in (
+        Intervention(
+            act=Act.RELEASE,
+            title=gettext_lazy("Release for retry"),
+            asks=gettext_lazy(
+                "The next request with the key runs again. Be sure that the operation did not take place."
+            ),
+            button=gettext_lazy("Release"),
+            form=NoteForm,
+            do=lambda form, id: partial(release, id),
+            tells=lambda given: _("Released for retry."),
+        ),
+        Intervention(
+            act=Act.FAIL,
+            title=gettext_lazy("Mark as failed"),
+            asks=gettext_lazy("The key never runs again: every retry is answered with this failure."),
+            button=gettext_lazy("Mark as failed"),
+            form=FailForm,
+            do=lambda form, id: partial(
+                fail, id, status=form.cleaned_data["status"], detail=form.cleaned_data["detail"]
+            ),
+            tells=lambda given: _("Marked as failed, answered with %(status)s.") % given,
+        ),
+        Intervention(
+            act=Act.RESOLVE,
+            title=gettext_lazy("Resolve with an answer"),
+            asks=gettext_lazy("The operation did take place: every retry gets the answer that you give here."),
+            button=gettext_lazy("Resolve"),
+            form=ResolveForm,
+            do=lambda form, id: partial(resolve, id, form.answer()),
+            tells=lambda given: _("Resolved, answered with %(status)s.") % given,
+        ),
+        Intervention(
+            act=Act.EXTEND,
+            title=gettext_lazy("Extend lease"),
+            asks=gettext_lazy("Nobody takes over before the lease ends. Its holder keeps its claim."),
+            button=gettext_lazy("Extend"),
+            form=ExtendForm,
+            do=lambda form, id: partial(extend, id, form.cleaned_data["seconds"]),
+            tells=lambda given: _("Lease extended to %(seconds)s s from then.") % given,
+        ),
+    )
+}
+
+
+# --- The page --------------------------------------------------------------------------------------------------------
+
+
+def confirm(
+    model_admin: Any, request: HttpRequest, act: Act, records: Iterable[Any], form: Any = None
+) -> TemplateResponse:
+    """What is about to be done, to which records, and to which not."""
+    intervention = INTERVENTIONS[act]
+    records = list(records)
+    locked = at_work([record.pk for record in records], using=database()) or set()
+    objections = [(record, _objection(record, act, locked)) for record in records]
+    context = {
+        **model_admin.admin_site.each_context(request),
+        "title": intervention.title,
+        "opts": model_admin.opts,
+        "intervention": intervention,
+        "rows": [(record, version(record), model_admin.badge(record), why and why.label) for record, why in objections],
+        "possible": any(why is None for _record, why in objections),
+        "form": form or intervention.form(),
+        "media": model_admin.media,
+        "filters": _filters(request),
+        "single": records[0] if len(records) == 1 and _came_from_record(request) else None,
+    }
+    return TemplateResponse(request, TEMPLATE, context)
+
+
+def intervene(model_admin: Any, request: HttpRequest, act: str) -> HttpResponse:
+    """Ask, by GET for the record ``?id=…``, or do what was confirmed."""
+    if act not in INTERVENTIONS:
+        raise Http404
+    intervention = INTERVENTIONS[Act(act)]
+    if not (model_admin.has_view_permission(request) and request.user.has_perm(intervention.permission)):
+        raise PermissionDenied
+    if request.method != "POST":
+        return confirm(
+            model_admin, request, intervention.act, _records(model_admin, request, request.GET.getlist("id"))
+        )
+    seen = dict(choice.partition(" ")[::2] for choice in request.POST.getlist("record"))
+    form = intervention.form(request.POST)
+    if not form.is_valid() or not seen:
+        return confirm(model_admin, request, intervention.act, _records(model_admin, request, seen), form)
+    if intervention.act == Act.RESOLVE and len(seen) > 1:
+        raise Http404
+    outcomes = [(id, _done(model_admin, request, intervention, form, id, seen[str(id)])) for id in _ids(seen)]
+    _tell(model_admin, request, intervention, outcomes)
+    return HttpResponseRedirect(_back(model_admin, request, _ids(seen)))
+
+
+def _objection(record: Any, act: Act, locked: set[UUID]) -> Refusal | None:
+    why = objection(record, act, record.now)
+    return Refusal.BUSY if why is None and record.pk in locked else why
+
+
+def _ids(texts: Iterable[str]) -> list[UUID]:
+    try:
+        return [UUID(text) for text in texts][:MOST]
+    except ValueError:
+        raise Http404 from None
+
+
+def _records(model_admin: Any, request: HttpRequest, ids: Iterable[str]) -> list[Any]:
+    found = list(model_admin.get_queryset(request).filter(pk__in=_ids(ids)))
+    if not found:
+        raise Http404
+    return found
+
+
+def _done(
+    model_admin: Any, request: HttpRequest, intervention: Intervention, form: NoteForm, id: UUID, as_seen: str
+) -> Done | Refused:
+    message = " ".join(filter(None, (intervention.tells(form.cleaned_data), form.cleaned_data["note"])))
+
+    def log(record: Any) -> None:
+        model_admin.log_change(request, record, message)
+
+    return intervention.do(form, id)(as_seen=as_seen, witness=log)
+
+
+def _tell(
+    model_admin: Any,
+    request: HttpRequest,
+    intervention: Intervention,
+    outcomes: list[tuple[UUID, Done | Refused]],
+) -> None:
+    done = sum(isinstance(outcome, Done) for _id, outcome in outcomes)
+    if done:
+        text = ngettext("%(title)s: done for one record.", "%(title)s: done for %(count)d records.", done)
+        text %= {"title": intervention.title, "count": done}
+        messages.success(request, text)
+    ids = [id for id, _outcome in outcomes]
+    names = {record.pk: str(record) for record in model_admin.get_queryset(request).filter(pk__in=ids)}
+    for id, outcome in outcomes:
+        if isinstance(outcome, Refused):
+            refused = _("%(title)s: nothing was done to %(record)s. %(why)s")
+            named = {"title": intervention.title, "record": names.get(id, id), "why": outcome.why.label}
+            messages.warning(request, refused % named)
+
+
+def _came_from_record(request: HttpRequest) -> bool:
+    return "id" in request.GET or "single" in request.POST
+
+
+def _filters(request: HttpRequest) -> str:
+    """The query of the list that it was chosen from."""
+    if "filters" in request.POST:
+        return request.POST["filters"]
+    return request.GET.get("_changelist_filters", "") if "id" in request.GET else request.GET.urlencode()
+
+
+def _back(model_admin: Any, request: HttpRequest, ids: list[UUID]) -> str:
+    site = model_admin.admin_site.name
+    if _came_from_record(request):
+        return reverse("admin:django_idempotency_idempotencyrecord_change", args=ids, current_app=site)
+    filters = _filters(request)
+    url = reverse("admin:django_idempotency_idempotencyrecord_changelist", current_app=site)
+    return f"{url}?{filters}" if filters else url
