@@ -7,7 +7,18 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from testproject.benchmarks import contenders, counting, days, growth, machine, report, retention, servers, storm
+from testproject.benchmarks import (
+    contenders,
+    counting,
+    days,
+    growth,
+    machine,
+    partitioning,
+    report,
+    retention,
+    servers,
+    storm,
+)
 from testproject.benchmarks.cluster import Cluster
 from testproject.benchmarks.environments import CannotInstall
 from testproject.benchmarks.private_redis import Redis
@@ -15,7 +26,7 @@ from testproject.benchmarks.scenarios import BASELINE, SCENARIOS, executed_again
 from testproject.benchmarks.servers import DIRECTORY, DoesNotWork, Server
 
 COMPARED = (*SCENARIOS, "d", "counts")  # with other contenders
-RETENTION = ("cleanup", "reaper", "days")
+RETENTION = ("cleanup", "reaper", "days", "partitions")
 EVERYTHING = (*COMPARED, "f", *RETENTION)
 
 
@@ -153,6 +164,14 @@ class Benchmark:
         for title, told in figures.items():
             rows = {f"day {day['day']}": day for day in told}
             say(f"\n(days) {keys:,} keys a day, autovacuum {title}:\n", report.table(rows, report.DAYS))
+        return figures
+
+    def _partitions(self) -> dict[str, Any]:
+        rows = self._share_of(1_000_000)
+        figures = partitioning.measure(self.cluster, rows=rows, rounds=3 * self.plan.rounds)
+        say("\n(partitions) a claim:\n", report.table(figures["claims"], report.PARTITIONS))
+        say("\n(partitions) a day of {rows:,} keys is dropped in {drop[ms]:.0f} ms; claims:\n".format(**figures))
+        say(report.table(figures["drop"]["claims"], report.DROP))
         return figures
 
     def _share_of(self, size: int) -> int:

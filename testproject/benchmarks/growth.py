@@ -122,23 +122,27 @@ def copy(cursor: Any, id: uuid.UUID, times: int, **different: str) -> None:
 
 
 def claim_one(name: str) -> uuid.UUID:
-    operation, store, policy = new_operation(), *_store(name)
+    operation, store, policy = new_operation(), *store_of(name)
     store.claim(operation, uuid.uuid4(), policy)
     return _id(operation)
 
 
 def run_one(name: str) -> tuple[uuid.UUID, float]:
     """A whole request's work on the record; its id, and how long the claim took."""
-    from django_idempotency.outcomes import StoredResponse
-
-    operation, store, policy = new_operation(), *_store(name)
+    operation, store, policy = new_operation(), *store_of(name)
     begun = time.perf_counter()
     claimed = store.claim(operation, uuid.uuid4(), policy)
     took = time.perf_counter() - begun
-    with transaction.atomic(using=name):
+    complete(claimed, store, policy)
+    return _id(operation), took
+
+
+def complete(claimed: Any, store: Any, policy: Any) -> None:
+    from django_idempotency.outcomes import StoredResponse
+
+    with transaction.atomic(using=policy.using):
         assert store.lock(claimed, policy)
         assert store.complete(claimed, StoredResponse(201, HEADERS, BODY), policy)
-    return _id(operation), took
 
 
 def new_operation() -> Any:
@@ -148,7 +152,7 @@ def new_operation() -> Any:
     return Operation(key=key, scope="user:1", fingerprint=uuid.uuid4().bytes * 2, method="POST", path="/effects/")
 
 
-def _store(name: str) -> tuple[Any, Any]:
+def store_of(name: str) -> tuple[Any, Any]:
     from django_idempotency.policy import Policy
     from django_idempotency.stores import store_for
 
@@ -166,7 +170,7 @@ def compare(names: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
         read_keys(name)
         _turn(name)  # warms up
     turns = [{name: _turn(name) for name in names} for _ in range(rounds)]
-    return {name: _medians([turn[name] for turn in turns], [turn[names[0]] for turn in turns]) for name in names}
+    return {name: medians([turn[name] for turn in turns], [turn[names[0]] for turn in turns]) for name in names}
 
 
 def read_keys(name: str) -> None:
@@ -178,13 +182,13 @@ def read_keys(name: str) -> None:
 
 
 def _turn(name: str) -> dict[str, float]:
-    before = _counters(name)
+    before = counters(name)
     claims = [run_one(name)[1] for _ in range(KEYS)]
-    spent = {figure: (after - before[figure]) / KEYS for figure, after in _counters(name).items()}
+    spent = {figure: (after - before[figure]) / KEYS for figure, after in counters(name).items()}
     return {"claim": median(claims) * 1e6, **spent}
 
 
-def _counters(name: str) -> dict[str, float]:
+def counters(name: str) -> dict[str, float]:
     with connections[name].cursor() as cursor:
         cursor.execute("SELECT pg_stat_force_next_flush()")
         cursor.execute(
@@ -196,7 +200,7 @@ def _counters(name: str) -> dict[str, float]:
     return {"cpu": cpu, "wal": float(wal), "images": float(images), "buffers": float(buffers), "read": float(read)}
 
 
-def _medians(turns: Sequence[Mapping[str, float]], baseline: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def medians(turns: Sequence[Mapping[str, float]], baseline: Sequence[Mapping[str, float]]) -> dict[str, float]:
     pairs = list(zip(turns, baseline, strict=True))
     return {
         **{figure: median(turn[figure] for turn in turns) for figure in turns[0]},
@@ -214,12 +218,12 @@ def across_checkpoint(name: str, distance: int) -> list[dict[str, float]]:
 
 
 def _curve(name: str, distance: int) -> Iterator[dict[str, float]]:
-    begun, done = _counters(name), 0
+    begun, done = counters(name), 0
     for keys in (keys for keys in CHECKPOINT_KEYS if keys <= distance):
         while done < keys:
             run_one(name)
             done += 1
-        now = _counters(name)
+        now = counters(name)
         yield {
             "keys": keys,
             "wal": (now["wal"] - begun["wal"]) / keys,

@@ -58,6 +58,15 @@ CLEANUP = {
     "wal": ("WAL MB/s", "{:.1f}"),
     "images": ("page images/s", "{:.0f}"),
 }
+PARTITIONS = {
+    "partitions": ("partitions", "{}"),
+    "claim": ("claim µs", "{:.0f}"),
+    "claim_ratio": ("×", "{:.3f}"),
+    "cpu": ("database ms", "{:.2f}"),
+    "cpu_ratio": ("× ", "{:.3f}"),
+    "buffers": ("buffers", "{:.1f}"),
+}
+DROP = {name: CLEANUP[name] for name in ("keys", "p50", "p99", "longest")}
 REAPER = {"buffers": ("buffers", "{}"), "ms": ("ms", "{:.1f}")}
 DAYS = {
     "rows": ("rows", "{:.0f}"),

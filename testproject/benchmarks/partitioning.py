@@ -1,0 +1,132 @@
+"""Partitions: what a claim costs in them, and how long claims wait while a day of them is dropped."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import uuid
+from statistics import median
+from typing import Any
+
+import django
+from django.db import connections
+
+from testproject.benchmarks import clock, growth, paced, servers
+from testproject.benchmarks.cluster import Cluster
+
+TABLES = {"plain": "", "by day": "day", "by hour": "hour"}  # how each is divided
+RATE = 500  # keys a second
+QUIET = 10  # seconds before the drop
+AROUND = 0.5  # seconds before and after it that count as its own
+AGE = 3  # days
+
+
+def measure(cluster: Cluster, *, rows: int, rounds: int) -> dict[str, Any]:
+    """``rows``: of the day that is dropped."""
+    for name in TABLES:
+        cluster.create(_database(name))
+    try:
+        for name in TABLES:
+            servers.make_tables("atomic", cluster, _database(name))
+        order = {"rows": rows, "rounds": rounds}
+        figures: dict[str, Any] = servers.figures(__name__, order, cluster, _database("plain"))
+        return figures
+    finally:
+        for name in TABLES:
+            cluster.drop(_database(name))
+
+
+def _database(name: str) -> str:
+    return servers.database("retention_" + name.replace(" ", "_"))
+
+
+# --- In a process of its own, which is a project with this package ---------------------------------------------------
+
+
+def main(order: str) -> None:
+    asked = json.loads(order)
+    django.setup()
+    for name in TABLES:
+        connections.databases[name] = {**connections.databases["default"], "NAME": _database(name)}
+    growth.fill("plain", growth.SMALL, 0)
+    divide("by day", asked["rows"])
+    divide("by hour", growth.SMALL)
+    claims = compare(asked["rounds"])
+    print(json.dumps({"rows": asked["rows"], "claims": claims, "drop": drop("by day")}))
+
+
+def divide(name: str, rows: int) -> None:
+    """A partition with ``rows`` that are to go, and those that there are by today: the one that is written is new."""
+    from django_idempotency.conversion import enable
+    from django_idempotency.partitions import Interval, ensure
+
+    completed = growth.run_one(name)[0]
+    with growth.filling(name) as cursor:
+        old = {column: f"{column} - interval '{AGE} days'" for column in ("created_at", "expires_at", "purge_at")}
+        growth.copy(cursor, completed, rows, **old)
+        cursor.execute(f"DELETE FROM {growth.TABLE} WHERE id = %s", [completed])
+    with connections[name].cursor() as cursor:
+        clock.install(cursor)
+        clock.put(cursor, minutes=-AGE * 24 * 60)
+        enable(Interval(TABLES[name]), using=name)
+        clock.remove(cursor)
+    ensure(using=name)
+
+
+def compare(rounds: int) -> dict[str, Any]:
+    """What a claim takes in each of the tables, in turns; and how many partitions it looks into."""
+    for name in TABLES:
+        _turn(name)  # warms up
+    turns = [{name: _turn(name) for name in TABLES} for _ in range(rounds)]
+    told: dict[str, Any] = {}
+    for name in TABLES:
+        told[name] = growth.medians([turn[name] for turn in turns], [turn["plain"] for turn in turns])
+        # A turn is short, and processor time is told in steps of 10 ms.
+        told[name]["cpu_ratio"] = sum(turn[name]["cpu"] for turn in turns) / sum(turn["plain"]["cpu"] for turn in turns)
+        told[name]["partitions"] = _partitions(name)
+    return told
+
+
+def _turn(name: str) -> dict[str, float]:
+    store, policy = growth.store_of(name)
+    operations = [growth.new_operation() for _ in range(growth.KEYS)]
+    before, times, claims = growth.counters(name), [], []
+    for operation in operations:
+        begun = time.perf_counter()
+        claims.append(store.claim(operation, uuid.uuid4(), policy))
+        times.append(time.perf_counter() - begun)
+    spent = {figure: (after - before[figure]) / growth.KEYS for figure, after in growth.counters(name).items()}
+    for claimed in claims:
+        growth.complete(claimed, store, policy)
+    return {"claim": median(times) * 1e6, **spent}
+
+
+def _partitions(name: str) -> int:
+    with connections[name].cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_inherits WHERE inhparent = %s::regclass", [growth.TABLE])
+        return int(cursor.fetchone()[0])
+
+
+def drop(name: str) -> dict[str, Any]:
+    """What dropping the oldest partition takes while claims come, and the slowest of those that are due meanwhile."""
+    from django_idempotency.partitions import dropping
+
+    with paced.load(name, rate=RATE) as load:
+        time.sleep(2)
+        begun = time.monotonic()
+        time.sleep(QUIET)
+        drops = time.monotonic()
+        dropped = next(step.dropped for step in dropping(using=name) if step.dropped)
+        done = time.monotonic()
+        time.sleep(2)
+    windows = {"before": (begun, drops - AROUND), "while it is dropped": (drops - AROUND, done + AROUND)}
+    return {
+        "partition": dropped[0],
+        "ms": (done - drops) * 1000,
+        "claims": {title: paced.percentiles(load.within([window])) for title, window in windows.items()},
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
