@@ -17,6 +17,7 @@ from django.core.signals import setting_changed
 from django_idempotency import policy
 from django_idempotency.policy import Policy
 
+INSTRUMENTATION = ("prometheus", "opentelemetry")
 HEADER_NAME = re.compile(r"[A-Za-z0-9-]+")
 
 
@@ -28,6 +29,8 @@ class Conf:
     ``exempt_paths``: regular expressions; the middleware leaves paths that match one alone.
     ``problem_base``: what the ``type`` and ``Link`` of our problem answers start with; the code is appended.
     ``sent_header``: the request header that says when the request was first sent, for ``late_after``.
+    ``instrumentation``: where metrics go, ``"prometheus"`` or ``"opentelemetry"`` or both; heeded at start alone.
+    ``trace_record_id``: whether spans name the record, whose id is a digest of scope and key.
     ``reap_batch``, ``cleanup_batch``: records that maintenance takes in one transaction.
     ``cleanup_pause``: seconds that cleaning up pauses between two of them.
     ``encryption_keys``: for ``encrypt``, the newest first; each 32 bytes in base64.
@@ -38,6 +41,8 @@ class Conf:
     exempt_paths: Sequence[str] = ()
     problem_base: str = "https://django-idempotency.readthedocs.io/en/stable/errors/#"
     sent_header: str | None = None
+    instrumentation: Sequence[str] = ()
+    trace_record_id: bool = False
     reap_batch: int = 500
     cleanup_batch: int = 1000
     cleanup_pause: float = 0.1
@@ -60,6 +65,13 @@ class Conf:
             isinstance(self.exempt_paths, list | tuple) and all(isinstance(path, str) for path in self.exempt_paths)
         ):
             raise ImproperlyConfigured(f"EXEMPT_PATHS is {self.exempt_paths!r}; it must be a list of strings.")
+        if not isinstance(self.instrumentation, list | tuple):
+            raise ImproperlyConfigured(f"INSTRUMENTATION is {self.instrumentation!r}; it must be a list of names.")
+        for name in self.instrumentation:
+            if name not in INSTRUMENTATION:
+                raise ImproperlyConfigured(f"INSTRUMENTATION names {name!r}: {policy.nearest(name, INSTRUMENTATION)}")
+        if not isinstance(self.trace_record_id, bool):
+            raise ImproperlyConfigured(f"TRACE_RECORD_ID is {self.trace_record_id!r}; it must be True or False.")
         try:
             _ = self.exempt
         except re.error as error:

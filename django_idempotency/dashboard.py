@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from django.core.exceptions import PermissionDenied
-from django.db import OperationalError, connections, transaction
+from django.db import OperationalError
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.utils import timezone
@@ -25,12 +24,11 @@ from django_idempotency import figures, stats
 from django_idempotency.charts import Bar, Segment, bars, level, segments, top_of
 from django_idempotency.conf import conf
 from django_idempotency.figures import Figure
+from django_idempotency.logs import cause, log
 from django_idempotency.maintenance import database
 from django_idempotency.stats import DAY, HOUR, Activity, Projection, Size, Span
 
 T = TypeVar("T")
-
-logger = logging.getLogger("django_idempotency")
 
 TEMPLATE = "admin/django_idempotency/idempotencyrecord/dashboard.html"
 SECONDS = 1.0  # for a panel
@@ -81,7 +79,7 @@ def _panel(show: Callable[[_Asking], T], using: str) -> T | None:
     try:
         return show(_Asking(using))
     except OperationalError as error:
-        logger.warning("idempotency dashboard: %s", error)
+        log(logging.WARNING, "dashboard", "idempotency dashboard: %s", cause(error))
         return None
 
 
@@ -93,7 +91,7 @@ class _Asking:
         self.ends = time.monotonic() + SECONDS
 
     def __call__(self, question: Callable[..., T], *args: Any, **named: Any) -> T:
-        with _at_most(max(0.001, self.ends - time.monotonic()), self.using):
+        with stats.at_most(max(0.001, self.ends - time.monotonic()), self.using):
             return question(*args, **named, using=self.using)
 
 
@@ -271,29 +269,3 @@ def measures(size: Size, projection: Projection) -> list[Measure]:
         return [now]
     to_come = segments([("expected", expected)], whole=whole)
     return [now, Measure(_("at the last day's rate"), figures.volume(expected), to_come)]
-
-
-# --- In time ---------------------------------------------------------------------------------------------------------
-
-
-def _at_most(seconds: float, using: str) -> AbstractContextManager[None]:
-    """Each statement in the block fails after so many seconds; on SQLite there is no such thing."""
-    connection: Any = connections[using]
-    if connection.vendor == "postgresql":
-        return _postgresql_at_most(seconds, using)
-    if getattr(connection, "mysql_is_mariadb", False):
-        limited = f"SET STATEMENT max_statement_time = {seconds:.3f} FOR "
-        wrapper: AbstractContextManager[None] = connection.execute_wrapper(
-            lambda execute, sql, *details: execute(limited + sql, *details)
-        )
-        return wrapper
-    return nullcontext()
-
-
-@contextmanager
-def _postgresql_at_most(seconds: float, using: str) -> Iterator[None]:
-    with transaction.atomic(using=using):
-        with connections[using].cursor() as cursor:
-            cursor.execute(f"SET LOCAL statement_timeout = {max(1, round(seconds * 1000))}")
-        yield
-        transaction.set_rollback(True, using=using)  # with it the timeout ends, in a request's own transaction too

@@ -27,6 +27,7 @@ from django_idempotency.exceptions import (
     TerminalFailure,
 )
 from django_idempotency.keys import born, parse_key, parse_sent
+from django_idempotency.logs import log
 from django_idempotency.outcomes import (
     Claimed,
     Door,
@@ -43,8 +44,6 @@ from django_idempotency.policy import Mode, Policy
 from django_idempotency.responses import judge, problem, problem_response, replay, stored
 
 View = Callable[..., Any]
-
-logger = logging.getLogger("django_idempotency")
 
 
 # --- Before the run --------------------------------------------------------------------------------------------------
@@ -271,7 +270,13 @@ def claim_or_fail_open(operation: Operation, policy: Policy) -> Outcome | None:
         signals.send(signals.store_failed, operation, error=error)
         if not policy.fail_open:
             raise
-        logger.warning("idempotency store unavailable, running unprotected as the policy says: %s", error)
+        log(
+            logging.ERROR,
+            "unprotected",
+            "idempotency record %s: no store, so it runs unprotected, as the policy says",
+            operation.id,
+            operation=operation,
+        )
         return None
 
 

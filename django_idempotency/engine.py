@@ -33,6 +33,7 @@ from django_idempotency.exceptions import (
 )
 from django_idempotency.heartbeat import heartbeat
 from django_idempotency.keys import child_key
+from django_idempotency.logs import cause, log
 from django_idempotency.models import LIVE, TERMINAL, Status
 from django_idempotency.outcomes import (
     Available,
@@ -54,12 +55,10 @@ from django_idempotency.outcomes import (
 from django_idempotency.policy import Mode, OnCrash, Policy, WhenInFlight
 from django_idempotency.stores import store_for
 from django_idempotency.stores.base import Lock, Seen, Store
-from django_idempotency.stores.database import alias, in_foreign_transaction, is_conflict, told
+from django_idempotency.stores.database import alias, in_foreign_transaction, is_conflict
 
 T = TypeVar("T")
 Told = TypeVar("Told", bound=Outcome)
-
-logger = logging.getLogger("django_idempotency")
 
 # Nobody knows how long a holder in atomic mode will take, and a dead one has no lease to wait out.
 ASK_AGAIN = InFlight(retry_after=1)
@@ -392,7 +391,6 @@ class Execution:
             self.report(error)
 
     def report(self, error: Exception) -> None:
-        logger.warning("idempotency record %s could not be written: %s", self.claim.id, told(error))
         signals.send(signals.store_failed, self.claim.operation, error=error)
 
 
@@ -522,7 +520,16 @@ def _judge_commit(run: Execution, record: Snapshot | Lock, error: Exception) -> 
     if not isinstance(run.verdict, Keep) or stored != run.stored:
         run.lose(signals.stale_write_rejected)
         raise ClaimLost from error
-    logger.error("The transaction of %s is committed, but: %r", run.claim.id, error, exc_info=error)
+    log(
+        logging.ERROR,
+        "committed_with_error",
+        "idempotency record %s: its transaction is committed, but: %s",
+        run.claim.id,
+        cause(error),
+        operation=run.claim.operation,
+        attempt=run.claim.attempt,
+        error=error,
+    )
 
 
 def _is_unreachable(error: BaseException) -> bool:

@@ -19,12 +19,10 @@ from django.db import connections
 
 from django_idempotency.conf import in_test_run
 from django_idempotency.exceptions import ClaimLost
+from django_idempotency.logs import cause, log
 from django_idempotency.outcomes import Claimed
 from django_idempotency.policy import Policy
 from django_idempotency.stores import store_for
-from django_idempotency.stores.database import told
-
-logger = logging.getLogger("django_idempotency")
 
 BEATS_PER_LEASE = 3
 COUNT_EVERY = 1.0
@@ -152,9 +150,17 @@ class Heartbeat:
         try:
             lease.finish()
         except ClaimLost:
-            logger.warning("idempotency record %s was taken over before it could be completed", lease.claim.id)
+            pass  # whoever rejected the write has said so
         except Exception as error:
-            logger.warning("idempotency record %s still could not be written: %s", lease.claim.id, told(error))
+            log(
+                logging.WARNING,
+                "store_error",
+                "idempotency record %s still could not be written: %s",
+                lease.claim.id,
+                cause(error),
+                operation=lease.claim.operation,
+                attempt=lease.claim.attempt,
+            )
             return
         with self._changed:
             self._leases.pop(lease.claim.token, None)
@@ -165,7 +171,7 @@ class Heartbeat:
         try:
             write()
         except Exception as error:
-            logger.warning("idempotency heartbeat: %s", told(error))
+            log(logging.WARNING, "heartbeat", "idempotency heartbeat: %s", cause(error))
             return False
         return True
 

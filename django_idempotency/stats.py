@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.db import connections
+from django.db import connections, transaction
 from django.db.models import Count, DurationField, ExpressionWrapper, F, Q, QuerySet, Sum
 from django.db.models.functions import Coalesce, TruncHour
 
@@ -313,3 +314,29 @@ def project(size: Size, completed: int, *, seconds: float, kept_for: float) -> P
         expected_rows=rows,
         expected_bytes=None if per_row is None else rows * per_row,
     )
+
+
+# --- In time ---------------------------------------------------------------------------------------------------------
+
+
+def at_most(seconds: float, using: str) -> AbstractContextManager[None]:
+    """Each statement in the block fails after so many seconds; on SQLite there is no such thing."""
+    connection: Any = connections[using]
+    if connection.vendor == "postgresql":
+        return _postgresql_at_most(seconds, using)
+    if getattr(connection, "mysql_is_mariadb", False):
+        limited = f"SET STATEMENT max_statement_time = {seconds:.3f} FOR "
+        wrapper: AbstractContextManager[None] = connection.execute_wrapper(
+            lambda execute, sql, *details: execute(limited + sql, *details)
+        )
+        return wrapper
+    return nullcontext()
+
+
+@contextmanager
+def _postgresql_at_most(seconds: float, using: str) -> Iterator[None]:
+    with transaction.atomic(using=using):
+        with connections[using].cursor() as cursor:
+            cursor.execute(f"SET LOCAL statement_timeout = {max(1, round(seconds * 1000))}")
+        yield
+        transaction.set_rollback(True, using=using)  # with it the timeout ends, in a request's own transaction too

@@ -65,7 +65,11 @@ MIDDLEWARE = [
 ]
 if SIMULATE and FAULTS_LOG:
     MIDDLEWARE.insert(0, "testproject.faults.faults")
-IDEMPOTENCY = {"LEASE": env.float("LEASE", default=20)}  # short enough to watch a crash in lease mode
+INSTRUMENTATION = env.list("INSTRUMENTATION", default=[])
+IDEMPOTENCY = {
+    "LEASE": env.float("LEASE", default=20),  # short enough to watch a crash in lease mode
+    "INSTRUMENTATION": INSTRUMENTATION,
+}
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": ["rest_framework.authentication.TokenAuthentication"],

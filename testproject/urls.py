@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from django.conf import settings
 from django.contrib import admin
 from django.urls import include, path
 from django.views.generic import RedirectView
@@ -23,3 +24,7 @@ urlpatterns = [
     path("v1/charges", stripe_api.ChargeView.as_view()),
     path("admin/", admin.site.urls),
 ]
+if "prometheus" in settings.INSTRUMENTATION:
+    from django_idempotency.instrumentation.prometheus import scrape
+
+    urlpatterns.append(path("metrics/", scrape))

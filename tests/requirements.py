@@ -63,6 +63,7 @@ REQUIREMENTS = {
         always_in_ci=False,
     ),
     "drf": _extra("needs Django REST framework", "rest_framework"),
+    "prometheus": _extra("needs prometheus-client", "prometheus_client"),
     "celery": _extra("needs Celery", "celery"),
     "django_tasks": Requirement(
         "needs the task framework of Django 6.0",
@@ -85,6 +86,12 @@ REQUIREMENTS = {
         lambda: bool(find_spec("selenium")) and all(map(shutil.which, ("chromium", "chromedriver"))),
         "pip install -e '.[dev]' && apt-get install chromium chromium-driver && make test",
         always_in_ci=not without_extras(),
+    ),
+    "promtool": Requirement(
+        "has Prometheus look at the alert rules",
+        lambda: shutil.which("promtool") is not None,
+        "apt-get install prometheus && make test",
+        always_in_ci=True,
     ),
     "spin": Requirement(
         "checks the model with spin",

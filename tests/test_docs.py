@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import logging
 import os
 import re
 import shlex
@@ -21,7 +22,7 @@ from django.dispatch import Signal
 from django.http import HttpResponse
 from django.test import override_settings
 
-from django_idempotency import checks, conf, deploy_checks, models, policy, responses, signals
+from django_idempotency import checks, conf, deploy_checks, logs, models, policy, responses, signals
 from django_idempotency.decorators import idempotent
 from django_idempotency.exceptions import (
     AnonymousKey,
@@ -31,6 +32,7 @@ from django_idempotency.exceptions import (
     MissingKey,
     StoreUnavailable,
 )
+from django_idempotency.instrumentation import metrics
 from django_idempotency.outcomes import Held, InFlight, Mismatch
 from tests.waiting import eventually
 
@@ -151,6 +153,42 @@ def test_every_signal_is_documented_with_what_it_carries():
         assert all(argument in comment for argument in carries), name
 
 
+def test_every_metric_is_documented_as_it_is():
+    names = {id(value): name for name, value in vars(signals).items()}
+    counters = {
+        code(row[0])[0]: (code(row[1]), row[2]) for row in rows(section("monitoring.md", "What is counted"))[:-1]
+    }
+    assert counters == {
+        metrics.in_prometheus(counter): ([names[id(signal)] for signal in counter.signals], counter.meaning)
+        for counter in metrics.COUNTERS
+    }
+    others = [
+        rows(section("monitoring.md", "What is counted"))[-1],
+        *rows(section("monitoring.md", "Figures of the table")),
+    ]
+    assert {code(name)[0]: meaning for name, meaning in others} == {
+        metrics.in_prometheus(metric): metric.meaning for metric in (metrics.RUN, *metrics.GAUGES, metrics.TABLE_UP)
+    }
+
+
+def test_every_alert_is_documented():
+    alerts = re.findall(r"- alert: (\w+)", text("monitoring/alerts.yml"))
+    assert [code(alert)[0] for alert, _remedy in rows(section("monitoring.md", "Dashboard and alerts"))] == alerts
+
+
+def test_every_event_in_the_log_is_documented_with_its_level():
+    documented = {code(event)[0]: level for event, level, _meaning in rows(section("monitoring.md", "Logs"))}
+    calls = [
+        ast.unparse(node)
+        for module in Path(logs.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(module.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "log"
+    ]
+    called = {match[2]: match[1] for call in calls if (match := re.match(r"log\(logging\.(\w+), '(\w+)'", call))}
+    raised = {event: logging.getLevelName(level) for event, (_signal, level, _message) in logs.EVENTS.items()}
+    assert documented == called | raised | {"store_error": "ERROR"}
+
+
 COMMANDS = sorted(name for name, app in get_commands().items() if app == "django_idempotency")
 
 
@@ -230,6 +268,8 @@ def needs(example):
         "rest_framework": pytest.mark.drf,
         "celery": pytest.mark.celery,
         "django_idempotency.tasks": pytest.mark.celery,
+        "prometheus_client": pytest.mark.prometheus,
+        "instrumentation.prometheus": pytest.mark.prometheus,
     }
     return [mark for package, mark in extras.items() if package in example]
 

@@ -15,7 +15,7 @@ PACKAGE = "django_idempotency"
 ROOT = Path(__file__).parent.parent / PACKAGE
 # Each layer may import from those before it. Names are modules or sub-packages of the package.
 LAYERS = [
-    {"outcomes", "keys", "fingerprints", "exceptions", "signals"},
+    {"outcomes", "keys", "fingerprints", "exceptions", "signals", "logs"},
     {"policy", "conf", "encryption", "privacy"},
     {"models"},
     {"stores"},
@@ -26,6 +26,7 @@ LAYERS = [
     {"interventions", "situations", "timeline", "readable"},
     {"stats", "partitions", "conversion"},
     {"figures", "charts"},
+    {"instrumentation"},
     {"testing"},
     {
         *("management", "tasks", "builtin_tasks", "dashboard", "confirmations", "admin"),
@@ -49,8 +50,14 @@ ORDERED = [
 ]
 DOORS = LAYERS[6]
 NAMED_FOR_NOTHING = {"utils", "util", "helpers", "core", "common", "misc"}
-EXTRAS = ["rest_framework", "celery", "kombu", "redis", "environ", "psycopg_pool", "cryptography"]
-NEEDS_AN_EXTRA = {"rest_framework", "consumers.celery", "encryption", "tasks"}
+EXTRAS = [
+    *("rest_framework", "celery", "kombu", "redis", "environ", "psycopg_pool", "cryptography"),
+    *("prometheus_client", "opentelemetry"),
+]
+NEEDS_AN_EXTRA = {
+    *("rest_framework", "consumers.celery", "encryption", "tasks"),
+    *("instrumentation.prometheus", "instrumentation.opentelemetry"),
+}
 NEEDS_A_LATER_DJANGO = {"builtin_tasks"}
 
 MODULES = {
