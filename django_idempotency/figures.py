@@ -82,6 +82,7 @@ def waiting(pending: Pending, most: float) -> list[Figure]:
         Figure(_("age, p99"), duration(pending.pending_p99)),
         Figure(_("oldest"), duration(pending.pending_oldest)),
         Figure(_("lease ran out"), amount(pending.stuck, most), alarming=bool(pending.stuck)),
+        Figure(_("held for a person"), amount(pending.held, most), alarming=bool(pending.held)),
     ]
 
 

@@ -40,7 +40,10 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class Pending:
-    """Started or processing, their ages since the claim, and the ``stuck`` of them: those whose lease ran out."""
+    """Started or processing, their ages since the claim, and the ``stuck`` of them: those whose lease ran out.
+
+    ``held``: those that wait for a person.
+    """
 
     pending: int
     pending_p50: float
@@ -48,6 +51,7 @@ class Pending:
     pending_p99: float
     pending_oldest: float
     stuck: int
+    held: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +96,7 @@ def pending(*, using: str | None = None, most: int = MOST) -> Pending:
         pending_p99=_percentile(ages, 99),
         pending_oldest=ages[-1] if ages else 0.0,
         stuck=stuck(using=using)[:most].count(),
+        held=rows.filter(held=True, locked_until__isnull=True)[:most].count(),
     )
 
 

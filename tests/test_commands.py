@@ -174,10 +174,12 @@ def dying(request):
 
 
 def test_stats_as_json(told):
+    dead("held", **HOLD)
+    call_command("idempotency_reap", verbosity=0)
     dead()
     due("a")
     facts = told("idempotency_stats")
-    assert (facts["pending"], facts["stuck"], facts["due"]) == (1, 1, 1)
+    assert (facts["pending"], facts["stuck"], facts["held"], facts["due"]) == (1, 1, 1, 1)
     assert "retryable" not in facts
     assert told("idempotency_stats", "--exact")["retryable"] == 0
 
@@ -198,7 +200,7 @@ def test_stats_in_words(capsys):
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     for line in (
         "pending 1",
-        "lease ran out 1",
+        "lease ran out 1 !",
         "deduplicated 20.00 % 20.00 %",
         "MOST REPLAYS, LAST DAY",
         "shop.views.pay 1 of 5",

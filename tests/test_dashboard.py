@@ -69,6 +69,7 @@ def test_it_shows_what_happened_what_is_pending_and_who_is_busiest(client, staff
         "Takeovers 1 last day 1 last hour",
         "Oldest 3 h 7 min",
         "Lease ran out ▲ Have a look: 1",
+        "Held for a person 0",
         "shop.views.pay 6 100",
         "shop.views.refund 50 150",
     ):

@@ -63,7 +63,11 @@ def _standing(stand: Stats, expected: Projection) -> Iterator[str]:
 
 def _section(title: str, found: list[Figure]) -> Iterator[str]:
     yield title
-    yield from (f"  {figure.name:{WIDTH}}{figure.value}" for figure in found)
+    yield from (f"  {figure.name:{WIDTH}}{figure.value}{_mark(figure)}" for figure in found)
+
+
+def _mark(figure: Figure) -> str:
+    return "  !" if figure.alarming else ""
 
 
 def _counted(counted: dict[str, Any]) -> Iterator[str]:
@@ -76,12 +80,13 @@ def _counted(counted: dict[str, Any]) -> Iterator[str]:
 def _happened(hour: Activity, day: Activity) -> Iterator[str]:
     yield f"{'WHAT HAPPENED':{WIDTH + 2}}{'last hour':>12}{'last day':>14}"
     for of_hour, of_day in zip(figures.happened(hour), figures.happened(day), strict=True):
-        yield f"  {of_hour.name:{WIDTH}}{of_hour.value:>12}{of_day.value:>14}"
+        yield f"  {of_hour.name:{WIDTH}}{of_hour.value:>12}{of_day.value:>14}{_mark(of_day)}"
 
 
 def _busiest(views: dict[str, Activity]) -> Iterator[str]:
     for name in ("replays", "conflicts"):
         if listed := busiest(views, name):
             yield f"MOST {name.upper()}, LAST DAY"
+            width = max(WIDTH, *(len(view) + 2 for view, _of_view in listed))
             for view, of_view in listed:
-                yield f"  {view}  {getattr(of_view, name):,} of {of_view.requests:,}"
+                yield f"  {view:{width}}{getattr(of_view, name):>12,} of {of_view.requests:>10,}"
