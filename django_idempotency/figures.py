@@ -18,11 +18,12 @@ LATE = 1800  # seconds; thrice the schedule of the tasks
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """``alarming``: somebody should have a look."""
+    """``alarming``: somebody should have a look, in the admin at the records in that ``situation``, if it has one."""
 
     name: str
     value: str
     alarming: bool = False
+    situation: str = ""
 
 
 def amount(number: float | None, most: float | None = None) -> str:
@@ -81,8 +82,8 @@ def waiting(pending: Pending, most: float) -> list[Figure]:
         Figure(_("age, p95"), duration(pending.pending_p95)),
         Figure(_("age, p99"), duration(pending.pending_p99)),
         Figure(_("oldest"), duration(pending.pending_oldest)),
-        Figure(_("lease ran out"), amount(pending.stuck, most), alarming=bool(pending.stuck)),
-        Figure(_("held for a person"), amount(pending.held, most), alarming=bool(pending.held)),
+        Figure(_("lease ran out"), amount(pending.stuck, most), alarming=bool(pending.stuck), situation="stuck"),
+        Figure(_("held for a person"), amount(pending.held, most), alarming=bool(pending.held), situation="held"),
     ]
 
 

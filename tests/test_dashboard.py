@@ -85,6 +85,14 @@ def test_the_charts_are_of_a_day_or_a_week(client, staff, query, spans):
     assert html.count('aria-current="true"') == 1
 
 
+def test_what_is_stuck_leads_to_the_list_of_it(client, staff):
+    claim("stuck", policy=Policy())
+    shift("stuck", locked_until=-3600)
+    html = shown(client)
+    (link,) = re.findall(rf'href="({LIST}\?[^"]+)"', html)
+    assert [record.key for record in client.get(link).context["cl"].result_list] == ["stuck"]
+
+
 def test_an_empty_database_is_no_reason_to_fail(client, staff):
     text = words(shown(client))
     assert "Nothing has been counted in this time." in text
