@@ -215,7 +215,7 @@ def _table(alias: str) -> Table:
         grants = tuple(grant for (grant,) in cursor.fetchall())
         cursor.execute(OBSTACLES)
         obstacles = tuple(obstacle for (obstacle,) in cursor.fetchall())
-        like = template(cursor, found.partitions[-1] if found.partitions else None)
+        like = template(cursor, found.partitions)
     return Table(
         schema=found.schema,
         now=found.now,

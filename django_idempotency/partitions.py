@@ -297,13 +297,15 @@ SELECT coalesce(part.reloptions, '{{}}') || ARRAY(SELECT 'toast.' || unnest(toas
     CASE WHEN parent.relowner <> current_user::regrole THEN parent.relowner::regrole::text END
 FROM pg_class AS part LEFT JOIN pg_class AS toast ON toast.oid = part.reltoastrelid
     JOIN pg_class AS parent ON parent.oid = '{TABLE}'::regclass
-WHERE part.oid = coalesce(%s, parent.oid)
+WHERE part.oid = ANY (%(oids)s::oid[]) OR part.oid = parent.oid
+ORDER BY part.oid = parent.oid, part.reloptions IS NULL, array_position(%(oids)s::oid[], part.oid) DESC
+LIMIT 1
 """
 
 
-def template(cursor: Any, partition: Partition | None) -> Template:
-    """That of ``partition``, or of the table itself, while it is plain."""
-    cursor.execute(TEMPLATE, [partition and partition.oid])
+def template(cursor: Any, partitions: Sequence[Partition]) -> Template:
+    """That of the latest partition with storage parameters, or of the table itself, while it is plain."""
+    cursor.execute(TEMPLATE, {"oids": [partition.oid for partition in partitions]})
     options, identity, owner = cursor.fetchone()
     return Template(options=tuple(options), identity=identity, owner=owner)
 
@@ -327,10 +329,10 @@ def _range(bounds: Bounds) -> str:
 
 
 def name_of(schema: str, bounds: Bounds) -> str:
-    """What a partition of ours is called: by its lower bound, as exactly as its width needs."""
+    """What a partition of ours is called: by its lower bound, as pg_partman does, which reads times from names."""
     assert bounds.lower is not None
     assert bounds.width is not None
-    precision = "%Y%m%d" if bounds.width % Interval.DAY.width == timedelta() else "%Y%m%dt%H%M%S"
+    precision = "%Y_%m_%d" if bounds.width % Interval.DAY.width == timedelta() else "%Y_%m_%d_%H%M"
     return f"{schema}.{TABLE}_p{bounds.lower.astimezone(UTC):{precision}}"
 
 
@@ -400,7 +402,7 @@ def _due(cursor: Any, alias: str, ahead: int | None) -> list[tuple[str, list[str
     found = layout(using=alias)
     if (width := future_width(found.partitions)) is None:
         return []
-    like = template(cursor, found.partitions[-1])
+    like = template(cursor, found.partitions)
     wanted = missing(found.partitions, found.now, usual_ahead(width) if ahead is None else ahead)
     unkeyed = [
         (partition.name, [f"ALTER TABLE {partition.name} ADD PRIMARY KEY (id)"])

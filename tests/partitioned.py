@@ -23,7 +23,7 @@ def divide(*bounds: datetime) -> None:
     enable()
     found = layout()
     with transaction.atomic(), connection.cursor() as cursor:
-        like = template(cursor, found.partitions[-1])
+        like = template(cursor, found.partitions)
         for partition in found.partitions:
             cursor.execute(f"DROP TABLE {partition.name}")
         for number, (lower, upper) in enumerate(pairwise([None, *bounds, None])):

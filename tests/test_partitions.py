@@ -137,8 +137,8 @@ def test_a_partition_can_go_once_nothing_in_it_is_live_or_held_or_still_to_be_ke
 
 
 def test_a_partition_is_named_by_its_beginning():
-    assert name_of("s", Bounds(MIDNIGHT, MIDNIGHT + DAYS)) == f"s.{TABLE}_p20260301"
-    assert name_of("s", Bounds(NOON, NOON + HOURS)) == f"s.{TABLE}_p20260301t120000"
+    assert name_of("s", Bounds(MIDNIGHT, MIDNIGHT + DAYS)) == f"s.{TABLE}_p2026_03_01"
+    assert name_of("s", Bounds(NOON, NOON + HOURS)) == f"s.{TABLE}_p2026_03_01_1200"
 
 
 # --- Fixtures --------------------------------------------------------------------------------------------------------
@@ -500,6 +500,30 @@ def test_a_future_partition_that_somebody_else_made_gets_its_key(table):
     assert "django_idempotency.W027" in [message.id for message in checks.check_partitions(None, ["default"])]
     assert f"public.{TABLE}_px" in ensure().created
     assert all(standing.keyed for standing in status().partitions)
+
+
+@postgresql
+@plain_table
+def test_new_partitions_have_the_storage_parameters_of_the_latest_that_has_some(table):
+    run_sql(f"ALTER TABLE {TABLE} SET (fillfactor = 90, toast.autovacuum_enabled = false)")
+    try:
+        before = described()["options"]
+        enable()
+        upper = layout().partitions[-1].bounds.upper
+        sql = f"CREATE TABLE {TABLE}_px PARTITION OF {TABLE} (PRIMARY KEY (id))"
+        run_sql(f"{sql} FOR VALUES FROM ('{upper}') TO ('{upper + DAYS}')")
+        made = ensure(ahead=5).created
+        options = (
+            "SELECT reloptions, (SELECT reloptions FROM pg_class WHERE oid = part.reltoastrelid) FROM pg_class part"
+        )
+        for name in made:
+            found = run_sql(f"{options} WHERE oid = %s::regclass", [name])
+            assert found == [(*before[0], ["autovacuum_enabled=false"])]
+        disable()
+        assert described()["options"] == before
+    finally:
+        disable()
+        run_sql(f"ALTER TABLE {TABLE} RESET (fillfactor, toast.autovacuum_enabled)")
 
 
 @postgresql
@@ -987,3 +1011,35 @@ def test_beside_a_default_partition_everything_stays_as_it_is(table):
     old()
     assert "default partition" in drop().kept[OLDEST]
     assert (rows(OLDEST), status().covered_until) == (1, None)
+
+
+@postgresql
+@plain_table
+@pytest.mark.celery
+def test_the_celery_tasks_keep_partitions_and_do_nothing_on_a_plain_table(table):
+    from django_idempotency.tasks import PARTITIONS_BEAT_SCHEDULE
+    from testproject.celery import app
+
+    app.loader.import_default_modules()
+    by_name = {entry["task"]: app.tasks[entry["task"]] for entry in PARTITIONS_BEAT_SCHEDULE.values()}
+    for entry in PARTITIONS_BEAT_SCHEDULE.values():
+        assert entry["options"]["expires"] + entry["options"]["time_limit"] <= entry["schedule"]
+    for task in by_name.values():
+        assert not json.loads(json.dumps(task()))["partitioned"]
+    enable()
+    assert json.loads(json.dumps(by_name["django_idempotency.ensure_partitions"]()))["created"]
+    assert json.loads(json.dumps(by_name["django_idempotency.drop_partitions"]()))["dropped"] == []
+
+
+@postgresql
+@plain_table
+@pytest.mark.django_tasks
+def test_the_builtin_tasks_keep_partitions_and_do_nothing_on_a_plain_table(table):
+    from django_idempotency import builtin_tasks
+
+    for task in (builtin_tasks.ensure_partitions, builtin_tasks.drop_partitions):
+        result = task.enqueue()
+        assert result.status == "SUCCESSFUL", result.errors
+        assert not result.return_value["partitioned"]
+    enable()
+    assert builtin_tasks.ensure_partitions.enqueue().return_value["created"]
