@@ -27,6 +27,7 @@ LOOK_AFTER = 0.004  # a statement that takes longer may be waiting for a lock
 TIMESTAMPTZ = 1184  # its type's number
 HOUR = 3600
 IDLE = "(time passes)"
+TRIES = 5  # of a schedule that goes another way when it is played again
 
 OUTSIDE = SimpleNamespace(name="outside", tokens=0)  # who prepares a schedule and finishes it
 
@@ -43,6 +44,10 @@ class Stuck(AssertionError):
 
 class Violation(AssertionError):
     """A law is broken; says by which schedule."""
+
+
+class Diverged(Exception):
+    """Played again, a schedule went another way: PostgreSQL let another one go first of those who waited for it."""
 
 
 class Actor:
@@ -207,13 +212,15 @@ class Found:
     states: int = 0
     kills: int = 0
     steps: int = 0
+    diverged: int = 0  # went another way, were judged all the same, and played again
+    missed: int = 0  # went another way each time
     outcomes: set[Any] = field(default_factory=set)
     waited: set[str] = field(default_factory=set)  # who ever waited for a lock
 
     def __str__(self) -> str:
         return (
             f"{self.schedules} schedules and {self.cut} cut short, {self.states} states, {self.kills} kills, "
-            f"{self.steps} steps, {len(self.outcomes)} outcomes"
+            f"{self.steps} steps, {len(self.outcomes)} outcomes, {self.diverged} diverged, {self.missed} missed"
         )
 
 
@@ -243,23 +250,38 @@ class Explorer:
         try:
             todo: list[tuple[str, ...]] = [()]
             while todo:
-                todo += self._play(todo.pop())
+                todo += self._play_if_it_can_be(todo.pop())
                 assert self.found.schedules + self.found.cut <= self.most, "more schedules than expected"
         finally:
             self._end()
         self.found.states = len(self.known)
         return self.found
 
+    def _play_if_it_can_be(self, prefix: tuple[str, ...]) -> list[tuple[str, ...]]:
+        for _try in range(TRIES):
+            try:
+                return self._play(prefix)
+            except Diverged:
+                self.found.diverged += 1
+        self.found.missed += 1
+        return []
+
     def _play(self, prefix: tuple[str, ...]) -> list[tuple[str, ...]]:
-        """One schedule, that begins with ``prefix``; the prefixes that it leaves to be played."""
+        """One schedule, that begins with ``prefix``; the prefixes that it leaves to be played.
+
+        One that diverges goes on as it may to its end, because a law that it breaks is broken.
+        """
         self._reset()
         played: list[str] = []
         left: list[tuple[str, ...]] = []
+        diverged = False
         try:
             while choices := self._choices():
-                if len(played) < len(prefix):
+                diverged = diverged or (len(played) < len(prefix) and prefix[len(played)] not in choices)
+                if diverged:
+                    choice = choices[0]
+                elif len(played) < len(prefix):
                     choice = prefix[len(played)]
-                    assert choice in choices, f"no longer the same: {choice} after {played}, but {choices}"
                 else:
                     if not self._is_new():
                         self.found.cut += 1
@@ -268,13 +290,15 @@ class Explorer:
                     left += [(*played, other) for other in choices[1:]]
                 played.append(choice)
                 self._step(choice)
-            answers = {name: actor.result for name, actor in self.actors.items()}
-            self.found.schedules += 1
-            self.found.outcomes.add(self.finish(answers))
+            outcome = self.finish({name: actor.result for name, actor in self.actors.items()})
         except AssertionError as error:
             raise Violation(f"{error}\n  after {self.found.schedules} schedules, by\n" + self._told()) from error
         finally:
             self._abandon()
+        if diverged or len(played) < len(prefix):
+            raise Diverged
+        self.found.schedules += 1
+        self.found.outcomes.add(outcome)
         return left
 
     def _reset(self) -> None:
@@ -340,7 +364,7 @@ class Explorer:
 
     def _rows_now(self) -> Hashable:
         """A schedule that is begun as one before has been looked at so far."""
-        so_far = tuple(self.trace)
+        so_far = (*self.trace, *(f"{name} at {actor.at}" for name, actor in self.actors.items()))
         if so_far not in self.looked:
             self.looked[so_far] = self.look()
         return self.looked[so_far]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -300,6 +301,53 @@ def test_the_end_of_the_retention_is_met_by_a_caller_and(world, mode, others):
     works = {"A": w.caller(), "B": w.caller(), "cleanup": maintenance.cleanup}
     chosen = {name: works[name] for name in ("A", *others)}
     assert w.explore(chosen, given=w.earlier_life).states >= 20
+
+
+# --- A schedule that goes another way when it is played again ---------------------------------------------------------
+
+
+def explored(shorter, judge=lambda play: None):
+    """Two actors with two statements each; in the plays whose numbers are given, one of them has none."""
+    plays = count(1)
+    current = [0]
+
+    def prepare():
+        current[0] = next(plays)
+
+    def two():
+        execute("SELECT 1")
+        execute("SELECT 2")
+
+    def two_or_none():
+        if current[0] not in shorter:
+            two()
+
+    def finish(answers):
+        judge(current[0])
+        return len(answers)
+
+    works = {"A": two, "B": two_or_none}
+    return Explorer(works, prepare=prepare, look=lambda: None, finish=finish, prune=False).explore()
+
+
+def test_a_schedule_that_diverged_is_played_again():
+    usual, disturbed = explored(()), explored(range(2, 200, 2))
+    assert (usual.diverged, usual.missed, usual.schedules) == (0, 0, 20)
+    assert (disturbed.diverged > 0, disturbed.missed) == (True, 0)
+
+
+def test_a_schedule_that_always_diverges_is_counted():
+    found = explored(range(3, 1000))
+    assert found.missed
+    assert f"{found.missed} missed" in str(found)
+
+
+def test_a_law_that_is_broken_in_a_schedule_that_diverged_is_broken():
+    def judge(play):
+        assert play != 2, "L1"
+
+    with pytest.raises(Violation, match="L1"):
+        explored({2}, judge)
 
 
 # --- Each guard, taken out, is missed --------------------------------------------------------------------------------
