@@ -179,9 +179,12 @@ def check(history: Iterable[Event], effects: Effects, *, drained: bool = True, s
     """Hold a history against the effects there are in the end, by key: how many, or their names. Pure.
 
     - A key takes effect once at most, and only if one of its requests was not refused.
-    - Whoever was told that it is done was told so of that effect, in the same bytes, for the same request.
+    - Whoever was told that it is done was told so of that effect (by its name, where effects have names), in the same
+      bytes, for the same request.
     - Once told, the same request is not taken for another.
     - ``drained``: in the end every key was answered.
+
+    Raises ``ValueError`` for a history in which an end can't be told to belong to one request.
     """
     exchanges: dict[str, list[_Exchange]] = defaultdict(list)
     counts: Counter[str] = Counter()
@@ -201,9 +204,13 @@ def _paired(history: Iterable[Event]) -> list[_Exchange]:
     paired = []
     for event in history:
         if event.kind == Kind.INVOKE:
+            if event.call in open_calls:
+                raise ValueError(f"Two requests at once are the same {event.call}; number them.")
             open_calls[event.call] = event
-        else:
+        elif event.call in open_calls:
             paired.append(_Exchange(open_calls.pop(event.call), event))
+        else:
+            raise ValueError(f"An end without its request: {event}")
     return paired + [_Exchange(event) for event in open_calls.values()]
 
 
@@ -243,7 +250,7 @@ def _differing(told: Sequence[_Exchange]) -> Broken:
 def _of_no_effect(told: Sequence[_Exchange], effects: int | Collection[str]) -> Broken:
     if isinstance(effects, int):
         return
-    wrong = [one for one in told if one.ended and one.ended.effect and one.ended.effect not in effects]
+    wrong = [one for one in told if one.ended and one.ended.effect not in effects]  # or names none
     if wrong and effects:
         yield f"was answered with an effect that is not there (there is {', '.join(effects)})", wrong[:1]
 
@@ -295,13 +302,15 @@ def exercise(
     seed: int | None = None,
     nemesis: Nemesis | None = None,
     drain: float = 60,
+    settle: float = 0,
 ) -> Verdict:
     """Have ``clients`` threads send ``operations`` requests with ``keys`` keys, all meant to succeed, and judge.
 
     ``send`` sends one, and returns its answer; an exception, or ``None``, is no answer. ``count_effects``: the effects
     with a key at the end, how many or their names. ``nemesis``: called in a thread of its own with a random generator
     and an event, to do harm until the event is set. Then every key is retried until it is answered, or ``drain``
-    seconds have passed. Another ``seed`` makes other decisions; ``None`` chooses one.
+    seconds have passed. ``settle`` seconds later, when whatever was left behind has had its time, each is asked for
+    once more, and the effects are counted. Another ``seed`` makes other decisions; ``None`` chooses one.
     """
     seed = random.randrange(2**32) if seed is None else seed
     plans = plan(seed, clients=clients, keys=keys, operations=operations, run=uuid.uuid4().hex[:12])
@@ -317,6 +326,8 @@ def exercise(
             harm.result()
         deadline = time.monotonic() + drain
         _all(pool, lambda calls: _drain(calls, send, history, deadline), _last_calls(plans))
+        time.sleep(settle)
+        _all(pool, lambda calls: _drain(calls, send, history, deadline=0), _answered(history, clients))
     effects = {event.call.key: count_effects(event.call.key) for event in history.events if event.call.draining}
     return check(history.events, effects, seed=seed)
 
@@ -345,8 +356,18 @@ def _last_calls(plans: Sequence[Sequence[tuple[Call, int]]]) -> list[list[Call]]
     return shares
 
 
+def _answered(history: History, clients: int) -> list[list[Call]]:
+    """Of each key with an answer the request that got it, shared out among the clients."""
+    first = {event.call.key: event.call for event in reversed(history.events) if event.kind == Kind.OK}
+    calls = [
+        replace(call, client=number % clients, retry=call.retry + 1, draining=True)
+        for number, call in enumerate(first.values())
+    ]
+    return [calls[client::clients] for client in range(clients)]
+
+
 def _drain(calls: Sequence[Call], send: Send, history: History, deadline: float) -> None:
-    """Go round until each key has an answer; of two bodies one gets it."""
+    """Go round, once at least, until each key has an answer; of two bodies one gets it."""
     left: dict[str, list[Call]] = defaultdict(list)
     for call in calls:
         left[call.key].append(call)

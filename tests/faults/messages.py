@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from django_idempotency.testing import Answer, Call
-from tests.faults.payments import NO_TROUBLE, Choose, Ledger
+from tests.faults.payments import NO_TROUBLE, Choose, Ledger, amount, named
 from tests.servers import ROOT
 
 MODES = ("atomic", "lease")
@@ -76,12 +76,12 @@ class Messages:
         mode = MODES[call.index % 2]
         decide = random.Random(f"{self.seed}:{call.number}:{call.retry}")
         trouble = NO_TROUBLE if call.draining else self.choose(decide, call, mode == "lease")
-        payment = {"amount": 5 + call.variant, "currency": "eur", "reference": call.key}
+        payment = {"amount": amount(call), "currency": "eur", "reference": call.key}
         fails = bool(trouble.simulate.get("raise"))
         order = {"key": call.key, "mode": mode, "payment": payment, "fails": fails, "faults": trouble.faults}
         status, result = self.consumers.deliver(call.client, order)
-        effect = result["id"] if isinstance(result, dict) else ""
+        effect = named(result["id"], amount(call)) if isinstance(result, dict) else ""
         return Answer(status, json.dumps(result).encode(), effect=effect)
 
     def effects(self, key: str) -> list[str]:
-        return [entry.hex for entry, _kind in self.ledger.entries(key)]
+        return [name for name, _kind in self.ledger.entries(key)]

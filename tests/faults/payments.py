@@ -12,7 +12,6 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from threading import Event
 from typing import Any
-from uuid import UUID
 
 import httpx
 import psycopg
@@ -76,14 +75,14 @@ class Payments:
         self.tally["answer an hour off"] += _is_off(answer)
         if answer.status_code >= 500:
             BACKING_OFF.wait(BACK_OFF)
-        return Answer(answer.status_code, answer.content, effect=_effect(answer))
+        return Answer(answer.status_code, answer.content, effect=_effect(answer, call))
 
     def effects(self, key: str) -> int | list[str]:
         """The names of the effects; but how many there are at the gateway, where that is not one."""
         entries = self.ledger.entries(key)
-        if any(kind == "payout" for _id, kind in entries) and (paid := self._paid(key)) != 1:
+        if any(kind == "payout" for _name, kind in entries) and (paid := self._paid(key)) != 1:
             return paid
-        return [entry.hex for entry, _kind in entries]
+        return [name for name, _kind in entries]
 
     def _paid(self, key: str) -> int:
         answer = httpx.get(f"{self.server.gateway_url}/payouts", params={"reference": key}, trust_env=False)
@@ -97,20 +96,29 @@ class Ledger:
         self.url = url
         self.connection: psycopg.Connection | None = None
 
-    def entries(self, reference: str) -> list[tuple[UUID, str]]:
-        """Those with a reference, and their kinds."""
+    def entries(self, reference: str) -> list[tuple[str, str]]:
+        """The names of those with a reference, and their kinds."""
         if self.connection is None or self.connection.closed:
             self.connection = psycopg.connect(self.url, autocommit=True)
-        rows = self.connection.execute("SELECT id, kind FROM testproject_ledgerentry WHERE reference = %s", [reference])
-        return rows.fetchall()
+        query = "SELECT id, amount, kind FROM testproject_ledgerentry WHERE reference = %s"
+        return [(named(id.hex, amount), kind) for id, amount, kind in self.connection.execute(query, [reference])]
 
     def close(self) -> None:
         if self.connection is not None:
             self.connection.close()
 
 
+def named(id: str, amount: int) -> str:
+    """An effect's name: by the amount it tells the body that it is of."""
+    return f"{id}:{amount}"
+
+
+def amount(call: Call) -> int:
+    return 5 + call.variant
+
+
 def _payment(door: str, call: Call) -> dict[str, Any]:
-    payment = {"amount": 5 + call.variant, "currency": "eur"}
+    payment = {"amount": amount(call), "currency": "eur"}
     if door.startswith("/v1/"):
         return {"data": payment | {"description": call.key}, "token": None}
     return {"json": payment | {"reference": call.key}}
@@ -127,10 +135,10 @@ def _is_off(answer: httpx.Response) -> bool:
     return abs(parsedate_to_datetime(answer.headers["Date"]).timestamp() - time.time()) > 1800
 
 
-def _effect(answer: httpx.Response) -> str:
+def _effect(answer: httpx.Response, call: Call) -> str:
     if answer.status_code >= 300:
         return ""
-    return str(answer.json()["id"]).removeprefix("ch_").replace("-", "")
+    return named(str(answer.json()["id"]).removeprefix("ch_").replace("-", ""), amount(call))
 
 
 # --- What bit --------------------------------------------------------------------------------------------------------

@@ -143,6 +143,7 @@ def _round(
             seed=seed,
             nemesis=nemesis,
             drain=drain,
+            settle=PAST_THE_LEASE + LEASE if "stop" in scenario.must_bite else 0,
         )
 
 

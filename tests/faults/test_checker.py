@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from threading import Event
+from threading import Event, Timer
 
 import pytest
 from django.db import connections, transaction
@@ -64,6 +64,11 @@ WRONG = {
         ["there"],
         "was answered with an effect that is not there (there is there)",
     ),
+    "an answer that names no effect, where effects have names": (
+        [Answer(201, b"a")],
+        ["there"],
+        "was answered with an effect that is not there (there is there)",
+    ),
     "a mismatch with itself": ([A, MISMATCH], 1, "was refused as another request than the one that was answered"),
     "stuck": ([NO_ANSWER, IN_FLIGHT], 1, "was never answered"),
     "lost": ([ERROR], 0, "was never answered"),
@@ -91,6 +96,14 @@ def test_keys_are_judged_apart():
     history = [*told(A), *told(A, key="other")]
     (violation,) = check(history, {"k": 1, "other": 2}).violations
     assert violation.key == "other"
+
+
+def test_a_history_whose_ends_belong_to_no_request_is_refused():
+    history = told(A)
+    with pytest.raises(ValueError, match="An end without its request"):
+        check(history[1:], {"k": 1})
+    with pytest.raises(ValueError, match="number them"):
+        check([history[0], *history], {"k": 1})
 
 
 # --- Trials -----------------------------------------------------------------------------------------------------------
@@ -125,6 +138,26 @@ def test_the_nemesis_harms_until_the_work_is_done_and_then_the_rest_is_drained()
     exercise(send, lambda key: 1, clients=2, keys=3, operations=20, seed=1, nemesis=nemesis)
     assert "working" in seen
     assert {*seen[seen.index("over") + 1 :]} == {"draining"}
+
+
+def test_what_took_effect_after_the_last_answer_is_counted():
+    """As a zombie's effect would: its worker goes on when everybody has been answered."""
+    zombie = Timer(0.2, lambda: late.append("effect"))
+    late = []
+
+    def send(call):
+        if not zombie.ident:
+            zombie.start()
+        return A
+
+    verdict = exercise(send, lambda key: 1 + len(late), clients=1, keys=1, operations=1, seed=1, settle=0.5)
+    assert [violation.law for violation in verdict.violations] == ["took effect 2 times"]
+
+
+def test_a_key_that_was_answered_at_last_is_asked_for_once_more():
+    answers = iter([A, B])
+    verdict = exercise(lambda call: next(answers) if call.draining else ERROR, lambda key: 1, keys=1, operations=1)
+    assert [violation.law for violation in verdict.violations] == ["was answered in different ways"]
 
 
 def test_an_exception_is_no_answer_and_shown_where_it_was_the_last_word():
