@@ -17,7 +17,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from django_idempotency import engine, stores
-from django_idempotency.exceptions import ClaimLost, IllegalMove, StoreConflict
+from django_idempotency.exceptions import ClaimLost, IllegalMove, StoreConflict, StoreUnavailable
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.outcomes import Claimed, Held, InFlight, Keep, Mismatch, Operation, Replay, StoredResponse
 from django_idempotency.policy import Policy
@@ -328,6 +328,50 @@ def test_a_claim_that_comes_too_late_to_see_the_record_does_not_wait_for_its_hol
     assert time.monotonic() - began < 3
     commit(other, block)
 
+
+@pytest.mark.postgresql
+@pytest.mark.usefixtures("impatient")
+def test_a_duplicate_does_not_wait_for_the_commit_of_an_answer_that_is_written(other):
+    """An INSERT … ON CONFLICT would: the completing UPDATE makes an index entry that is not committed yet."""
+    store = PostgreSQLStore()
+    claim = claimed(store)
+    block = lock_in(other, store, claim)
+    assert other(store.complete, claim, ANSWER, ATOMIC)
+    seen = store.claim(operation(), uuid4(), ATOMIC)
+    assert (seen.record.token, seen.busy) == (claim.token, True)
+    commit(other, block)
+    assert store.claim(operation(), uuid4(), ATOMIC).record.response == ANSWER
+
+
+@pytest.mark.postgresql
+@pytest.mark.usefixtures("impatient")
+def test_a_record_that_is_there_is_shown_without_the_lock_under_which_one_is_made(other):
+    store = PostgreSQLStore()
+    claim = claimed(store)
+    store.complete(claim, ANSWER, ATOMIC)
+    block = transaction.atomic()
+    other(block.__enter__)
+    other(lambda: connection.cursor().execute(MAKING, [claim.id]))
+    assert store.claim(operation(), uuid4(), ATOMIC).record.response == ANSWER
+    commit(other, block)
+
+
+@pytest.mark.postgresql
+def test_a_new_record_is_made_under_a_lock_of_its_own_key(other):
+    store = PostgreSQLStore()
+    block = transaction.atomic()
+    other(block.__enter__)
+    other(lambda: connection.cursor().execute(MAKING, [operation("another").id]))
+    assert claimed(store)
+    connection.cursor().execute("SET statement_timeout = '300ms'")
+    with pytest.raises(StoreUnavailable):  # it waited
+        store.claim(operation("another"), uuid4(), ATOMIC)
+    connection.close()
+    commit(other, block)
+    assert isinstance(store.claim(operation("another"), uuid4(), ATOMIC), Claimed)
+
+
+MAKING = "SELECT pg_advisory_xact_lock(uuid_hash_extended(%s, 0))"
 
 ZONES = {"postgresql": "SET TIME ZONE 'Asia/Tokyo'", "mysql": "SET time_zone = '+09:00'", "sqlite": "SELECT 1"}
 
