@@ -3,7 +3,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test faults lint types migrations-check bench clean
+.PHONY: help demo serve test faults mutants lint types migrations-check bench clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ test: $(READY) ## the tests, on $DATABASE_URL or else on an embedded PostgreSQL
 
 faults: $(READY) ## the service under crashes, cuts and failovers for ten minutes, and a verdict on its history
 	@$(BIN)/python -m tests.faults
+
+mutants: $(READY) ## the deciding code broken in small ways, and which of these no test notices; an hour and more
+	@$(BIN)/python -m tests.mutation $(MUTANTS)
 
 lint: $(READY) ## ruff
 	@$(BIN)/ruff check .

@@ -66,7 +66,6 @@ GRACE_PAUSE = 0.01
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 0.25
 PATIENCE = 5.0
-COMMIT_LOOKUP = 5.0
 
 CRASHED = "its lease ran out while it was running"
 

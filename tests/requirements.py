@@ -135,6 +135,7 @@ def _foreign(module: Path, seen: set[Path]) -> set[str]:
     return names
 
 
+@cache
 def _own(name: str) -> Path | None:
     """The file of the project that ``name`` is, or is defined in."""
     if name.partition(".")[0] not in OURS:
@@ -149,6 +150,7 @@ def _own(name: str) -> Path | None:
     return next((file for file in candidates if file.is_file()), None)
 
 
+@cache
 def _imported(module: Path) -> list[str]:
     names = []
     for node in ast.parse(module.read_text()).body:

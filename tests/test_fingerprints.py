@@ -189,6 +189,29 @@ def test_another_field_file_or_file_name_differs(changed):
     assert of_multipart(changed) != of_multipart({"a": "1", "file": SimpleUploadedFile("n", b"x")})
 
 
+def test_a_file_counts_from_its_beginning_however_much_of_it_was_read():
+    body = encode_multipart("b", {"file": SimpleUploadedFile("n", b"content")})
+    send = RequestFactory().generic
+    untouched, read = (send("POST", "/", body, "multipart/form-data; boundary=b") for _ in range(2))
+    read.FILES["file"].read(3)
+    assert fingerprint(read) == fingerprint(untouched)
+
+
+def test_a_form_that_was_parsed_already_is_not_read_again():
+    """By a view's own parsers, of a method whose forms Django does not parse."""
+    body = encode_multipart("b", {"file": SimpleUploadedFile("n", b"content"), "a": "1"})
+    untouched, parsed = (RequestFactory().generic("PUT", "/", body, "multipart/form-data; boundary=b") for _ in "12")
+    parsed.method = "POST"
+    assert parsed.POST["a"] == "1"
+    parsed.method = "PUT"
+    assert fingerprint(parsed) == fingerprint(untouched)
+
+
+def test_json_too_deep_to_handle_counts_by_its_bytes():
+    one, other = ("[" * 100_000 + inside + "]" * 100_000 for inside in "12")
+    assert len({of(one.encode(), "application/json"), of(other.encode(), "application/json"), of(b"null")}) == 3
+
+
 def test_a_large_file_is_digested_in_pieces_and_left_at_its_beginning(settings):
     settings.FILE_UPLOAD_MAX_MEMORY_SIZE = 1024
     content = random.Random(0).randbytes(3 * fingerprints.CHUNK + 1)

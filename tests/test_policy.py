@@ -40,6 +40,7 @@ from django_idempotency.policy import LONGEST, NAMES, Policy, nearest, unknown_n
         ("fingerprint", "body", "a callable"),
         ("methods", "POST", "a list, tuple or set of HTTP methods"),
         ("methods", ["post"], "in upper case"),
+        ("methods", [7], "in upper case"),
         ("methods", None, "a list, tuple or set of HTTP methods"),
         ("fingerprint_fields", "amount", "a list, tuple or set of names"),
         ("fingerprint_exclude", [1], "a list, tuple or set of names"),
@@ -54,6 +55,59 @@ def test_a_value_that_cannot_be_meant_is_an_error_that_says_which(name, wrong, s
         Policy(**{name: wrong})
     assert str(refused.value).startswith(f"{name} is {wrong!r}; ")
     assert sentence in str(refused.value)
+
+
+def test_what_is_not_stated_anywhere_is_as_documented():
+    """Every one of these decides what happens to requests that name no policy at all."""
+    policy = Policy()
+    assert {name: getattr(policy, name) for name in NAMES} == {
+        "required": False,
+        "methods": {"POST", "PUT", "PATCH", "DELETE"},
+        "mode": "atomic",
+        "lease": 60,
+        "grace": 0.5,
+        "on_crash": "retry",
+        "in_flight": "reject",
+        "wait": 10,
+        "retention": 86_400,
+        "audit": None,
+        "late_after": None,
+        "scope": None,
+        "strict": False,
+        "lock": "nowait",
+        "max_body": 1_048_576,
+        "store_body": True,
+        "store_cookies": False,
+        "redact": None,
+        "encrypt": False,
+        "fail_open": False,
+        "using": None,
+        "fingerprint": None,
+        "fingerprint_fields": None,
+        "fingerprint_exclude": set(),
+        "release_statuses": {400, 401, 403, 404, 405, 406, 415, 422, 429},
+        "retry_statuses": set(range(500, 600)),
+    }
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"mode": ["atomic", "lease"]},
+        {"on_crash": ["retry", "hold"]},
+        {"in_flight": ["reject", "wait"]},
+        {"lock": ["nowait", "skip_locked"]},
+        {"scope": ["public", None, repr]},
+    ],
+    ids=lambda words: next(iter(words)),
+)
+def test_each_of_its_words_can_be_meant(words):
+    for name, choices in words.items():
+        assert [getattr(Policy(**{name: choice}), name) for choice in choices] == choices
+
+
+def test_the_longest_time_is_a_century():
+    assert LONGEST == 3_153_600_000
 
 
 def test_the_bounds_themselves_can_be_meant():

@@ -59,6 +59,10 @@ def uuid7(seconds):
     return str(UUID(int=(milliseconds << 80) | (7 << 76) | (2 << 62) | (uuid4().int & 0xFFFFFFFF)))
 
 
+def test_a_schedule_gets_a_minute_s_margin_unless_it_is_stated():
+    assert retention_for(attempts=1, base=1) == 60
+
+
 def test_a_uuid7_tells_when_it_was_made():
     assert born("017f22e2-79b0-7cc3-98c4-dc0c0c07398f") == datetime(2022, 2, 22, 19, 22, 22, tzinfo=UTC)  # RFC 9562
 
@@ -74,7 +78,7 @@ def test_a_header_tells_when_the_request_was_first_sent(value):
 
 
 @pytest.mark.parametrize(
-    "value", ["", "@", "yesterday", "@-1", "@1.5", "9" * 15, "@1767225600\0", "१७६७", "2026-01-01"]
+    "value", ["", "@", "yesterday", "@-1", "@1.5", "9" * 15, "@1767225600\0", "१७६७", "2026-01-01", "X@1767225600"]
 )
 def test_a_header_without_a_time_is_malformed(value):
     with pytest.raises(MalformedSentTime):
