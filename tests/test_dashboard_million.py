@@ -58,6 +58,7 @@ def nodes(plan):
         yield from nodes(child)
 
 
+@pytest.mark.plain_table  # a partition with a few rows is read from end to end, and may be
 @pytest.mark.django_db
 @pytest.mark.parametrize("query", ["", "?range=7d"])
 def test_a_page_takes_little_time_and_reads_no_table_of_records_from_end_to_end(million, admin_client, settings, query):
