@@ -44,6 +44,10 @@ from django_idempotency.timeline import Event, in_order, timeline
 
 RESPONSE_BODY = "django_idempotency.view_response_body"
 TEMPLATES = "admin/django_idempotency/idempotencyrecord"
+SAYS_NOTHING_WITHOUT = {
+    **{"claim": "locked_at", "reason": "reason", "token": "token"},
+    **dict.fromkeys(("response_status", "headers", "body"), "response_status"),
+}
 METHODS = ("POST", "PUT", "PATCH", "DELETE", "MESSAGE")
 MOST_DAYS = 31
 
@@ -203,7 +207,7 @@ def _intervening(act: Act) -> Any:
 
 @admin.register(IdempotencyRecord)
 class IdempotencyRecordAdmin(ModelAdmin):
-    list_display = ("key", "badge", "claim", "method", "path", "scope", "attempts", "replays", "created_at")
+    list_display = ("key", "badge", "claim", "request", "scope", "attempts", "replays", "created_at")
     list_filter = (SituationFilter, TimeFilter, PathFilter, MethodFilter, "mode")
     list_per_page = 50
     show_full_result_count = False
@@ -290,6 +294,10 @@ class IdempotencyRecordAdmin(ModelAdmin):
             )
         return text.format(since=since, left=left)
 
+    @admin.display(description=_("request"), ordering="path")
+    def request(self, record: IdempotencyRecord) -> str:
+        return f"{record.method} {record.path}"
+
     @admin.display(description=_("key"))
     def copyable_key(self, record: IdempotencyRecord) -> SafeString:
         return _copyable(record.key, _("key"))
@@ -308,19 +316,15 @@ class IdempotencyRecordAdmin(ModelAdmin):
         return render_to_string(f"{TEMPLATES}/timeline.html", {"events": events, "now": record.now})
 
     @admin.display(description=_("response headers"))
-    def headers(self, record: IdempotencyRecord) -> SafeString | None:
+    def headers(self, record: IdempotencyRecord) -> SafeString:
         """As stored; with the body encrypted, they are too."""
-        if record.response_headers is None:
-            return None
         response = _stored(record, body=None)
         if is_encrypted(response):
             return format_html("{}", _("encrypted, with the body"))
         return _headers(response)
 
     @admin.display(description=_("response body"))
-    def body(self, record: IdempotencyRecord) -> SafeString | None:
-        if record.response_status is None:
-            return None
+    def body(self, record: IdempotencyRecord) -> SafeString:
         stored = _stored(record, body=record.response_body)
         response = opened(stored, record.pk)
         headers = {name.lower(): value for name, value in response.headers}
@@ -329,12 +333,15 @@ class IdempotencyRecordAdmin(ModelAdmin):
         return render_to_string(f"{TEMPLATES}/body.html", {"shown": shown, "headers": decrypted})
 
     def get_fieldsets(self, request: HttpRequest, obj: IdempotencyRecord | None = None) -> Any:
-        if request.user.has_perm(RESPONSE_BODY):
-            return self.fieldsets
-        return [
-            (title, {**options, "fields": tuple(name for name in options["fields"] if name != "body")})
+        """Those that say something about this record to this person."""
+        left_out = {name for name, column in SAYS_NOTHING_WITHOUT.items() if not getattr(obj, column, None)}
+        if not request.user.has_perm(RESPONSE_BODY):
+            left_out.add("body")
+        shown = [
+            (title, {**options, "fields": tuple(name for name in options["fields"] if name not in left_out)})
             for title, options in self.fieldsets
         ]
+        return [(title, options) for title, options in shown if options["fields"]]
 
     # --- What can be done ----------------------------------------------------------------------------------------
 
@@ -408,7 +415,8 @@ def _is_locked(record: Any) -> bool | None:
 
 
 def _ago(span: timedelta) -> str:
-    return duration(float(round(span.total_seconds())))
+    seconds = round(span.total_seconds())
+    return f"{seconds} s" if seconds < 10 else duration(seconds)
 
 
 def _as_id(term: str) -> UUID | None:

@@ -24,12 +24,20 @@ from django_idempotency.models import IdempotencyRecord
 from django_idempotency.outcomes import Fail, Keep, Operation, Replay, StoredResponse
 from django_idempotency.policy import Policy
 from django_idempotency.stores.database import ahead
+from tests.callers import stop_heartbeat
 from tests.threads import OtherThread
 
 DOCS = Path(__file__).parent.parent / "docs"
 LIST = "/admin/django_idempotency/idempotencyrecord/"
 LEASE = Policy(mode="lease", lease=60)
 BODY = b"<b>secret</b>\xff\0"
+
+
+@pytest.fixture(autouse=True)
+def no_heartbeat():
+    """Replays that are not counted yet are forgotten with the test."""
+    yield
+    stop_heartbeat()
 
 
 @pytest.fixture

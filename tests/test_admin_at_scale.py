@@ -125,7 +125,7 @@ def test_a_list_is_answered_by_its_index_whatever_is_chosen_in_it(person, situat
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_a_list_may_be_put_in_any_order(person, situation):
-    for column, direction in product(range(1, 10), ("", "-")):
+    for column, direction in product(range(1, 9), ("", "-")):
         get(person, f"?situation={situation}&o={direction}{column}")
 
 

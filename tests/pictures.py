@@ -1,0 +1,134 @@
+"""Pictures of the admin's pages, for the documentation: ``python -m tests.pictures DIRECTORY``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+LIST = "/admin/django_idempotency/idempotencyrecord/"
+PAID = b'{"id": "9f1c", "amount": 4200, "currency": "EUR", "status": "paid", "lines": [{"sku": "book", "quantity": 2}]}'
+
+
+def fill() -> dict[str, Any]:
+    """Some records of every kind; the ids of those with a page of their own."""
+    from django_idempotency import engine
+    from django_idempotency.models import IdempotencyRecord
+    from django_idempotency.outcomes import Fail, Keep, Operation, StoredResponse
+    from django_idempotency.policy import Policy
+    from django_idempotency.stores.database import ahead
+
+    lease, hold = Policy(mode="lease", lease=60), Policy(mode="lease", on_crash="hold")
+
+    def claim(key: str, path: str, policy: Policy, scope: str = "user:7") -> Any:
+        return engine.claim(Operation(scope, key, bytes(range(32)), "POST", path), policy)
+
+    def end(key: str, path: str, verdict: Any, policy: Policy = lease, scope: str = "user:7") -> Any:
+        claimed = claim(key, path, policy, scope)
+        with engine.execution(claimed, policy) as run:
+            run.settle(verdict)
+        return claimed.id
+
+    def age(key: str, **seconds: float) -> None:
+        IdempotencyRecord.objects.filter(key=key).update(**{name: ahead(-value) for name, value in seconds.items()})
+
+    for number, (since, ran_out) in enumerate([(12_040, 11_980), (431, 371), (95, 35), (31, -29), (4, -56)]):
+        claim(f"8e03978e-40d5-43dd-bc93-6894a57f932{number}", "/api/payouts/", lease, f"user:{40 + number}")
+        age(f"8e03978e-40d5-43dd-bc93-6894a57f932{number}", created_at=since, locked_at=since, locked_until=ran_out)
+    claim("order-2026-11-0042", "/api/charges/", Policy(), "user:12")
+    age("order-2026-11-0042", created_at=200, locked_at=200, locked_until=140)
+    held = []
+    for number in (1, 2):
+        key = f"payout-2026-11-000{number}"
+        claimed = claim(key, "/api/payouts/", hold)
+        age(key, created_at=4000 * number, locked_at=4000 * number, locked_until=3900)
+        claim(key, "/api/payouts/", hold)
+        age(key, updated_at=3600 * number)
+        held.append(claimed.id)
+    end("import-77", "/api/imports/", Fail("OperationalError"))
+    for number in range(12):
+        answer = StoredResponse(201, (("Content-Type", "application/json"), ("Location", f"/orders/{number}/")), PAID)
+        done = end(f"order-{number}", "/api/charges/", Keep(answer), scope=f"user:{number % 3}")
+        IdempotencyRecord.objects.filter(pk=done).update(
+            created_at=ahead(-60 * number - 7), updated_at=ahead(-60 * number - 5), replays=number % 5
+        )
+    IdempotencyRecord.objects.filter(pk=done).update(replays=2, last_replayed_at=ahead(-120), attempts=2)
+    return {"held": held[0], "other": held[1], "done": done}
+
+
+def take(browser: Any, directory: Path, ids: dict[str, Any]) -> None:
+    from tests.browser import NARROW
+
+    pages = {
+        "list": LIST,
+        "held": f"{LIST}?situation=held",
+        "search": f"{LIST}?q=order-11",
+        "record": f"{LIST}{ids['done']}/change/",
+        "held-record": f"{LIST}{ids['held']}/change/",
+        "confirm": f"{LIST}intervene/resolve/?id={ids['held']}",
+        "refused": f"{LIST}intervene/release/?id={ids['done']}&id={ids['other']}",
+    }
+
+    def shoot(prefix: str, size: tuple[int, int], scheme: str) -> None:
+        browser.prefer(scheme)
+        for name, page in pages.items():
+            browser.resize(size)
+            browser.open(page)
+            browser.resize((size[0], max(size[1], min(2000, _height(browser)))))
+            browser.picture(directory / f"admin-{name}-{prefix}.png")
+
+    shoot("light", (1280, 640), "light")
+    shoot("dark", (1280, 640), "dark")
+    shoot("narrow", NARROW, "light")
+    browser.resize((1280, 640))
+    browser.open(pages["held-record"])
+    browser.click("a[href*='intervene/resolve']")
+    browser.find("#id_body").send_keys('{"id": "9f1c", "status": "paid"}')
+    browser.find("#id_note").send_keys("The bank has paid it.")
+    browser.click("input[type=submit]")
+    browser.resize((1280, min(2000, _height(browser))))
+    browser.picture(directory / "admin-resolved-light.png")
+
+
+def _height(browser: Any) -> int:
+    return int(
+        browser.driver.execute_script("return document.getElementById('content').getBoundingClientRect().bottom")
+    )
+
+
+def main(directory: Path) -> None:
+    import django
+    from django.conf import settings
+    from django.test.utils import override_settings
+
+    django.setup()
+    from django.contrib.auth import get_user_model
+    from django.db import connection
+    from pytest_django.live_server_helper import LiveServer
+
+    from tests.browser import Browser, running_chromium
+
+    directory.mkdir(parents=True, exist_ok=True)
+    name = connection.settings_dict["NAME"]
+    connection.creation.create_test_db(verbosity=0, autoclobber=True)
+    try:
+        get_user_model().objects.create_superuser("anna", "", "password")
+        ids = fill()
+        with override_settings(MIDDLEWARE=["tests.browser.strict_csp", *settings.MIDDLEWARE]):
+            server = LiveServer("localhost")
+        with tempfile.TemporaryDirectory() as profile, running_chromium(Path(profile)) as chromium:
+            browser = Browser(chromium, server.url)
+            browser.forget()
+            browser.sign_in("anna", "password")
+            take(browser, directory, ids)
+            print(*browser.complaints(), sep="\n")
+        server.stop()
+    finally:
+        connection.creation.destroy_test_db(name, verbosity=0)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
+    main(Path(sys.argv[1]))
