@@ -110,8 +110,8 @@ def future_width(partitions: Sequence[Partition]) -> timedelta | None:
 
 
 def usual_ahead(width: timedelta) -> int:
-    """How many future partitions ``ensure`` sees to, if it isn't told: a week of days, three days of hours."""
-    return 72 if width < Interval.DAY.width else 7
+    """How many future partitions ``ensure`` sees to, if it isn't told: a week of days, a day and a half of hours."""
+    return 36 if width < Interval.DAY.width else 7
 
 
 def missing(partitions: Sequence[Partition], now: datetime, ahead: int) -> list[Bounds]:
@@ -355,7 +355,7 @@ class Ensured:
 
 
 def ensure(*, ahead: int | None = None, using: str | None = None) -> Ensured:
-    """See to it that there are partitions for now and for the ``ahead`` intervals to come (default: 7 days, 72 hours).
+    """See to it that there are partitions for now and for the ``ahead`` intervals to come (default: 7 days, 36 hours).
 
     Two at once are harmless, and so is calling it on a plain table.
     """

@@ -36,11 +36,8 @@ DECLARE
     old django_idempotency_record;
 BEGIN
     now := statement_timestamp();
+    PERFORM pg_advisory_xact_lock(uuid_hash_extended(new_id, 0));
     SELECT * INTO old FROM django_idempotency_record AS record WHERE record.id = new_id;
-    IF NOT FOUND THEN
-        PERFORM pg_advisory_xact_lock(uuid_hash_extended(new_id, 0));
-        SELECT * INTO old FROM django_idempotency_record AS record WHERE record.id = new_id;
-    END IF;
     IF NOT FOUND THEN
         IF current_setting('transaction_isolation') = 'repeatable read'
             AND (SELECT relkind = 'p' FROM pg_class WHERE oid = 'django_idempotency_record'::regclass)
