@@ -217,6 +217,7 @@ def test_a_key_that_looks_like_an_id_is_found_as_a_key(client, staff, db):
 
 
 @pytest.mark.postgresql
+@pytest.mark.plain_table
 def test_the_search_is_a_range_of_the_primary_key(client, staff, records):
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")

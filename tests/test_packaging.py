@@ -49,7 +49,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
 
 
 def sources():
-    kinds = {".py", ".html", ".css"}
+    kinds = {".py", ".html", ".css", ".js"}
     return (path for path in (ROOT / "django_idempotency").rglob("*.*") if path.suffix in kinds)
 
 
