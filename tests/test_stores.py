@@ -344,19 +344,6 @@ def test_a_duplicate_does_not_wait_for_the_commit_of_an_answer_that_is_written(o
 
 
 @pytest.mark.postgresql
-@pytest.mark.usefixtures("impatient")
-def test_a_record_that_is_there_is_shown_without_the_lock_under_which_one_is_made(other):
-    store = PostgreSQLStore()
-    claim = claimed(store)
-    store.complete(claim, ANSWER, ATOMIC)
-    block = transaction.atomic()
-    other(block.__enter__)
-    other(lambda: connection.cursor().execute(MAKING, [claim.id]))
-    assert store.claim(operation(), uuid4(), ATOMIC).record.response == ANSWER
-    commit(other, block)
-
-
-@pytest.mark.postgresql
 def test_a_new_record_is_made_under_a_lock_of_its_own_key(other):
     store = PostgreSQLStore()
     block = transaction.atomic()
