@@ -179,8 +179,9 @@ class Heartbeat:
         """See to it that the thread is awake in ``seconds``. Not sooner: it would have the GIL of a request."""
         if self._thread is None:
             self._last_beat = time.monotonic()
-            self._thread = threading.Thread(target=self._run, name="django-idempotency-heartbeat", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="django-idempotency-heartbeat", daemon=True)
+            thread.start()
+            self._thread = thread
         elif time.monotonic() + seconds < self._sleeps_until:
             self._changed.notify()
 
