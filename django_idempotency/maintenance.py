@@ -471,8 +471,9 @@ def _forget(mine: Records, erase: Sweep, *, held: bool) -> Forgotten:
 
 
 def _empty(rows: Records) -> object:
-    rows.filter(response_status__isnull=False).update(response_headers=[], response_body=None)
-    return rows.update(path="", updated_at=DatabaseNow())
+    answered = rows.filter(response_status__isnull=False)
+    answered.update(response_headers=[], response_body=None, updated_at=DatabaseNow())
+    return rows.update(path="")  # where there is no answer, updated_at tells how long one will be kept
 
 
 # --- What both need --------------------------------------------------------------------------------------------------

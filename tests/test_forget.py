@@ -11,9 +11,12 @@ from django.db import connection, transaction
 from django.http import HttpResponse
 from django.test.utils import CaptureQueriesContext
 
+from django_idempotency.interventions import resolve
 from django_idempotency.maintenance import Forgotten, forget, forgetting, reap
 from django_idempotency.models import IdempotencyRecord
+from django_idempotency.outcomes import StoredResponse
 from django_idempotency.policy import Policy
+from django_idempotency.stores.database import ahead
 from tests.callers import Gate, claim, door, effects, is_replay, paying, record, shift
 from tests.test_commands import running
 from tests.threads import OtherThread
@@ -148,6 +151,16 @@ def test_held_records_are_erased_only_when_told_so():
 
 
 # --- How -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_given_to_a_record_that_was_emptied_is_kept_for_its_time():
+    """One that was held for longer than it deduplicates."""
+    held()
+    IdempotencyRecord.objects.update(updated_at=ahead(-200), expires_at=ahead(-100), purge_at=ahead(-100))
+    assert forget(MINE, bodies=True, held=True).complete
+    resolve(record("held", MINE).pk, StoredResponse(201, (), b"done"))
+    assert is_replay(door(paying, scope=lambda request: MINE)("held"))
+    assert effects() == 0
 
 
 def test_an_interrupted_pass_is_taken_up_where_it_ended():
