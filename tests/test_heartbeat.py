@@ -190,3 +190,16 @@ def test_a_lease_that_is_due_before_the_thread_would_wake_is_renewed_in_time(cla
         sleeper = beats._thread
     beats.end()
     sleeper.join(10)
+
+
+def test_a_thread_that_could_not_be_started_is_started_next_time(claim):
+    """Or no lease of the process would be renewed any more."""
+    heartbeat = Heartbeat()
+    before = threading.stack_size(2**47 - 2**16)  # more than there is
+    try:
+        with pytest.raises(RuntimeError, match="can't start new thread"), heartbeat.keeping(claim, LEASE):
+            pass
+    finally:
+        threading.stack_size(before)
+    with heartbeat.keeping(claim, Policy(mode="lease", lease=1)):
+        eventually(lambda: heartbeat._last_beat and left() < timedelta(seconds=20))
