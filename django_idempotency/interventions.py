@@ -24,7 +24,7 @@ from django_idempotency.maintenance import database, in_transaction, kept_again,
 from django_idempotency.models import LIVE, DatabaseNow, IdempotencyRecord, Status, check_move
 from django_idempotency.outcomes import StoredResponse
 from django_idempotency.policy import LONGEST, Mode
-from django_idempotency.privacy import sealed
+from django_idempotency.privacy import is_storable, sealed
 from django_idempotency.responses import marked_failed
 from django_idempotency.stores.database import ahead, is_conflict
 
@@ -117,10 +117,12 @@ def resolve(
     """End the key with ``response``, which is replayed: what the operation, which did take place, should have answered.
 
     For a record without an answer that nobody alive has. Other arguments as for ``release``. Raises ``ValueError`` for
-    a status that is none.
+    a status that is none, and for headers that can't be sent.
     """
     if not 200 <= response.status <= 599:
         raise ValueError(f"status is {response.status}; it must be from 200 to 599.")
+    if not is_storable(response):
+        raise ValueError("The answer has a header that can't be sent, or a body that is no bytes.")
     return _answer(Act.RESOLVE, id, response, as_seen, witness, using)
 
 

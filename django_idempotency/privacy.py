@@ -90,7 +90,7 @@ def _redacted(response: StoredResponse, id: UUID, redact: Redact) -> StoredRespo
     try:
         with _no_queries():
             redacted = redact(response)
-        if not _is_storable(redacted):
+        if not is_storable(redacted):
             raise TypeError("redact must return a StoredResponse of text headers and a body of bytes or None.")
         return replace(redacted, status=response.status)
     except Exception as error:
@@ -111,7 +111,8 @@ def _refuse(*_query: Any) -> NoReturn:
     raise RuntimeError("redact must not query a database.")
 
 
-def _is_storable(response: Any) -> bool:
+def is_storable(response: Any) -> bool:
+    """Whether it is an answer that can be kept, and sent: with headers that are ones, and bytes or nothing."""
     return (
         isinstance(response, StoredResponse)
         and (response.body is None or isinstance(response.body, bytes))

@@ -327,6 +327,16 @@ def complete_late(claimed):
         run.settle(Keep(StoredResponse(201, body=b"late")))
 
 
+def test_an_answer_that_no_server_could_send_is_refused():
+    """It would be an error at every retry."""
+    held()
+    before = row()
+    for header in [("X-A", "1\r\nX-B: 2"), ("X A", "1"), ("X-A", "\0"), ("X-A", "€"), (":encrypted", "0")]:
+        with pytest.raises(ValueError, match="header"):
+            resolve(K, StoredResponse(200, (header,), b""))
+    assert row() == before
+
+
 # --- Who was quicker -------------------------------------------------------------------------------------------------
 
 
