@@ -198,6 +198,23 @@ def test_a_key_is_found_in_every_scope_as_the_client_sent_it(client, staff, reco
     assert listed(client, f"?q={term}") == ["done", "done"]
 
 
+@pytest.mark.parametrize("term", ["%20", '""', "%00", "done%00"])
+def test_a_search_for_nothing_lists_what_is_listed_without_one(client, staff, records, term):
+    """And never the whole table."""
+    assert listed(client, f"?q={term}") == listed(client)
+
+
+@pytest.mark.parametrize("query", ["path=%00", "when=0001-01-01", "when=9999-12-31T23", "when=2026-01-01T00%00"])
+def test_a_filter_that_can_not_be_meant_is_no_error(client, staff, records, query):
+    assert client.get(f"{LIST}?situation=done&{query}").status_code in (200, 302)
+
+
+@pytest.mark.parametrize("lookup", ["gt", "startswith", "contains", "regex", "isnull", "exact"])
+def test_no_filter_asks_what_a_body_is(client, staff, records, lookup):
+    before = client.get(f"{LIST}?situation=done&response_body__{lookup}=1")
+    assert before.status_code in (302, 400)
+
+
 @pytest.mark.parametrize("term", ["don", "one", "user:1", "DONE", "é", "x" * 300])
 def test_anything_but_a_whole_key_finds_nothing(client, staff, records, term):
     assert listed(client, f"?q={term}") == []
