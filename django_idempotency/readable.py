@@ -11,7 +11,7 @@ SHOWN = 10_000  # characters
 SHOWN_BYTES = 256
 LINE = 16
 _JSON = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+_UNSHOWABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,15 @@ def _decoded(body: bytes, charset: str) -> str | None:
         text = body.decode(charset)
     except (LookupError, ValueError):
         return None
-    return None if _CONTROL.search(text) else text
+    return None if _UNSHOWABLE.search(text) else text
 
 
 def _indented(text: str) -> str | None:
     try:
-        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+        indented = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
         return None
+    return None if _UNSHOWABLE.search(indented) else indented
 
 
 def _dump(body: bytes) -> str:

@@ -271,6 +271,14 @@ def test_a_body_is_shown_only_with_its_own_permission(client, staff, records):
     assert "<b>secret" not in shown
 
 
+@pytest.mark.parametrize(
+    ("body", "content_type"), [(rb'{"a": "\ud800"}', "application/json"), (b"+2AA-", "text/plain; charset=utf-7")]
+)
+def test_a_body_with_half_a_character_is_shown(client, superuser, db, body, content_type):
+    ended("k", Keep(StoredResponse(200, (("Content-Type", content_type),), body)))
+    page(client, "k")
+
+
 def test_an_encrypted_answer_is_shown_decrypted_with_that_permission_alone(client, staff, db, settings):
     pytest.importorskip("cryptography")
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [base64.b64encode(b"k" * 32).decode()]}
