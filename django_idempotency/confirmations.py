@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -40,7 +41,7 @@ from django_idempotency.situations import at_work
 TEMPLATE = "admin/django_idempotency/idempotencyrecord/confirm.html"
 MOST = 200  # records at once
 CONTENT_TYPE = RegexValidator(
-    r"^[\w.+-]+/[\w.+-]+(?:\s*;\s*[\w.+-]+=[\w.+-]+)*$", gettext_lazy("This is no content type.")
+    re.compile(r"^[\w.+-]+/[\w.+-]+(?: *; *[\w.+-]+=[\w.+-]+)*\Z", re.ASCII), gettext_lazy("This is no content type.")
 )
 SECONDS_A_WEEK = 7 * 24 * 60 * 60
 
@@ -239,7 +240,10 @@ def intervene(model_admin: Any, request: HttpRequest, act: str) -> HttpResponse:
         return confirm(model_admin, request, intervention.act, _records(model_admin, request, seen), form)
     if intervention.act == Act.RESOLVE and len(seen) > 1:
         raise Http404
-    outcomes = [(id, _done(model_admin, request, intervention, form, id, seen[str(id)])) for id in _ids(seen)]
+    outcomes = [
+        (id, _done(model_admin, request, intervention, form, id, as_seen))
+        for id, as_seen in zip(_ids(seen), seen.values(), strict=False)  # of too many, the first
+    ]
     _tell(model_admin, request, intervention, outcomes)
     return HttpResponseRedirect(_back(model_admin, request, _ids(seen)))
 
@@ -307,7 +311,7 @@ def _filters(request: HttpRequest) -> str:
 
 def _back(model_admin: Any, request: HttpRequest, ids: list[UUID]) -> str:
     site = model_admin.admin_site.name
-    if _came_from_record(request):
+    if len(ids) == 1 and _came_from_record(request):
         return reverse("admin:django_idempotency_idempotencyrecord_change", args=ids, current_app=site)
     filters = _filters(request)
     url = reverse("admin:django_idempotency_idempotencyrecord_changelist", current_app=site)

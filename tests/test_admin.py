@@ -476,6 +476,28 @@ def test_each_answer_is_its_own(client, superuser, records):
     assert found("held").held
 
 
+@pytest.mark.parametrize(
+    "content_type", ["text/plain;\r\n charset=utf-8", "text/plain;\n charset=utf-8", "text/pläin", "text/plain\u0660"]
+)
+def test_a_content_type_that_no_server_could_send_is_asked_again(client, superuser, records, content_type):
+    response = act(client, "resolve", "held", status=200, content_type=content_type, body="")
+    assert response.status_code == 200
+    assert found("held").held
+
+
+@pytest.mark.parametrize("id", [str.upper, lambda id: id.replace("-", "")])
+def test_an_id_may_be_written_otherwise(client, superuser, records, id):
+    record = found("held")
+    chosen = f"{id(str(record.pk))} {version(record)}"
+    response = client.post(f"{LIST}intervene/release/", {"record": [chosen]}, follow=True)
+    assert response.status_code == 200
+    assert not found("held").held
+
+
+def test_several_are_no_single_one(client, superuser, records):
+    assert act(client, "release", "held", "stuck", single="1").status_code == 200
+
+
 @pytest.mark.parametrize("query", ["?id=nonsense", f"?id={record_id('nobody', 'k')}", ""])
 def test_an_action_on_nothing_is_not_found(client, superuser, records, query):
     assert client.get(f"{LIST}intervene/release/{query}").status_code == 404
