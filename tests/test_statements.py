@@ -297,6 +297,22 @@ def test_a_threshold_of_none_is_heeded(user, threshold):
     assert not _prepared()
 
 
+@MODES
+@pytest.mark.parametrize("statement", ["DISCARD ALL", "DEALLOCATE ALL"])
+def test_whoever_throws_the_prepared_statements_away_meets_no_error(user, threshold, mode, statement):
+    threshold()
+    view = idempotent(mode=mode)(pay)
+    for key in "ijk":
+        statements_of(view, user, idempotency_key=key)
+    assert _prepared() == VERBS[mode]
+    connection.cursor().execute(statement)
+    for key in "kl":
+        request = RequestFactory().post("/pay/", {"amount": 1}, headers={"Idempotency-Key": key})
+        request.user = user
+        assert view(request).content == b"paid"
+    assert LedgerEntry.objects.count() == 4
+
+
 @pytest.mark.pgbouncer
 def test_behind_a_pooler_nothing_is_prepared(user, monkeypatch, pgbouncer):
     address = urlsplit(pgbouncer(f"/{connection.settings_dict['NAME']}"))

@@ -546,3 +546,32 @@ def test_headers_come_back_as_they_were_stored(store):
     headers = (("X-Json", '{"a": "ü"}'), ("X-Empty", ""))
     store.complete(claim, StoredResponse(200, headers, b""), ATOMIC)
     assert store.read(claim.id, ATOMIC).response.headers == headers
+
+
+@pytest.fixture
+def only_reads(monkeypatch):
+    """Connect anew, to a server that only reads; and to one that writes, with the next connection."""
+    connection.close()
+    with monkeypatch.context() as patch:
+        patch.setitem(
+            connection.settings_dict,
+            "OPTIONS",
+            connection.settings_dict["OPTIONS"] | {"options": "-c default_transaction_read_only=on"},
+        )
+        connection.ensure_connection()
+        yield patch.undo
+    connection.close()
+
+
+@pytest.mark.postgresql
+@MODES
+def test_a_server_that_only_reads_is_a_store_that_is_unavailable(only_reads, policy):
+    with pytest.raises(StoreUnavailable, match="read-only"):
+        engine.claim(operation(), policy)
+
+
+@pytest.mark.postgresql
+@MODES
+def test_after_a_failover_the_claim_finds_the_server_that_writes(only_reads, policy):
+    only_reads()
+    assert isinstance(engine.claim(operation(), policy), Claimed)

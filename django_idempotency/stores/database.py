@@ -10,7 +10,16 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from django.db import IntegrityError, InterfaceError, OperationalError, connections, router, transaction
+from django.db import (
+    IntegrityError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    ProgrammingError,
+    connections,
+    router,
+    transaction,
+)
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Max, QuerySet, Value
 from django.db.models.expressions import Combinable
@@ -45,6 +54,10 @@ def store_errors() -> Iterator[None]:
     except (OperationalError, InterfaceError) as error:
         kind = StoreConflict if is_conflict(error) else StoreUnavailable
         raise kind(str(error).strip()) from error
+    except (InternalError, ProgrammingError) as error:
+        if getattr(error.__cause__, "sqlstate", None) not in STALE_STATES:
+            raise
+        raise StoreUnavailable(str(error).strip()) from error
     except IntegrityError as error:
         violated = _violated_check(error)
         if violated == RETIRED:  # a statement as old as what is being dropped: the next one goes elsewhere
@@ -187,6 +200,9 @@ class DatabaseStore(Store):
                 _rows(policy).filter(pk=id).update(replays=F("replays") + count, last_replayed_at=DatabaseNow())
 
 
+# PostgreSQL, where another connection may help: a server that only reads, such as the primary before a failover, and a
+# prepared statement that is gone, because somebody said DISCARD ALL or DEALLOCATE ALL.
+STALE_STATES = ("25006", "26000")
 # PostgreSQL: lock not available, serialization failure, deadlock.
 CONFLICT_STATES = ("55P03", "40001", "40P01")
 # MariaDB and MySQL: lock wait timeout, deadlock, record changed since last read, lock not available.
