@@ -194,7 +194,10 @@ SELECT quote_ident(nspname), {_microseconds("statement_timestamp()")}, relkind =
 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE pg_class.oid = '{TABLE}'::regclass
 """
 
-LOWER, UPPER = (f"(regexp_match(bounds, '{end} [(]''([^'']+)''[)]'))[1]::timestamptz" for end in ("FROM", "TO"))
+# Infinity is no end, like MINVALUE and MAXVALUE.
+LOWER, UPPER = (
+    f"(regexp_match(bounds, '{end} [(]''((?!-?infinity)[^'']+)''[)]'))[1]::timestamptz" for end in ("FROM", "TO")
+)
 PARTITIONS = f"""
 SELECT part.oid, name, {_microseconds(LOWER)} AS lower, {_microseconds(UPPER)} AS upper, bounds = 'DEFAULT',
     EXISTS (

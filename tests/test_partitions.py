@@ -528,6 +528,20 @@ def test_new_partitions_have_the_storage_parameters_of_the_latest_that_has_some(
 
 @postgresql
 @plain_table
+def test_infinity_is_no_end(table):
+    divide(MIDNIGHT, MIDNIGHT + DAYS)
+    for name, bounds in [(OLDEST, "'-infinity') TO ('2026-01-01'"), (TODAY, "'2026-04-01') TO ('infinity'")]:
+        run_sql(f"DROP TABLE {name}")
+        run_sql(f"CREATE TABLE {name} PARTITION OF {TABLE} (PRIMARY KEY (id)) FOR VALUES FROM ({bounds})")
+    first, *_, last = layout().partitions
+    assert (first.bounds.lower, last.bounds.upper) == (None, None)
+    assert checks.check_partitions(None, ["default"]) == []
+    assert ensure().created == ()
+    assert OLDEST in drop().dropped
+
+
+@postgresql
+@plain_table
 def test_days_are_those_of_utc_in_whatever_time_zone_the_connections_are(table, elsewhere, monkeypatch):
     monkeypatch.setitem(connection.settings_dict, "TIME_ZONE", "Asia/Kathmandu")
     elsewhere(enable)
