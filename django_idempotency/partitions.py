@@ -501,8 +501,8 @@ def _retirement(name: str) -> list[str]:
     # Whoever has locked, changed or made a row in it is waited for: nothing in it can come to life between the look
     # and the end. And whoever comes later finds it empty, and closed.
     return [
-        f"LOCK TABLE ONLY {name} IN ACCESS EXCLUSIVE MODE",
-        f"TRUNCATE TABLE ONLY {name}",
+        f"LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE",
+        f"TRUNCATE TABLE {name}",
         f"ALTER TABLE {name} ADD CONSTRAINT {RETIRED} CHECK (false)",
     ]
 

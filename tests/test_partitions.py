@@ -542,6 +542,20 @@ def test_infinity_is_no_end(table):
 
 @postgresql
 @plain_table
+def test_a_partition_that_is_divided_itself_is_dropped_whole(days):
+    run_sql(f"DROP TABLE {OLDEST}")
+    divided_again = "FOR VALUES FROM (MINVALUE) TO ('2020-01-01') PARTITION BY HASH (id)"
+    run_sql(f"CREATE TABLE {OLDEST} PARTITION OF {TABLE} {divided_again}")
+    run_sql(f"CREATE TABLE {OLDEST}x PARTITION OF {OLDEST} FOR VALUES WITH (MODULUS 1, REMAINDER 0)")
+    old(age=10 * 365 * DAY)
+    assert rows(OLDEST) == 1
+    assert OLDEST in drop().dropped
+    assert IdempotencyRecord.objects.count() == 0
+    assert door(paying)().status_code == 201
+
+
+@postgresql
+@plain_table
 def test_days_are_those_of_utc_in_whatever_time_zone_the_connections_are(table, elsewhere, monkeypatch):
     monkeypatch.setitem(connection.settings_dict, "TIME_ZONE", "Asia/Kathmandu")
     elsewhere(enable)
