@@ -17,7 +17,13 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from django_idempotency import engine, stores
-from django_idempotency.exceptions import ClaimLost, IllegalMove, StoreConflict, StoreUnavailable
+from django_idempotency.exceptions import (
+    ClaimInsideTransaction,
+    ClaimLost,
+    IllegalMove,
+    StoreConflict,
+    StoreUnavailable,
+)
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.outcomes import Claimed, Held, InFlight, Keep, Mismatch, Operation, Replay, StoredResponse
 from django_idempotency.policy import Policy
@@ -575,3 +581,15 @@ def test_a_server_that_only_reads_is_a_store_that_is_unavailable(only_reads, pol
 def test_after_a_failover_the_claim_finds_the_server_that_writes(only_reads, policy):
     only_reads()
     assert isinstance(engine.claim(operation(), policy), Claimed)
+
+
+@MODES
+def test_with_autocommit_off_nothing_is_claimed_because_nobody_would_commit_it(store, policy):
+    transaction.set_autocommit(False)
+    try:
+        with pytest.raises(ClaimInsideTransaction):
+            engine.claim(operation(), policy)
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
+    assert store.read(operation().id, policy) is None

@@ -313,6 +313,8 @@ def _answer(response: StoredResponse | None) -> dict[str, Any]:
 
 
 def in_foreign_transaction(connection: BaseDatabaseWrapper) -> bool:
-    """Whether a transaction is open that is not one of Django's own test cases'."""
+    """Whether a transaction is open that is not one of Django's own test cases', or will be, with autocommit off."""
+    if not connection.in_atomic_block:
+        return not (connection.settings_dict["AUTOCOMMIT"] if connection.connection is None else connection.autocommit)
     blocks = getattr(connection, "atomic_blocks", [])
-    return connection.in_atomic_block and not all(getattr(block, "_from_testcase", False) for block in blocks)
+    return not all(getattr(block, "_from_testcase", False) for block in blocks)
