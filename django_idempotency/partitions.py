@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 TABLE = IdempotencyRecord._meta.db_table
 MOST = 100_000  # rows that are counted
+GONE = "gone meanwhile"
 HAS_DEFAULT = "there is a default partition, beside which none can be detached concurrently"
 LOCK_TIMEOUT = "100ms"  # nobody waits longer than that behind a lock that we are waiting for
 ATTEMPTS, PAUSE = 20, 0.25  # for a lock that is not to be had, with so many seconds between
@@ -517,7 +518,9 @@ def _retire(alias: str, partition: Partition) -> str:
         lock, *closing = _retirement(partition.name)
         with short_transaction(alias, lock_timeout=LOCK_TIMEOUT) as cursor:
             cursor.execute(lock)
-            (current,) = [p for p in layout(using=alias).partitions if p.oid == partition.oid] or (partition,)
+            current = _current(alias, partition)
+            if current is None:
+                return GONE
             if current.retired:
                 return ""
             if reason := why_kept(partition.bounds, _contents(cursor, partition.name)):
@@ -531,8 +534,8 @@ def _retire(alias: str, partition: Partition) -> str:
     except DatabaseError as error:
         if is_conflict(error):
             return "in use by a long transaction"
-        if not _is_attached(alias, partition):
-            return ""
+        if _current(alias, partition) is None:
+            return GONE
         raise
 
 
@@ -542,16 +545,20 @@ def _detachment(name: str, *, begun: bool = False) -> str:
 
 def _detach(alias: str, partition: Partition) -> str:
     """Wait until the transactions that use the table have ended; nobody waits for us meanwhile."""
+    if _current(alias, partition) is None:
+        return ""
     try:
         with connections[alias].cursor() as cursor:
             cursor.execute(_detachment(partition.name, begun=partition.detaching))
     except DatabaseError as error:
-        return str(error).strip() if _is_attached(alias, partition) else ""
+        return str(error).strip() if _current(alias, partition) else ""
     return ""
 
 
-def _is_attached(alias: str, partition: Partition) -> bool:
-    return partition.oid in {attached.oid for attached in layout(using=alias).partitions}
+def _current(alias: str, partition: Partition) -> Partition | None:
+    """As it is by now. A name alone may mean another one: somebody may have converted the table back and forth."""
+    same = (p for p in layout(using=alias).partitions if (p.oid, p.name) == (partition.oid, partition.name))
+    return next(same, None)
 
 
 LEFT_BEHIND = f"""
@@ -571,6 +578,8 @@ def _left_behind(alias: str) -> list[str]:
 
 
 def _drop_detached(alias: str, name: str) -> Dropped:
+    if name not in _left_behind(alias):
+        return Dropped()  # somebody else has dropped it
     with connections[alias].cursor() as cursor:
         cursor.execute(f"DROP TABLE IF EXISTS {name}")
     return Dropped(dropped=(name,))

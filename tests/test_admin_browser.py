@@ -75,6 +75,7 @@ def choose(admin, key, action):
     admin.click(".actions button[type=submit]")
 
 
+@pytest.mark.postgresql  # where the page can tell beforehand that the row is locked
 def test_a_key_is_released_once_its_holder_is_dead_and_not_before(admin):
     alive, dead = overdue("alive"), overdue("dead")
     engine.claim(operation("young"), ATOMIC)

@@ -462,7 +462,10 @@ def test_a_record_that_somebody_has_locked_is_passed_over(elsewhere):
 @row_locks
 def test_two_at_once_delete_everything_once():
     fill(100, purge_at=-1000)
-    assert sum(one.rows for one in in_threads(3, lambda _: cleanup(batch=7, pause=0))) == 100
+    deleted = sum(one.rows for one in in_threads(3, lambda _: cleanup(batch=7, pause=0)))
+    # On MariaDB one can pass over a row that another has locked and, as a deadlock's victim, lets go again.
+    assert 93 < deleted <= 100
+    assert deleted + cleanup().rows == 100
     assert keys() == set()
 
 

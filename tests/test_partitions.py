@@ -716,7 +716,7 @@ def test_status_tells_why_a_partition_stays(days):
     assert all(partition.bytes > 0 for partition in status().partitions)
 
 
-LOCK_PARTITION = "LOCK TABLE ONLY public"
+LOCK_PARTITION = "LOCK TABLE public"
 
 
 @postgresql

@@ -304,5 +304,6 @@ def test_the_workers_of_a_server_write_what_they_have_counted_when_it_stops(serv
 def told(database):
     """What happened at one view in the last hour, as the command tells."""
     command = [sys.executable, "-m", "testproject", "idempotency_stats", "--json"]
-    run = subprocess.run(command, env=environment() | {"DATABASE_URL": database}, capture_output=True, check=True)
+    given = environment() | {"DATABASE_URL": database, "DEBUG": "1"}
+    run = subprocess.run(command, env=given, stdout=subprocess.PIPE, check=True)
     return json.loads(run.stdout)["views"].get("testproject.views.refund", {})

@@ -9,6 +9,7 @@ on the same: from a state that was reached before nothing new can come, and the 
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
@@ -25,6 +26,7 @@ from django.db import connections
 PATIENCE = 20  # seconds; far more than any statement here takes
 LOOK_AFTER = 0.004  # a statement that takes longer may be waiting for a lock
 TIMESTAMPTZ = 1184  # its type's number
+WRITTEN_TIME = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}\+00")  # as a claim tells when its record was made
 HOUR = 3600
 IDLE = "(time passes)"
 TRIES = 5  # of a schedule that goes another way when it is played again
@@ -178,7 +180,7 @@ def _rows(cursor: Any) -> Hashable:
 
 
 def _value(value: bytes | None, type_: int) -> Hashable:
-    if value is None or type_ != TIMESTAMPTZ:
+    if value is None or (type_ != TIMESTAMPTZ and not WRITTEN_TIME.fullmatch(value)):
         return value
     text = value.decode()
     return round((datetime.fromisoformat(text).astimezone(UTC) - datetime.now(UTC)).total_seconds() / HOUR)
