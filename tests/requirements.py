@@ -65,6 +65,7 @@ REQUIREMENTS = {
     "drf": _extra("needs Django REST framework", "rest_framework"),
     "prometheus": _extra("needs prometheus-client", "prometheus_client"),
     "celery": _extra("needs Celery", "celery"),
+    "cryptography": _extra("encrypts", "cryptography"),
     "django_tasks": Requirement(
         "needs the task framework of Django 6.0",
         lambda: bool(find_spec("django.tasks")),

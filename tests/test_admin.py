@@ -279,8 +279,8 @@ def test_a_body_with_half_a_character_is_shown(client, superuser, db, body, cont
     page(client, "k")
 
 
+@pytest.mark.cryptography
 def test_an_encrypted_answer_is_shown_decrypted_with_that_permission_alone(client, staff, db, settings):
-    pytest.importorskip("cryptography")
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [base64.b64encode(b"k" * 32).decode()]}
     ended("k", Keep(StoredResponse(200, (("X-Kept", "secret"), ("Content-Type", "text/plain")), b"hush")), encrypt=True)
     without = page(client, "k")
