@@ -80,7 +80,8 @@ class Messages:
         fails = bool(trouble.simulate.get("raise"))
         order = {"key": call.key, "mode": mode, "payment": payment, "fails": fails, "faults": trouble.faults}
         status, result = self.consumers.deliver(call.client, order)
-        effect = named(result["id"], amount(call)) if isinstance(result, dict) else ""
+        told = None if mode == "lease" else amount(call)
+        effect = named(result["id"], told) if isinstance(result, dict) else ""
         return Answer(status, json.dumps(result).encode(), effect=effect)
 
     def effects(self, key: str) -> list[str]:

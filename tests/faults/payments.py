@@ -75,7 +75,8 @@ class Payments:
         self.tally["answer an hour off"] += _is_off(answer)
         if answer.status_code >= 500:
             BACKING_OFF.wait(BACK_OFF)
-        return Answer(answer.status_code, answer.content, effect=_effect(answer, call))
+        effect = _effect(answer, None if door in LEASED else amount(call))
+        return Answer(answer.status_code, answer.content, effect=effect)
 
     def effects(self, key: str) -> int | list[str]:
         """The names of the effects; but how many there are at the gateway, where that is not one."""
@@ -100,7 +101,10 @@ class Ledger:
         """The names of those with a reference, and their kinds."""
         if self.connection is None or self.connection.closed:
             self.connection = psycopg.connect(self.url, autocommit=True)
-        query = "SELECT id, amount, kind FROM testproject_ledgerentry WHERE reference = %s"
+        query = (
+            "SELECT id, CASE WHEN operation IS NULL THEN amount END, kind FROM testproject_ledgerentry"
+            " WHERE reference = %s"
+        )
         return [(named(id.hex, amount), kind) for id, amount, kind in self.connection.execute(query, [reference])]
 
     def close(self) -> None:
@@ -108,9 +112,13 @@ class Ledger:
             self.connection.close()
 
 
-def named(id: str, amount: int) -> str:
-    """An effect's name: by the amount it tells the body that it is of."""
-    return f"{id}:{amount}"
+def named(id: str, amount: int | None) -> str:
+    """An effect's name: by the amount it tells the body that it is of.
+
+    Without it where a key names the effect. Such a one stands when the operation is refused after it, which releases
+    its key, and whoever uses the key again finds it, with whatever body.
+    """
+    return id if amount is None else f"{id}:{amount}"
 
 
 def amount(call: Call) -> int:
@@ -135,10 +143,10 @@ def _is_off(answer: httpx.Response) -> bool:
     return abs(parsedate_to_datetime(answer.headers["Date"]).timestamp() - time.time()) > 1800
 
 
-def _effect(answer: httpx.Response, call: Call) -> str:
+def _effect(answer: httpx.Response, amount: int | None) -> str:
     if answer.status_code >= 300:
         return ""
-    return named(str(answer.json()["id"]).removeprefix("ch_").replace("-", ""), amount(call))
+    return named(str(answer.json()["id"]).removeprefix("ch_").replace("-", ""), amount)
 
 
 # --- What bit --------------------------------------------------------------------------------------------------------
