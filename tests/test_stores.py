@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 from django.contrib.auth import get_user_model
-from django.db import connection, transaction
+from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 from django_idempotency import engine, stores
@@ -367,6 +367,19 @@ def test_a_new_record_is_made_under_a_lock_of_its_own_key(other):
 MAKING = "SELECT pg_advisory_xact_lock(uuid_hash_extended(%s, 0))"
 
 ZONES = {"postgresql": "SET TIME ZONE 'Asia/Tokyo'", "mysql": "SET time_zone = '+09:00'", "sqlite": "SELECT 1"}
+
+
+@pytest.mark.postgresql
+def test_a_record_that_the_table_refuses_is_an_error_and_not_asked_for_again():
+    table = IdempotencyRecord._meta.db_table
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {table} ADD CONSTRAINT refused CHECK (key <> 'refused')")
+    try:
+        with pytest.raises(IntegrityError):
+            engine.claim(operation("refused"), ATOMIC)
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute(f"ALTER TABLE {table} DROP CONSTRAINT refused")
 
 
 def test_times_are_the_databases_own_in_whatever_time_zone_it_is(store, monkeypatch):

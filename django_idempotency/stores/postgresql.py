@@ -31,7 +31,7 @@ from django_idempotency.stores.database import (
 TABLE = IdempotencyRecord._meta.db_table
 
 # One call, one row, whatever is there: the new record, or the old one with the database's time and whether its row lock
-# is free. The function is migration 0005's. With it comes the number of the server's process, which tells whether a
+# is free. The function is in claim_function.py. With it comes the number of the server's process, which tells whether a
 # pooler stands between.
 CLAIM = """
 SELECT pg_backend_pid(), * FROM django_idempotency_claim(
@@ -111,8 +111,12 @@ class PostgreSQLStore(DatabaseStore):
         new = (operation.id, operation.scope, operation.key, operation.method, operation.path, fingerprint, token)
         try:
             process, created, free, *old = self._fetch(stated(CLAIM, policy), new, policy)
-        except (StoreConflict, IntegrityError):  # the latter: a record that was made without the function's lock
+        except StoreConflict:
             return None
+        except IntegrityError as error:
+            if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):
+                raise
+            return None  # a record that was made without the function's lock
         self._learn(process, policy)
         if created:
             return Claimed(operation, token, created=created)
