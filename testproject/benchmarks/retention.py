@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -27,6 +28,14 @@ SETTLING = 2  # seconds from a checkpoint to the phase behind it
 SETTINGS = {"cleanup": {"autovacuum_naptime": "5s"}, "reaper": {"autovacuum": "off"}}
 
 Phase = dict[str, Any]
+KINDS = ("quiet", "cleaning", "computing")
+COMPUTE = """
+DO $$ DECLARE
+    ends timestamptz := clock_timestamp() + interval '{seconds} s';
+BEGIN
+    WHILE clock_timestamp() < ends LOOP END LOOP;
+END $$
+"""
 
 STUCK = 100
 DAYS_STUCK = (1, 3, 5)  # of those for each of the passes
@@ -57,17 +66,18 @@ def main(order: str) -> None:
 
 
 def cleanup(rows: int, kept: int, parameters: str = "", **pace: float) -> dict[str, Any]:
-    """Delete ``rows`` beside claims, in phases that take turns with quiet ones."""
+    """Delete ``rows`` beside claims, in phases that take turns with quiet ones, and with such that only compute."""
     fill_with_due(rows, kept)
     with connection.cursor() as cursor:
         if parameters:
             cursor.execute(f"ALTER TABLE {growth.TABLE} {parameters}")
     phases: list[Phase] = []
     with paced.load(NAME, rate=RATE) as load, autovacuum.watched(NAME) as vacuums:
-        _phase(lambda: time.sleep(SETTLING))
+        _phase("settling", lambda: time.sleep(SETTLING))
         for _ in range(ROUNDS):
-            phases.append(_phase(lambda: time.sleep(QUIET)))
-            phases.append(_phase(lambda: _clean(rows // ROUNDS, pace)))
+            phases.append(_phase("quiet", lambda: time.sleep(QUIET)))
+            phases.append(_phase("cleaning", lambda: _clean(rows // ROUNDS, pace)))
+            phases.append(_phase("computing", partial(_compute, phases[-1])))
     return _told(phases, load, vacuums)
 
 
@@ -80,7 +90,7 @@ def fill_with_due(rows: int, kept: int) -> None:
         growth.copy(cursor, completed, kept, purge_at="purge_at + i * interval '1 ms'")
 
 
-def _phase(act: Callable[[], Any]) -> Phase:
+def _phase(kind: str, act: Callable[[], Any]) -> Phase:
     """Behind a checkpoint, so that each phase pays for its own page images."""
     with connection.cursor() as cursor:
         cursor.execute("CHECKPOINT")
@@ -90,7 +100,7 @@ def _phase(act: Callable[[], Any]) -> Phase:
     ended, after = time.monotonic(), _written()
     seconds = ended - begun
     written = {name: (after[name] - before[name]) / seconds for name in after}
-    return {"begun": begun, "ended": ended, "seconds": seconds, **written, **figures}
+    return {"kind": kind, "begun": begun, "ended": ended, "seconds": seconds, **written, **figures}
 
 
 def _written() -> dict[str, float]:
@@ -102,17 +112,29 @@ def _written() -> dict[str, float]:
 
 def _clean(rows: int, pace: dict[str, Any]) -> dict[str, Any]:
     """Delete so many, and let autovacuum do what that leaves to it."""
+    from django_idempotency.conf import conf
     from django_idempotency.maintenance import cleaning
 
+    pause = pace.get("pause", conf().cleanup_pause)
     deleted, begun = 0, time.monotonic()
-    for batch in cleaning(**pace):
+    for batches, batch in enumerate(cleaning(**pace), start=1):
         deleted += batch.rows
         if deleted >= rows or batch.finished:
             break
     ended = time.monotonic()
     with connection.cursor() as cursor:
         autovacuum.settle(cursor)
-    return {"deleted": deleted, "deleting": (begun, ended), "deleted_rate": deleted / (ended - begun)}
+    work = (ended - begun) / batches - pause
+    deleting = {"deleted": deleted, "deleting": (begun, ended), "deleted_rate": deleted / (ended - begun)}
+    return {**deleting, "batches": batches, "work": work, "pause": pause}
+
+
+def _compute(cleaning: Phase) -> None:
+    """Take the database a processor for as long as the batches did, and touch no data."""
+    with connection.cursor() as cursor:
+        for _ in range(cleaning["batches"]):
+            cursor.execute(COMPUTE.format(seconds=cleaning["work"]))
+            time.sleep(cleaning["pause"])
 
 
 def _told(phases: list[Phase], load: paced.Load, vacuums: Sequence[paced.Window]) -> dict[str, Any]:
@@ -120,17 +142,18 @@ def _told(phases: list[Phase], load: paced.Load, vacuums: Sequence[paced.Window]
         phase["vacuums"] = [(begun, ended) for begun, ended in vacuums if phase["begun"] <= begun < phase["ended"]]
         busy = [phase["deleting"], *phase["vacuums"]] if "deleting" in phase else [(phase["begun"], phase["ended"])]
         phase |= {"windows": busy, **paced.percentiles(load.within(busy))}
-    quiet, cleaning = ([phase for phase in phases if ("deleting" in phase) == cleans] for cleans in (False, True))
+    quiet, cleaning, computing = ([phase for phase in phases if phase["kind"] == kind] for kind in KINDS)
     windows = {
         "quiet": [window for phase in quiet for window in phase["windows"]],
         "cleaning": [window for phase in cleaning for window in phase["windows"]],
         "– deleting": [phase["deleting"] for phase in cleaning],
         "– vacuuming": [window for phase in cleaning for window in phase["vacuums"]],
+        "computing as long": [window for phase in computing for window in phase["windows"]],
     }
     told = {kind: _figures(load, of) for kind, of in windows.items()}
     for figures in told.values():
         figures["ratio"] = figures["p99"] / told["quiet"]["p99"]
-    for kind, of in (("quiet", quiet), ("cleaning", cleaning)):
+    for kind, of in (("quiet", quiet), ("cleaning", cleaning), ("computing as long", computing)):
         told[kind] |= {name: median(phase[name] for phase in of) for name in ("wal", "images")}
     told["– deleting"]["deleted_rate"] = median(phase["deleted_rate"] for phase in cleaning)
     ratios = [after["p99"] / before["p99"] for before, after in zip(quiet, cleaning, strict=True)]
