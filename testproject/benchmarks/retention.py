@@ -116,9 +116,11 @@ def _clean(rows: int, pace: dict[str, Any]) -> dict[str, Any]:
     from django_idempotency.maintenance import cleaning
 
     pause = pace.get("pause", conf().cleanup_pause)
-    deleted, begun = 0, time.monotonic()
-    for batches, batch in enumerate(cleaning(**pace), start=1):
+    deleted = batches = 0
+    begun = time.monotonic()
+    for batch in cleaning(**pace):
         deleted += batch.rows
+        batches += 1
         if deleted >= rows or batch.finished:
             break
     ended = time.monotonic()
