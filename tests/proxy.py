@@ -1,4 +1,4 @@
-"""A TCP proxy in front of the database, which cuts the wire when a test says so: for good, or at a COMMIT."""
+"""A TCP proxy in front of a database or a broker, which cuts the wire when a test says so: for good, or at a COMMIT."""
 
 from __future__ import annotations
 

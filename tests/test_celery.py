@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
@@ -23,6 +24,7 @@ from django_idempotency.models import IdempotencyRecord
 from testproject import tasks
 from testproject.models import LedgerEntry
 from tests.databases import database_url
+from tests.proxy import running_proxy
 from tests.servers import ROOT
 from tests.waiting import eventually
 
@@ -55,7 +57,10 @@ class Worker:
 
 @pytest.fixture(scope="module")
 def start_worker(django_db_setup, rabbitmq_url, tmp_path_factory) -> Iterator[Callable[..., Worker]]:
-    """Start a worker for the test database, on a queue of its own or on ``queue``; stopped after these tests."""
+    """Start a worker for the test database, on a queue of its own or on ``queue``; stopped after these tests.
+
+    ``more``: variables of its environment.
+    """
     environment = {
         "DATABASE_URL": database_url(connection.settings_dict, connection.settings_dict["NAME"]),
         "CELERY_BROKER_URL": rabbitmq_url,
@@ -65,13 +70,13 @@ def start_worker(django_db_setup, rabbitmq_url, tmp_path_factory) -> Iterator[Ca
     command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
     with ExitStack() as stack:
 
-        def start(queue: str | None = None) -> Worker:
+        def start(queue: str | None = None, **more: str) -> Worker:
             name = str(uuid4())
             log_file = tmp_path_factory.mktemp("worker") / "log"
             with log_file.open("wb") as log:
                 process = subprocess.Popen(
                     [*command, "-n", f"{name}@tests", "-Q", queue or name],
-                    **{"cwd": ROOT, "env": os.environ | environment, "stdout": log, "stderr": log},
+                    **{"cwd": ROOT, "env": os.environ | environment | more, "stdout": log, "stderr": log},
                     start_new_session=True,
                 )
             worker = Worker(queue or name, process, log_file)
@@ -138,6 +143,22 @@ def test_a_task_whose_worker_is_killed_takes_effect_once(start_worker, send, kil
     assert str(LedgerEntry.objects.get().pk) == paid["id"]
     send(worker, tasks.charge, delay_ms=700, task_id=task_id)
     assert results(task_id, worker, count=2) == [paid, paid]
+
+
+def test_a_task_whose_broker_goes_away_meanwhile_takes_effect_once(start_worker, send, rabbitmq_url):
+    address = urlsplit(rabbitmq_url)
+    with running_proxy({"HOST": address.hostname, "PORT": address.port or 5672}) as proxy:
+        login = address.netloc.rpartition("@")[0]
+        near = address._replace(netloc=f"{login}@127.0.0.1:{proxy.port}").geturl()
+        worker = start_worker(CELERY_BROKER_URL=near)
+        task_id = send(worker, tasks.charge, delay_ms=700)
+        eventually(lambda: "charged r" in worker.log(), within=20)
+        proxy.go_away()
+        eventually(lambda: "onnection to broker lost" in worker.log(), within=20)
+        (paid,) = results(task_id, worker)  # nobody hears of it
+        proxy.come_back()
+        assert results(task_id, worker, count=2) == [paid, paid]
+    assert effects() == 1
 
 
 def test_a_task_that_is_delivered_again_returns_its_first_result(worker, send):
