@@ -11,10 +11,10 @@ class DjangoIdempotencyConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from django_idempotency import checks, deploy_checks, instrumentation  # noqa: F401 (registers the system checks)
+        from django_idempotency import checks, deploy_checks, events, instrumentation, tallies  # noqa: F401 (checks)
         from django_idempotency.stores.claim_function import create_after_migrate
-        from django_idempotency.tallies import listen
 
-        listen()
+        events.listen()
+        tallies.listen()
         post_migrate.connect(create_after_migrate, sender=self)
         instrumentation.install()

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import logging
 from typing import Any
+from uuid import UUID
 
-from django.dispatch import Signal
-
-from django_idempotency import signals
 from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.outcomes import Operation
 
@@ -23,50 +21,20 @@ def log(
     message: str,
     *arguments: object,
     operation: Operation | None = None,
+    record_id: UUID | None = None,
     attempt: int | None = None,
     error: BaseException | None = None,
 ) -> None:
-    """Log ``message`` with the fields of ``operation``; with the traceback of ``error``, if there is one."""
+    """Log ``message`` with the fields of ``operation`` or a record; with ``error``, with its traceback."""
+    id = operation.id if operation else record_id
     fields = {
         "event": event,
         "door": operation and operation.door and str(operation.door),
         "view": operation and operation.view,
-        "record_id": operation and str(operation.id),
+        "record_id": id and str(id),
         "attempt": attempt,
     }
     logger.log(level, message, *arguments, exc_info=error, extra=fields)
-
-
-EVENTS: dict[str, tuple[Signal, int, str]] = {
-    "takeover": (signals.taken_over, logging.WARNING, "idempotency record %s: its holder is gone, it runs again"),
-    "mismatch": (signals.mismatched, logging.WARNING, "idempotency record %s: its key came with another request"),
-    "held": (signals.held, logging.WARNING, "idempotency record %s: a caller has to wait for a person's decision"),
-    "stale_write_rejected": (
-        signals.stale_write_rejected,
-        logging.WARNING,
-        "idempotency record %s: a holder came back too late and could write nothing",
-    ),
-    "lost_claim": (signals.claim_lost, logging.INFO, "idempotency record %s: a rival was quicker, nothing was run"),
-    "pending_timeout": (signals.pending_timeout, logging.INFO, "idempotency record %s: a caller waited in vain"),
-    "refused_late": (signals.refused_late, logging.INFO, "idempotency record %s: a retry came too late"),
-    "reaped": (signals.reaped, logging.INFO, "idempotency record %s: its lease had run out, it was reaped"),
-}
-
-
-def _listen(event: str, signal: Signal, level: int, message: str) -> None:
-    def hear(operation: Operation, attempt: int | None = None, **_named: Any) -> None:
-        log(level, event, message, operation.id, operation=operation, attempt=attempt)
-
-    signal.connect(hear, weak=False, dispatch_uid=__name__)
-
-
-def _hear_of_store_failure(operation: Operation, error: BaseException, **_named: Any) -> None:
-    log(logging.ERROR, "store_error", "idempotency record %s: %s", operation.id, cause(error), operation=operation)
-
-
-for _event, (_signal, _level, _message) in EVENTS.items():
-    _listen(_event, _signal, _level, _message)
-signals.store_failed.connect(_hear_of_store_failure, dispatch_uid=__name__)
 
 
 # --- What an error may say of itself ---------------------------------------------------------------------------------

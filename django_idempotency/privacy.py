@@ -20,10 +20,9 @@ from uuid import UUID
 from django.db import connections
 
 from django_idempotency.conf import conf
+from django_idempotency.logs import log
 from django_idempotency.outcomes import StoredResponse
 from django_idempotency.policy import Policy, Redact
-
-logger = logging.getLogger("django_idempotency")
 
 # Stands where the headers were, with the id of the key. No header is called that: a colon can't be in a name.
 ENCRYPTED = ":encrypted"
@@ -145,5 +144,5 @@ def _bound(response: StoredResponse, id: UUID) -> bytes:
 def _log(what: str, id: UUID, error: Exception) -> None:
     # Not its text, nor its traceback: either may hold a piece of the answer.
     place = traceback.extract_tb(error.__traceback__)[-1]
-    kind = type(error).__name__
-    logger.error("the answer of idempotency record %s %s: %s at %s:%s", id, what, kind, place.filename, place.lineno)
+    told = (id, what, type(error).__name__, place.filename, place.lineno)
+    log(logging.ERROR, "answer_lost", "the answer of idempotency record %s %s: %s at %s:%s", *told, record_id=id)

@@ -11,9 +11,8 @@ from typing import Any
 
 from django.dispatch import Signal
 
+from django_idempotency.logs import log
 from django_idempotency.outcomes import Operation
-
-logger = logging.getLogger("django_idempotency")
 
 claimed = Signal()  # attempt
 taken_over = Signal()  # attempt
@@ -38,5 +37,5 @@ def send(signal: Signal, operation: Operation, **named: Any) -> None:
     if signal.receivers:
         try:
             signal.send_robust(sender=operation.sender, operation=operation, **named)
-        except Exception:  # Django's log of an error names the receiver, and fails if that has no name
-            logger.exception("error in a receiver of a signal")
+        except Exception as error:  # Django's log of an error names the receiver, and fails if that has no name
+            log(logging.ERROR, "receiver", "error in a receiver of a signal", operation=operation, error=error)

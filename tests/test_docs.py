@@ -22,7 +22,7 @@ from django.dispatch import Signal
 from django.http import HttpResponse
 from django.test import override_settings
 
-from django_idempotency import checks, conf, deploy_checks, logs, models, policy, responses, signals
+from django_idempotency import checks, conf, deploy_checks, events, models, policy, responses, signals
 from django_idempotency.decorators import idempotent
 from django_idempotency.exceptions import (
     AnonymousKey,
@@ -180,12 +180,12 @@ def test_every_event_in_the_log_is_documented_with_its_level():
     documented = {code(event)[0]: level for event, level, _meaning in rows(section("monitoring.md", "Logs"))}
     calls = [
         ast.unparse(node)
-        for module in Path(logs.__file__).parent.rglob("*.py")
+        for module in Path(events.__file__).parent.rglob("*.py")
         for node in ast.walk(ast.parse(module.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "log"
     ]
     called = {match[2]: match[1] for call in calls if (match := re.match(r"log\(logging\.(\w+), '(\w+)'", call))}
-    raised = {event: logging.getLevelName(level) for event, (_signal, level, _message) in logs.EVENTS.items()}
+    raised = {event: logging.getLevelName(level) for event, (_signal, level, _message) in events.EVENTS.items()}
     assert documented == called | raised | {"store_error": "ERROR"}
 
 

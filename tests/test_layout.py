@@ -15,7 +15,7 @@ PACKAGE = "django_idempotency"
 ROOT = Path(__file__).parent.parent / PACKAGE
 # Each layer may import from those before it. Names are modules or sub-packages of the package.
 LAYERS = [
-    {"outcomes", "keys", "fingerprints", "exceptions", "signals", "logs"},
+    {"outcomes", "keys", "fingerprints", "exceptions", "signals", "logs", "events"},
     {"policy", "conf", "encryption", "privacy"},
     {"models"},
     {"stores"},
@@ -35,6 +35,8 @@ LAYERS = [
 ]
 # Inside a layer, from the lowest.
 ORDERED = [
+    ["logs", "signals"],
+    ["signals", "events"],
     ["policy", "conf"],
     ["conf", "privacy"],
     ["encryption", "privacy"],

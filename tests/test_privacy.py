@@ -117,6 +117,7 @@ def test_a_redaction_that_fails_costs_the_copy_and_never_the_answer(mode, redact
     assert SECRET not in everything_stored()
     (said,) = [entry for entry in caplog.records if entry.levelno == logging.ERROR]
     assert f"{record().pk} could not be redacted, and is not stored" in said.getMessage()
+    assert (said.event, said.record_id) == ("answer_lost", str(record().pk))
     assert SECRET not in caplog.text
 
 

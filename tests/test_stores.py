@@ -28,7 +28,7 @@ from django_idempotency.models import IdempotencyRecord
 from django_idempotency.outcomes import Claimed, Held, InFlight, Keep, Mismatch, Operation, Replay, StoredResponse
 from django_idempotency.policy import Policy
 from django_idempotency.stores.base import Lock, Seen, Store
-from django_idempotency.stores.database import DatabaseStore
+from django_idempotency.stores.database import UNTIL, DatabaseStore, store_errors
 from django_idempotency.stores.postgresql import PostgreSQLStore
 from testproject.models import LedgerEntry
 from tests.threads import OtherThread, in_threads, wait_little_for_locks
@@ -380,6 +380,19 @@ def test_a_record_that_the_table_refuses_is_an_error_and_not_asked_for_again():
     finally:
         with connection.cursor() as cursor:
             cursor.execute(f"ALTER TABLE {table} DROP CONSTRAINT refused")
+
+
+@pytest.mark.postgresql
+def test_that_a_partition_is_missing_is_logged_without_the_row_that_has_none(db, caplog):
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(f"CREATE TEMP TABLE divided (key text, CONSTRAINT {UNTIL} CHECK (false))")
+        with pytest.raises(StoreUnavailable, match="idempotency_partitions ensure"), store_errors():
+            cursor.execute("INSERT INTO divided VALUES ('the-raw-key')")
+        transaction.set_rollback(True)
+    (said,) = caplog.records
+    assert (said.event, said.levelname, said.record_id) == ("no_partition", "CRITICAL", None)
+    assert "23514" in said.getMessage()
+    assert "the-raw-key" not in caplog.text
 
 
 def test_times_are_the_databases_own_in_whatever_time_zone_it_is(store, monkeypatch):

@@ -26,13 +26,12 @@ from django.db.models.expressions import Combinable
 from django.db.models.functions import Coalesce
 
 from django_idempotency.exceptions import StoreConflict, StoreUnavailable
+from django_idempotency.logs import cause, log
 from django_idempotency.models import DatabaseNow, IdempotencyRecord, Status, check_move
 from django_idempotency.outcomes import Claimed, Operation, Snapshot, StoredResponse
 from django_idempotency.policy import Lock as LockChoice
 from django_idempotency.policy import Mode, OnCrash, Policy
 from django_idempotency.stores.base import Lock, Seen, Store
-
-logger = logging.getLogger("django_idempotency")
 
 # The CHECKs of partitioning: of a table before it becomes the first partition, and of a partition that is to go.
 UNTIL, RETIRED = "idempotency_record_until", "idempotency_record_retired"
@@ -63,17 +62,17 @@ def store_errors() -> Iterator[None]:
         if violated == RETIRED:  # a statement as old as what is being dropped: the next one goes elsewhere
             raise StoreConflict(str(error).strip()) from error
         if violated in ("", UNTIL):
-            logger.critical("%s (%s)", NO_PARTITION, str(error).strip())
+            log(logging.CRITICAL, "no_partition", "%s (%s)", NO_PARTITION, cause(error))
             raise StoreUnavailable(NO_PARTITION) from error
         raise
 
 
 def _violated_check(error: IntegrityError) -> str | None:
     """The name of a CHECK in PostgreSQL; empty where there was no partition for a row, which counts as one."""
-    cause: Any = error.__cause__
-    if getattr(cause, "sqlstate", None) != "23514":
+    driver: Any = error.__cause__
+    if getattr(driver, "sqlstate", None) != "23514":
         return None
-    return cause.diag.constraint_name or ""
+    return driver.diag.constraint_name or ""
 
 
 def ahead(seconds: float) -> Combinable:
@@ -211,11 +210,11 @@ CONFLICT_NUMBERS = (1205, 1213, 1020, 3572)
 
 def is_conflict(error: Exception) -> bool:
     """Whether ``error`` says that another transaction was in the way."""
-    cause = error.__cause__
+    driver = error.__cause__
     return (
-        getattr(cause, "sqlstate", None) in CONFLICT_STATES
+        getattr(driver, "sqlstate", None) in CONFLICT_STATES
         or (error.args[:1] or (None,))[0] in CONFLICT_NUMBERS
-        or getattr(cause, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+        or getattr(driver, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
     )
 
 
