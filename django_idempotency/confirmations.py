@@ -36,10 +36,10 @@ from django_idempotency.interventions import (
 )
 from django_idempotency.maintenance import database
 from django_idempotency.outcomes import StoredResponse
+from django_idempotency.responses import WITHOUT_BODY
 from django_idempotency.situations import at_work
 
 TEMPLATE = "admin/django_idempotency/idempotencyrecord/confirm.html"
-MOST = 200  # records at once
 CONTENT_TYPE = RegexValidator(
     re.compile(r"^[\w.+-]+/[\w.+-]+(?: *; *[\w.+-]+=[\w.+-]+)*\Z", re.ASCII), gettext_lazy("This is no content type.")
 )
@@ -105,7 +105,9 @@ class ResolveForm(NoteForm):
 
     def clean(self) -> dict[str, Any] | None:
         cleaned = super().clean() or self.cleaned_data
-        if cleaned.get("body") and "json" in cleaned.get("content_type", ""):
+        if cleaned.get("body") and cleaned.get("status") in WITHOUT_BODY:
+            self.add_error("body", _("An answer with status %(status)s has no body.") % cleaned)
+        elif cleaned.get("body") and "json" in cleaned.get("content_type", ""):
             try:
                 json.loads(cleaned["body"])
             except (ValueError, RecursionError) as error:
@@ -242,7 +244,7 @@ def intervene(model_admin: Any, request: HttpRequest, act: str) -> HttpResponse:
         raise Http404
     outcomes = [
         (id, _done(model_admin, request, intervention, form, id, as_seen))
-        for id, as_seen in zip(_ids(seen), seen.values(), strict=False)  # of too many, the first
+        for id, as_seen in zip(_ids(seen), seen.values(), strict=True)
     ]
     _tell(model_admin, request, intervention, outcomes)
     return HttpResponseRedirect(_back(model_admin, request, _ids(seen)))
@@ -255,7 +257,7 @@ def _objection(record: Any, act: Act, locked: set[UUID]) -> Refusal | None:
 
 def _ids(texts: Iterable[str]) -> list[UUID]:
     try:
-        return [UUID(text) for text in texts][:MOST]
+        return [UUID(text) for text in texts]
     except ValueError:
         raise Http404 from None
 

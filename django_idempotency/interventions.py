@@ -8,7 +8,7 @@ back can change nothing. Times are the database's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -24,8 +24,8 @@ from django_idempotency.maintenance import database, in_transaction, kept_again,
 from django_idempotency.models import LIVE, DatabaseNow, IdempotencyRecord, Status, check_move
 from django_idempotency.outcomes import StoredResponse
 from django_idempotency.policy import LONGEST, Mode
-from django_idempotency.privacy import is_storable, sealed
-from django_idempotency.responses import marked_failed
+from django_idempotency.privacy import encrypted, is_storable
+from django_idempotency.responses import WITHOUT_BODY, marked_failed
 from django_idempotency.stores.database import ahead, is_conflict
 
 NO_CLAIM = {"token": None, "locked_at": None, "locked_until": None}
@@ -49,6 +49,7 @@ class Refusal(TextChoices):
     ENDED = "ended", _("Nobody is running it.")
     NO_LEASE = "no_lease", _("In atomic mode there is no lease to extend: the lock of its row is the proof of life.")
     CHANGED = "changed", _("It is no longer as it was when you looked at it.")
+    NOT_ENCRYPTED = "not_encrypted", _("The answer could not be encrypted; the log says why.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +118,14 @@ def resolve(
     """End the key with ``response``, which is replayed: what the operation, which did take place, should have answered.
 
     For a record without an answer that nobody alive has. Other arguments as for ``release``. Raises ``ValueError`` for
-    a status that is none, and for headers that can't be sent.
+    a status that is none, for headers that can't be sent, and for a body where the status has none.
     """
     if not 200 <= response.status <= 599:
         raise ValueError(f"status is {response.status}; it must be from 200 to 599.")
     if not is_storable(response):
         raise ValueError("The answer has a header that can't be sent, or a body that is no bytes.")
+    if response.body and response.status in WITHOUT_BODY:
+        raise ValueError(f"An answer with status {response.status} has no body.")
     return _answer(Act.RESOLVE, id, response, as_seen, witness, using)
 
 
@@ -173,9 +176,10 @@ def _answer(
     act: Act, id: UUID, response: StoredResponse, as_seen: str | None, witness: Witness | None, using: str | None
 ) -> Done | Refused:
     status = Status.FAILED if response.status >= 400 else Status.COMPLETED
-
     # Whatever the policy of the key's view may be: where there is a key to encrypt with, it may be needed.
-    stored = sealed(response, id, replace(conf().policy, encrypt=bool(conf().encryption)))
+    stored = encrypted(response, id) if conf().encryption else response
+    if stored is None:
+        return Refused(Refusal.NOT_ENCRYPTED)
 
     def change(record: IdempotencyRecord) -> dict[str, Any]:
         check_move(record.status, status, decided=True)

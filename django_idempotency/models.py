@@ -37,8 +37,11 @@ MOVES: Mapping[Status | None, frozenset[Status | None]] = {
     Status.COMPLETED: frozenset(),
 }
 MOVES_ONCE_EXPIRED = frozenset({Status.PROCESSING, ABSENT})
-# Of a failure without an answer, when a person records one.
-MOVES_BY_DECISION = frozenset({Status.COMPLETED, Status.FAILED})
+# Of a record without an answer, when a person gives it one.
+MOVES_BY_DECISION: Mapping[str | None, frozenset[str | None]] = {
+    Status.STARTED: frozenset({Status.COMPLETED}),
+    Status.FAILED: frozenset({Status.COMPLETED, Status.FAILED}),
+}
 
 
 def check_move(before: str | None, after: str | None, *, expired: bool = False, decided: bool = False) -> None:
@@ -49,7 +52,7 @@ def check_move(before: str | None, after: str | None, *, expired: bool = False, 
     legal = MOVES[before if before is None else Status(before)]
     if after in legal or (expired and before in TERMINAL and after in MOVES_ONCE_EXPIRED):
         return
-    if decided and before == Status.FAILED and after in MOVES_BY_DECISION:
+    if decided and after in MOVES_BY_DECISION.get(before, ()):
         return
     raise IllegalMove(f"A record can't go from {before or 'absent'} to {after or 'absent'}.")
 

@@ -38,8 +38,15 @@ def kept(response: StoredResponse, id: UUID, policy: Policy) -> StoredResponse:
 
 
 def sealed(response: StoredResponse, id: UUID, policy: Policy) -> StoredResponse:
-    """An answer as the record ``id`` stores it: as it is, or encrypted with the newest key, headers too."""
-    if not policy.encrypt or not _has_answer(response):
+    """An answer as the record ``id`` stores it: as it is, or encrypted, or without what can't be."""
+    if not policy.encrypt:
+        return response
+    return encrypted(response, id) or _without_answer(response)
+
+
+def encrypted(response: StoredResponse, id: UUID) -> StoredResponse | None:
+    """An answer of the record ``id``, encrypted with the newest key, headers too; ``None`` if it can't be."""
+    if not _has_answer(response):
         return response
     try:
         from django_idempotency.encryption import encrypt
@@ -49,7 +56,7 @@ def sealed(response: StoredResponse, id: UUID, policy: Policy) -> StoredResponse
         return StoredResponse(response.status, ((ENCRYPTED, key_id(key)),), text)
     except Exception as error:
         _log("could not be encrypted, and is not stored", id, error)
-        return _without_answer(response)
+        return None
 
 
 def opened(response: StoredResponse, id: UUID) -> StoredResponse:

@@ -53,6 +53,8 @@ SENSITIVE_HEADERS = frozenset(
         "www-authenticate",
     }
 )
+# Statuses of which an answer has none, whatever was stored.
+WITHOUT_BODY = (204, 205, 304)
 # They describe a body, and make no sense beside another one.
 BODY_HEADERS = frozenset(
     {"accept-ranges", "content-disposition", "content-encoding", "content-range", "content-type", "etag"}
@@ -87,11 +89,11 @@ def _body(response: HttpResponseBase, policy: Policy) -> bytes | None:
 
 def replay(response: StoredResponse) -> HttpResponse:
     """The stored answer once more, marked as a replay; one that was stored without its body says so."""
-    if response.body is None:
+    if response.body is None and response.status not in WITHOUT_BODY:
         answer = problem_response(NOT_STORED, status=response.status)
         headers = [header for header in response.headers if header[0].lower() not in BODY_HEADERS]
     else:
-        answer = HttpResponse(response.body, status=response.status)
+        answer = HttpResponse(response.body or b"", status=response.status)
         del answer.headers["Content-Type"]
         headers = list(response.headers)
     for name, value in headers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission
-from django.db import connection
+from django.db import DatabaseError, connection, connections
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from django.utils import timezone
@@ -25,6 +26,7 @@ from django_idempotency.outcomes import Fail, Keep, Operation, Replay, StoredRes
 from django_idempotency.policy import Policy
 from django_idempotency.stores.database import ahead
 from tests.callers import stop_heartbeat
+from tests.proxy import Cut
 from tests.threads import OtherThread
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -405,6 +407,16 @@ def test_of_several_records_each_refused_one_is_named_with_the_reason(client, su
     assert LogEntry.objects.count() == 1
 
 
+def test_however_many_were_confirmed_all_are_done(client, superuser, db):
+    many = [f"k{number}" for number in range(201)]
+    for key in many:
+        ended(key, Fail("crashed", held=True))
+    assert told(act(client, "release", *many)) == ["Release for retry: done for 201 records."]
+    assert not IdempotencyRecord.objects.filter(held=True).exists()
+    asked = client.get(f"{LIST}intervene/fail/?{'&'.join(f'id={found(key).pk}' for key in many)}")
+    assert len(asked.context["rows"]) == 201
+
+
 def test_a_decision_on_what_has_changed_meanwhile_is_refused(client, superuser, records):
     seen = version(found("held"))
     act(client, "release", "held")
@@ -454,6 +466,8 @@ def test_a_resolved_key_replays_what_was_typed(client, superuser, records):
         ("fail", {"status": ""}),
         ("resolve", {"status": 600}),
         ("resolve", {"body": "{"}),
+        ("resolve", {"status": 204}),
+        ("resolve", {"status": 304}),
         ("resolve", {"content_type": "text"}),
         ("resolve", {"content_type": "text/plain\r\nSet-Cookie: a=b"}),
         ("extend", {"seconds": 0}),
@@ -483,6 +497,14 @@ def test_a_content_type_that_no_server_could_send_is_asked_again(client, superus
     response = act(client, "resolve", "held", status=200, content_type=content_type, body="")
     assert response.status_code == 200
     assert found("held").held
+
+
+def test_who_gives_an_answer_is_told_that_it_could_not_be_encrypted(client, superuser, records, settings, monkeypatch):
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [base64.b64encode(bytes(32)).decode()]}
+    monkeypatch.setitem(sys.modules, "django_idempotency.encryption", None)
+    after = act(client, "resolve", "held")
+    assert "could not be encrypted" in told(after)[0]
+    assert (found("held").held, LogEntry.objects.count()) == (True, 0)
 
 
 @pytest.mark.parametrize("id", [str.upper, lambda id: id.replace("-", "")])
@@ -517,6 +539,41 @@ def test_actions_work_where_every_request_is_a_transaction(client, superuser, mo
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
     act(client, "release", "held")
     assert not found("held").held
+
+
+class LogApart:
+    def db_for_write(self, model, **hints):
+        return "log" if model is LogEntry else None
+
+    db_for_read = db_for_write
+
+
+@pytest.fixture
+def log_apart(settings, transactional_db):
+    """The admin's log is written through a connection of its own, as if it were in another database."""
+    connections.settings["log"] = apart = {**connection.settings_dict}
+    settings.DATABASE_ROUTERS = [LogApart()]
+    yield apart
+    connections["log"].close()
+    del connections["log"], connections.settings["log"]
+
+
+@pytest.mark.row_locks
+def test_where_the_log_is_apart_and_can_not_be_written_nothing_is_done(client, superuser, log_apart):
+    ended("held", Fail("crashed", held=True))
+    log_apart["NAME"] = "nowhere at all"
+    with pytest.raises(DatabaseError):
+        act(client, "release", "held")
+    assert found("held").held
+
+
+@pytest.mark.row_locks
+def test_where_the_log_is_apart_there_is_an_entry_before_there_is_a_commit(client, superuser, log_apart, proxy):
+    ended("held", Fail("crashed", held=True))
+    proxy.cut = Cut.BEFORE_COMMIT
+    with pytest.raises(DatabaseError):
+        act(client, "release", "held")
+    assert (proxy.cuts, found("held").held, LogEntry.objects.count()) == (1, True, 1)
 
 
 def test_the_permissions_are_those_of_the_documentation(db):

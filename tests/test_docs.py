@@ -212,7 +212,9 @@ def test_the_table_of_legal_moves_is_the_one_in_force():
     stated = {before: {quoted or bare for quoted, bare in after} for before, after in stated.items()}
     expired = stated.pop("expired `completed` or `failed`")
     assert expired == named(models.MOVES_ONCE_EXPIRED)
-    assert stated.pop("`failed` without an answer, by a person's decision") == named(models.MOVES_BY_DECISION)
+    decided = {"started": "`started`", "failed": "`failed` without an answer"}
+    for before, after in models.MOVES_BY_DECISION.items():
+        assert stated.pop(f"{decided[before]}, by a person's decision") == named(after)
     assert stated == {f"`{b}`" if b else "absent": named(after) for b, after in models.MOVES.items()}
 
 

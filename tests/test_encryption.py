@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import logging
 import os
+import sys
+from functools import partial
 
 import pytest
 from django.contrib import admin
@@ -15,12 +17,13 @@ from django.urls import path
 from django_idempotency import conf, privacy
 from django_idempotency.checks import check_settings
 from django_idempotency.encryption import decrypt, encrypt
+from django_idempotency.interventions import Done, Refusal, Refused, fail, resolve
 from django_idempotency.keys import record_id
 from django_idempotency.maintenance import drop_bodies
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.outcomes import StoredResponse
 from django_idempotency.policy import Policy
-from tests.callers import MODES, door, effects, is_replay, paying, record, shift
+from tests.callers import MODES, claim, door, effects, is_replay, paying, record, row, shift
 from tests.proxy import Cut
 from tests.test_privacy import SECRET, card, everything_stored, without_card
 from tests.views import code
@@ -211,6 +214,24 @@ def test_each_message_has_its_own_key_and_is_bound_to_what_it_was_sealed_with():
         with pytest.raises(Exception, match=r"^$") as refused:
             decrypt(sealed[0], *wrong)
         assert type(refused.value).__name__ == "InvalidTag"
+
+
+# --- A person's answer ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("act", [fail, partial(resolve, response=StoredResponse(201, (), SECRET.encode()))])
+def test_an_answer_that_a_person_gives_is_refused_if_it_can_not_be_encrypted(act, monkeypatch, caplog):
+    claim(policy=Policy(mode="lease"))
+    shift(locked_until=-1)
+    before = row()
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "django_idempotency.encryption", None)
+        assert act(record().pk) == Refused(Refusal.NOT_ENCRYPTED)
+    assert row() == before
+    (said,) = [entry for entry in caplog.records if entry.levelno == logging.ERROR]
+    assert "could not be encrypted" in said.getMessage()
+    assert isinstance(act(record().pk), Done)
+    assert SECRET not in everything_stored()
 
 
 # --- COMMIT ----------------------------------------------------------------------------------------------------------

@@ -73,11 +73,21 @@ def held(**policy):
     return claimed
 
 
+def started():
+    """Accepted, and nothing was run before its lease ran out an hour ago."""
+    claimed = dead()
+    IdempotencyRecord.objects.update(status=Status.STARTED)
+    return claimed
+
+
 def failed():
     policy = Policy(mode="lease")
     claimed = claim(policy=policy)
     with engine.execution(claimed, policy) as run:
         run.settle(Fail("ValueError"))
+
+
+UNANSWERED = [held, dead, started, failed]
 
 
 def refused(outcome):
@@ -134,7 +144,7 @@ def test_every_refusal_says_why():
 # --- Releasing -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [held, dead], ids=["held", "dead"])
+@pytest.mark.parametrize("make", [held, dead, started], ids=["held", "dead", "started"])
 def test_a_released_key_runs_at_its_next_request(make):
     make()
     before = record()
@@ -147,7 +157,7 @@ def test_a_released_key_runs_at_its_next_request(make):
 # --- Failing ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [held, dead, failed], ids=["held", "dead", "failed"])
+@pytest.mark.parametrize("make", UNANSWERED, ids=lambda make: make.__name__)
 def test_a_key_marked_as_failed_never_runs_again_and_tells_every_retry(make):
     make()
     done(fail(K, detail="The bank refused it."))
@@ -177,7 +187,7 @@ def test_a_failure_with_a_status_that_is_no_errors_is_refused(status):
 # --- Resolving -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [held, dead, failed], ids=["held", "dead", "failed"])
+@pytest.mark.parametrize("make", UNANSWERED, ids=lambda make: make.__name__)
 @pytest.mark.parametrize(("status", "becomes"), [(201, "completed"), (302, "completed"), (409, "failed")])
 def test_a_resolved_key_replays_the_answer_it_is_given(make, status, becomes):
     make()
@@ -192,6 +202,20 @@ def test_a_resolved_key_replays_the_answer_it_is_given(make, status, becomes):
 def test_an_answer_with_a_status_that_is_none_is_refused(status):
     with pytest.raises(ValueError, match=str(status)):
         resolve(K, StoredResponse(status))
+
+
+@pytest.mark.parametrize("status", [204, 205, 304])
+def test_a_body_where_no_server_could_send_one_is_refused(status):
+    held()
+    before = row()
+    with pytest.raises(ValueError, match=f"{status} has no body"):
+        resolve(K, StoredResponse(status, body=b"{}"))
+    assert row() == before
+    for body in (b"", None):
+        done(resolve(K, StoredResponse(status, body=body)))
+        assert door(paying, **HOLD)().content == b""
+        IdempotencyRecord.objects.all().delete()
+        held()
 
 
 @pytest.mark.parametrize("act", [Act.FAIL, Act.RESOLVE])

@@ -138,7 +138,7 @@ LEGAL = {
     ("processing", ABSENT),
     ("failed", "processing"),
 }
-LEGAL_BY_DECISION = {("failed", "completed"), ("failed", "failed")}
+LEGAL_BY_DECISION = {("started", "completed"), ("failed", "completed"), ("failed", "failed")}
 LEGAL_ONCE_EXPIRED = {("completed", "processing"), ("completed", ABSENT), ("failed", ABSENT)}
 
 

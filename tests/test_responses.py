@@ -202,6 +202,12 @@ def test_a_stored_answer_is_replayed_without_what_django_would_add():
     assert "Content-Type" not in replay(StoredResponse(204, (), b"")).headers
 
 
+@pytest.mark.parametrize("status", [204, 205, 304])
+def test_an_answer_that_has_no_body_has_none_as_a_replay_whether_or_not_it_was_stored(status):
+    again = replay(StoredResponse(status, (("X-A", "b"),), None))
+    assert (again.status_code, again.content, again["X-A"], "Content-Type" in again) == (status, b"", "b", False)
+
+
 # --- Verdicts --------------------------------------------------------------------------------------------------------
 
 RELEASED = (400, 401, 403, 404, 405, 406, 415, 422, 429)
