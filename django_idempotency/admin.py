@@ -5,7 +5,7 @@ Nothing is changed by a form of fields. What a person decides goes through ``int
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -357,14 +357,17 @@ class IdempotencyRecordAdmin(ModelAdmin):
     # --- What can be done ----------------------------------------------------------------------------------------
 
     def get_urls(self) -> list[URLPattern]:
-        shown = self.admin_site.admin_view(partial(dashboard, self))
-        done: Any = self.admin_site.admin_view(partial(intervene, self))
-        done._non_atomic_requests = set(connections)
         return [
-            path("dashboard/", shown, name="django_idempotency_dashboard"),
-            path("intervene/<str:act>/", done, name="django_idempotency_intervene"),
+            path("dashboard/", self._page(dashboard), name="django_idempotency_dashboard"),
+            path("intervene/<str:act>/", self._page(intervene), name="django_idempotency_intervene"),
             *super().get_urls(),
         ]
+
+    def _page(self, view: Callable[..., HttpResponse]) -> Any:
+        """``view`` for the staff, outside the transaction of ``ATOMIC_REQUESTS``: it has its own."""
+        page: Any = self.admin_site.admin_view(partial(view, self))
+        page._non_atomic_requests = set(connections)
+        return page
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None

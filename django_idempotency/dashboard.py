@@ -1,7 +1,7 @@
 """The dashboard in the admin: what happens to keys, how long they wait, how large the table is.
 
-Every panel asks for little, through indexes or statistics, and has a second. One that the database does not answer in
-time says so, and the others are shown all the same.
+Every panel asks for little, through indexes or statistics, and has a second. One that the database does not answer, or
+not in time, says so, and the others are shown all the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from django.core.exceptions import PermissionDenied
-from django.db import OperationalError
+from django.db import Error
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.utils import timezone
@@ -64,7 +64,7 @@ def _range(name: str) -> str:
 
 
 def panels(seconds: float, *, using: str) -> dict[str, Any]:
-    """What the template shows, by the name of the panel; ``None`` where the database did not answer in time."""
+    """What the template shows, by the name of the panel; ``None`` where the database did not answer, or not in time."""
     shows: dict[str, Callable[[_Asking], Any]] = {
         "happened": lambda ask: happened(ask, seconds),
         "pending": lambda ask: figures.waiting(ask(stats.pending, most=MOST), MOST),
@@ -78,7 +78,7 @@ def panels(seconds: float, *, using: str) -> dict[str, Any]:
 def _panel(show: Callable[[_Asking], T], using: str) -> T | None:
     try:
         return show(_Asking(using))
-    except OperationalError as error:
+    except Error as error:  # DatabaseError and InterfaceError: not in time, no table, no connection any more
         log(logging.WARNING, "dashboard", "idempotency dashboard: %s", cause(error))
         return None
 

@@ -16,17 +16,18 @@ from django.urls import path
 
 from django_idempotency import dashboard
 from django_idempotency.dashboard import busiest, charts, measures, table
+from django_idempotency.models import IdempotencyTally
 from django_idempotency.policy import Policy
 from django_idempotency.stats import Activity, Projection, Size, Span
 from tests.callers import claim, shift
 from tests.happening import happen
-from tests.threads import OtherThread
+from tests.threads import OtherThread, just_before
 
 pytestmark = pytest.mark.usefixtures("payer")
 
 LIST = "/admin/django_idempotency/idempotencyrecord/"
 PAGE = f"{LIST}dashboard/"
-LATE = "did not answer in time"
+LATE = "did not answer, or not in time"
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 ALLOWED_MS = 300
 
@@ -240,6 +241,30 @@ def test_when_no_panel_is_in_time_there_is_a_page_all_the_same(client, staff, mo
     monkeypatch.setattr(dashboard, "SECONDS", 0.1)
     with locked("django_idempotency_tally"), locked("django_idempotency_record"):
         assert words(shown(client)).count(LATE) == 6
+
+
+def test_without_the_table_of_tallies_there_is_a_page_all_the_same(client, staff, caplog):
+    """The package was brought up to date, the database not yet."""
+    claim("k", policy=Policy())
+    with connection.schema_editor() as editor:
+        editor.delete_model(IdempotencyTally)
+    try:
+        text = words(shown(client))
+    finally:
+        with connection.schema_editor() as editor:
+            editor.create_model(IdempotencyTally)
+    assert text.count(LATE) == 4
+    assert "Pending 1" in text
+    assert {entry.event for entry in caplog.records if entry.name == "django_idempotency"} == {"dashboard"}
+
+
+@pytest.mark.postgresql
+def test_when_the_connection_breaks_there_is_a_page_all_the_same(client, staff, monkeypatch, proxy):
+    """Where every request is a transaction too, which Django could not end then."""
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    with just_before("SET LOCAL", proxy.go_away):
+        text = words(shown(client))
+    assert text.count(LATE) == 6
 
 
 @pytest.mark.postgresql
