@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import re
+import socket
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 import yaml
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DataError, OperationalError, connection
+from django.db import DataError, OperationalError, connection, connections
 from django.http import HttpResponse
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -181,6 +183,32 @@ def test_a_slow_database_has_seconds_and_no_more(registry, monkeypatch, other_th
         cursor.execute("ROLLBACK")
     assert samples(text)["idempotency_table_up"] == {frozenset(): 0}
     assert "57014" in caplog.text
+
+
+@pytest.mark.row_locks
+def test_while_a_scrape_waits_for_a_database_that_hangs_others_are_answered(registry, monkeypatch):
+    """It takes the connection and says nothing, so there is no statement yet that could have a limit."""
+    monkeypatch.setattr(metrics, "LONGEST", 0.1)
+    with ThreadPoolExecutor(2) as pool, monkeypatch.context() as patch, ExitStack() as stack:
+        silent = socket.create_server(("127.0.0.1", 0))
+        silent.settimeout(30)
+        patch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
+        patch.setitem(connection.settings_dict, "PORT", silent.getsockname()[1])
+        first = pool.submit(_scraped_elsewhere, registry)
+        stack.enter_context(silent.accept()[0])
+        stack.enter_context(silent)  # closed first, so that nobody tries again
+        text = pool.submit(_scraped_elsewhere, registry).result(30)
+        assert not first.done()
+        assert samples(text)["idempotency_table_up"] == {frozenset(): 0}
+        assert "idempotency_pending" not in samples(text)
+    assert samples(first.result())["idempotency_table_up"] == {frozenset(): 0}
+
+
+def _scraped_elsewhere(registry):
+    try:
+        return scraped(registry)
+    finally:
+        connections.close_all()
 
 
 def test_a_scrape_leaves_no_connection_behind(registry, other_thread):

@@ -165,23 +165,27 @@ class Table:
         self._figures: Figures | None = None
 
     def figures(self) -> Figures | None:
-        """At most ``FRESH`` seconds old; ``None`` if the database did not give them."""
-        with self._lock:
+        """At most ``FRESH`` seconds old; ``None`` if the database did not give them, or not in time."""
+        if not self._lock.acquire(timeout=LONGEST):  # somebody who asks has no answer: one is enough to wait for it
+            return None
+        try:
             if time.monotonic() - self._read_at >= FRESH:
                 self._figures = _read()
                 self._read_at = time.monotonic()
             return self._figures
-
-    def samples(self, gauge: Gauge) -> Iterator[tuple[str, float]]:
-        """Quantile, or nothing, and value."""
-        figures = self.figures() or {}
-        for quantile, name in gauge.fields.items():
-            if (value := figures.get(name)) is not None:
-                yield quantile, value
+        finally:
+            self._lock.release()
 
 
 table = Table()
 os.register_at_fork(after_in_child=table._reset)
+
+
+def samples(gauge: Gauge, figures: Figures | None) -> Iterator[tuple[str, float]]:
+    """Quantile, or nothing, and value."""
+    for quantile, name in gauge.fields.items():
+        if (value := (figures or {}).get(name)) is not None:
+            yield quantile, value
 
 
 def _read() -> Figures | None:

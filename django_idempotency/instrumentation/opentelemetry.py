@@ -21,6 +21,7 @@ from django_idempotency.instrumentation.metrics import (
     in_opentelemetry,
     labels,
     listen,
+    samples,
     stop_listening,
     table,
 )
@@ -67,7 +68,7 @@ def _instruments(meter_provider: MeterProvider | None) -> _Instruments:
 
 def _observing(gauge: Gauge) -> Observe:
     def observe(_options: CallbackOptions) -> Iterator[Observation]:
-        for quantile, value in table.samples(gauge):
+        for quantile, value in samples(gauge, table.figures()):
             yield Observation(value, {"quantile": quantile} if quantile else {})
 
     return observe

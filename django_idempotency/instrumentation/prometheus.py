@@ -26,6 +26,7 @@ from django_idempotency.instrumentation.metrics import (
     in_prometheus,
     labels,
     listen,
+    samples,
     stop_listening,
     table,
 )
@@ -63,14 +64,15 @@ class TableCollector(Collector):
             yield GaugeMetricFamily(in_prometheus(gauge), gauge.meaning)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
+        figures = table.figures()
         for gauge in GAUGES:
             label = ["quantile"] if "" not in gauge.fields else []
             family = GaugeMetricFamily(in_prometheus(gauge), gauge.meaning, labels=label)
-            for quantile, value in table.samples(gauge):
+            for quantile, value in samples(gauge, figures):
                 family.add_metric([quantile] if label else [], value)
             if family.samples:
                 yield family
-        yield GaugeMetricFamily(in_prometheus(TABLE_UP), TABLE_UP.meaning, value=table.figures() is not None)
+        yield GaugeMetricFamily(in_prometheus(TABLE_UP), TABLE_UP.meaning, value=figures is not None)
 
 
 class _Counts:
