@@ -67,6 +67,14 @@ def test_all_that_has_ended_of_a_scope_is_erased_and_nothing_of_another(batch):
     assert left() == {(OTHERS, key) for key in "abc"}
 
 
+@pytest.mark.parametrize("other", ["User:7", "user:7 ", "üser:7"])
+def test_a_scope_is_the_same_only_to_the_letter(other):
+    done("a")
+    done("a", scope=other)
+    assert forget(MINE).erased == 1
+    assert left() == {(other, "a")}
+
+
 def test_a_key_that_is_forgotten_runs_again():
     send = door(paying, scope=lambda request: MINE)
     first = send()

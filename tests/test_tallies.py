@@ -101,6 +101,13 @@ def test_neither_a_key_nor_a_scope_is_in_a_tally(counted):
     assert not [word for word in ("secret-key", "4711", BODY.decode(), "/pay/") if word in row]
 
 
+def test_names_that_differ_in_case_or_in_a_space_alone_are_not_the_same(counted):
+    names = ["shop.Pay", "shop.pay", "shop.pay "]
+    for view in names:
+        tallies.tallies.count("claimed", view)
+    assert counted() == {(view, "claimed"): 1 for view in names}
+
+
 def test_a_name_that_is_too_long_keeps_its_end(counted):
     def view(request):
         return HttpResponse()

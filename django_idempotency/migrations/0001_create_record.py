@@ -58,11 +58,17 @@ class Migration(migrations.Migration):
                 "verbose_name": "idempotency record",
                 "verbose_name_plural": "idempotency records",
                 "db_table": "django_idempotency_record",
-                "permissions": [("view_response_body", "Can view the stored response body")],
+                "permissions": [
+                    ("view_response_body", "Can view the stored response body"),
+                    ("release_idempotencyrecord", "Can release a key to its next request"),
+                    ("fail_idempotencyrecord", "Can mark a key as failed for good"),
+                    ("resolve_idempotencyrecord", "Can resolve a held key with an answer"),
+                    ("extend_idempotencyrecord", "Can extend the lease of a key"),
+                ],
                 "default_permissions": ("view",),
                 "indexes": [
                     models.Index(
-                        condition=models.Q(("status__in", ("started", "processing"))),
+                        condition=models.Q(("status__in", ("started", "processing")), ("held", True), _connector="OR"),
                         fields=["locked_until"],
                         name="idempotency_record_reap",
                     ),
@@ -70,6 +76,11 @@ class Migration(migrations.Migration):
                         condition=models.Q(("status__in", ("completed", "failed"))),
                         fields=["purge_at"],
                         name="idempotency_record_purge",
+                    ),
+                    models.Index(
+                        condition=models.Q(("response_status__isnull", True), ("status", "failed")),
+                        fields=["held", "updated_at"],
+                        name="idempotency_record_undecided",
                     ),
                 ],
                 "constraints": [
