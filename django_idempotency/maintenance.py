@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 ATTEMPTS = 5
 PAGE = 10_000
+OTHER_PARAMETERS = 50
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
 MOVED = ("scope", "key", "method", "path", "fingerprint", "status", "hold_on_crash")
 
@@ -146,8 +147,8 @@ def reaping(
     using: str | None = None,
 ) -> Iterator[Reaped]:
     """``reap``, a batch at a time."""
-    batch = _at_least_one(conf().reap_batch if batch is None else batch)
     rows = stuck(older_than=older_than, using=using)
+    batch = _size(conf().reap_batch if batch is None else batch, rows.db)
     ends = _deadline(max_seconds)
     bad: set[str] = set()
     while True:
@@ -327,7 +328,7 @@ def _drop_body(rows: Records) -> object:
 def _sweeping(
     rows: Records, due: str, sweep: Sweep, batch: int | None, pause: float | None, max_seconds: float | None
 ) -> Iterator[Cleaned]:
-    batch = _at_least_one(conf().cleanup_batch if batch is None else batch)
+    batch = _size(conf().cleanup_batch if batch is None else batch, rows.db)
     pause = conf().cleanup_pause if pause is None else pause
     ends = _deadline(max_seconds)
     left, began = rows, time.monotonic()
@@ -436,7 +437,7 @@ def forgetting(
     using: str | None = None,
 ) -> Iterator[Forgotten]:
     """``forget``, a batch at a time."""
-    batch = _at_least_one(PAGE if batch is None else batch)
+    batch = _size(PAGE if batch is None else batch, database(using))
     pause = conf().cleanup_pause if pause is None else pause
     erase: Sweep = (lambda rows: None) if dry_run else _empty if bodies else _delete
     ends = _deadline(max_seconds)
@@ -512,7 +513,9 @@ def _deadline(max_seconds: float | None) -> Callable[[], bool]:
     return lambda: max_seconds is not None and time.monotonic() - began >= max_seconds
 
 
-def _at_least_one(batch: int) -> int:
+def _size(batch: int, using: str) -> int:
+    """``batch``, or as many ids as the database takes in a statement beside its other parameters."""
     if batch < 1:
         raise ValueError(f"batch is {batch}; it must be at least 1.")
-    return batch
+    most = connections[using].features.max_query_params
+    return batch if most is None else min(batch, most - OTHER_PARAMETERS)

@@ -17,14 +17,23 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 
 from django_idempotency import engine, signals
-from django_idempotency.maintenance import cleaning, cleanup, drop_bodies, dropping_bodies, reap, reaping, release
+from django_idempotency.maintenance import (
+    cleaning,
+    cleanup,
+    drop_bodies,
+    dropping_bodies,
+    forget,
+    reap,
+    reaping,
+    release,
+)
 from django_idempotency.models import IdempotencyRecord, Status
 from django_idempotency.outcomes import Keep, StoredResponse
 from django_idempotency.policy import Policy
 from django_idempotency.stats import stats, totals
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import ahead
-from tests.callers import claim, door, effects, is_replay, paying, record, row, shift
+from tests.callers import SCOPE, claim, door, effects, is_replay, paying, record, row, shift
 from tests.databases import database_url
 from tests.threads import OtherThread, in_threads, just_before
 from tests.waiting import eventually
@@ -473,6 +482,34 @@ def test_two_at_once_delete_everything_once():
 def test_a_batch_of_nothing_is_refused(work):
     with pytest.raises(ValueError, match="at least 1"):
         work(batch=0)
+
+
+@pytest.mark.parametrize(
+    ("work", "make", "done_to"),
+    [
+        (reap, dead, {"status": "failed"}),
+        (cleanup, done, {"key": ""}),
+        (drop_bodies, partial(done, purge_at=HOUR), {"response_body": None}),
+        (partial(forget, SCOPE), done, {"key": ""}),
+    ],
+    ids=["reap", "cleanup", "drop_bodies", "forget"],
+)
+def test_however_large_a_batch_no_statement_has_more_parameters_than_the_database_takes(
+    work, make, done_to, monkeypatch
+):
+    for number in range(70):
+        make(f"{number}")
+    monkeypatch.setattr(type(connection.features), "max_query_params", 60)
+    sent = []
+
+    def count(execute, sql, params, *details):
+        sent.append(len(params or ()))
+        return execute(sql, params, *details)
+
+    with connection.execute_wrapper(count):
+        work(batch=1000)
+    assert 10 <= max(sent) <= 60
+    assert not IdempotencyRecord.objects.exclude(**done_to).exists()
 
 
 # --- Two tiers -------------------------------------------------------------------------------------------------------
