@@ -20,7 +20,7 @@ from celery import Celery
 from django.contrib.auth import get_user_model
 from django.db import connection
 
-from django_idempotency.models import IdempotencyRecord
+from django_idempotency.models import IdempotencyRecord, IdempotencyTally
 from testproject import tasks
 from testproject.models import LedgerEntry
 from tests.databases import database_url
@@ -43,6 +43,11 @@ class Worker:
     def returned(self, task_id: str) -> list[Any]:
         """What each delivery of the task came to here."""
         return [ast.literal_eval(found) for found in re.findall(rf"{task_id}\] succeeded in \S+: (.*)", self.log())]
+
+    def stop(self) -> None:
+        """SIGTERM to the worker, which ends when its child has."""
+        self.process.terminate()
+        self.process.wait(30)
 
     def kill(self) -> None:
         """SIGKILL to the worker and its child."""
@@ -129,6 +134,20 @@ def results(task_id: str, *workers: Worker, count: int = 1) -> list[Any]:
 
 def effects() -> int:
     return LedgerEntry.objects.count()
+
+
+def test_a_child_that_ends_writes_what_it_has_counted(start_worker, send):
+    """Before there are workers of other tests, which would write too."""
+    worker = start_worker()
+    task_id = send(worker, tasks.charge)
+    results(task_id, worker)
+    send(worker, tasks.charge, task_id=task_id)
+    results(task_id, worker, count=2)
+    assert not IdempotencyTally.objects.exists(), "it does that every ten seconds, too"
+    worker.stop()
+    counts = dict(IdempotencyTally.objects.values_list("event", "count"))
+    assert counts == {"claimed": 1, "completed": 1, "replayed": 1}
+    assert IdempotencyRecord.objects.get().replays == 1
 
 
 @pytest.mark.parametrize("killed", [Worker.kill, Worker.kill_child])
