@@ -1,4 +1,4 @@
-"""What keeps keys from staying stuck and the table small: reaping, cleaning up, releasing; and forgetting a caller.
+"""What keeps keys from staying stuck and the table small: reaping and cleaning up; and forgetting a caller.
 
 Everything runs in batches, each a short transaction of its own. Killed at whatever point, a pass loses nothing; run
 twice at once, it does nothing twice. Times are the database's.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import reduce
 from operator import add
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 from uuid import UUID
 
 from django.db import DatabaseError, connections, transaction
@@ -28,6 +28,7 @@ from django_idempotency.outcomes import Door, Operation
 from django_idempotency.stores.database import ahead, alias, is_conflict, told
 
 Records = QuerySet[IdempotencyRecord]
+P = ParamSpec("P")
 T = TypeVar("T")
 
 ATTEMPTS = 5
@@ -121,22 +122,18 @@ def database(using: str | None = None) -> str:
     return using or alias(conf().policy)
 
 
+def _whole(name: str, batches: Callable[P, Iterator[T]]) -> Callable[P, T]:
+    """The function ``name``: all of ``batches``, and their sum."""
+
+    def run(*args: P.args, **named: P.kwargs) -> T:
+        return reduce(add, batches(*args, **named))
+
+    run.__name__ = run.__qualname__ = name
+    run.__doc__ = batches.__doc__
+    return run
+
+
 # --- Reaping ---------------------------------------------------------------------------------------------------------
-
-
-def reap(
-    *,
-    older_than: float = 0,
-    batch: int | None = None,
-    max_seconds: float | None = None,
-    using: str | None = None,
-) -> Reaped:
-    """Free the keys whose holder is gone: the lease ran out more than ``older_than`` seconds ago.
-
-    A record becomes ``failed``, which a retry runs again, or held, as the policy of its claim says. One whose holder
-    has the row locked is passed over, however old: in atomic mode that lock is the proof of life.
-    """
-    return reduce(add, reaping(older_than=older_than, batch=batch, max_seconds=max_seconds, using=using), Reaped())
 
 
 def reaping(
@@ -146,7 +143,13 @@ def reaping(
     max_seconds: float | None = None,
     using: str | None = None,
 ) -> Iterator[Reaped]:
-    """``reap``, a batch at a time."""
+    """Free the keys whose holder is gone: the lease ran out more than ``older_than`` seconds ago.
+
+    A record becomes ``failed``, which a retry runs again, or held, as the policy of its claim says. One whose holder
+    has the row locked is passed over, however old: in atomic mode that lock is the proof of life.
+
+    This does it batch by batch, as the iterator is asked for them; ``reap`` does all, and returns the sum.
+    """
     rows = stuck(older_than=older_than, using=using)
     batch = _size(conf().reap_batch if batch is None else batch, rows.db)
     ends = _deadline(max_seconds)
@@ -157,6 +160,9 @@ def reaping(
         yield reaped
         if reaped.finished or ends():
             return
+
+
+reap = _whole("reap", reaping)
 
 
 def stuck(*, older_than: float = 0, using: str | None = None) -> Records:
@@ -193,31 +199,28 @@ def _reap_singly(rows: Records, batch: int) -> Reaped:
 
 
 def _move(rows: Records, batch: int) -> list[IdempotencyRecord]:
+    """Take records from holders that are gone."""
+
     def move() -> list[IdempotencyRecord]:
         moved = list(locked(rows.only(*MOVED))[:batch])
-        _fail(moved, rows.db, held=F("hold_on_crash"))
+        for record in moved:
+            check_move(record.status, Status.FAILED)
+        _records(rows.db).filter(pk__in=[record.pk for record in moved]).update(
+            # As long again as its policy said when it was claimed: what was live does not expire. These two come
+            # first, because on MariaDB each sees what those before it have set.
+            expires_at=kept_again("expires_at"),
+            purge_at=kept_again("purge_at"),
+            status=Status.FAILED,
+            held=F("hold_on_crash"),
+            reason=CRASHED,
+            token=None,
+            locked_at=None,
+            locked_until=None,
+            updated_at=DatabaseNow(),
+        )
         return moved
 
     return in_transaction(rows.db, move)
-
-
-def _fail(records: list[IdempotencyRecord], using: str, *, held: bool | F) -> None:
-    """Take locked records from holders that are gone."""
-    for record in records:
-        check_move(record.status, Status.FAILED)
-    _records(using).filter(pk__in=[record.pk for record in records]).update(
-        # As long again as its policy said when it was claimed: what was live does not expire. These two come first,
-        # because on MariaDB each sees what those before it have set.
-        expires_at=kept_again("expires_at"),
-        purge_at=kept_again("purge_at"),
-        status=Status.FAILED,
-        held=held,
-        reason=CRASHED,
-        token=None,
-        locked_at=None,
-        locked_until=None,
-        updated_at=DatabaseNow(),
-    )
 
 
 def kept_again(name: str) -> Combinable:
@@ -254,21 +257,6 @@ def _raise_unless_of_a_row(error: DatabaseError, rows: Records) -> None:
 # --- Cleaning up -----------------------------------------------------------------------------------------------------
 
 
-def cleanup(
-    *,
-    batch: int | None = None,
-    pause: float | None = None,
-    max_seconds: float | None = None,
-    using: str | None = None,
-) -> Cleaned:
-    """Delete the records past ``purge_at``, ``batch`` at a time with ``pause`` seconds between, oldest first.
-
-    Nothing that is started, processing or held is touched; a record that somebody has locked is passed over. Tallies
-    that are past their time go too.
-    """
-    return reduce(add, cleaning(batch=batch, pause=pause, max_seconds=max_seconds, using=using), Cleaned())
-
-
 def cleaning(
     *,
     batch: int | None = None,
@@ -276,20 +264,16 @@ def cleaning(
     max_seconds: float | None = None,
     using: str | None = None,
 ) -> Iterator[Cleaned]:
-    """``cleanup``, a batch at a time."""
+    """Delete the records past ``purge_at``, ``batch`` at a time with ``pause`` seconds between, oldest first.
+
+    Nothing that is started, processing or held is touched; a record that somebody has locked is passed over. Tallies
+    that are past their time go too. ``cleanup`` does all of it, and returns the sum.
+    """
     tallies.forget(using=database(using))
     return _sweeping(purgeable(using=using), "purge_at", _delete, batch, pause, max_seconds)
 
 
-def drop_bodies(
-    *,
-    batch: int | None = None,
-    pause: float | None = None,
-    max_seconds: float | None = None,
-    using: str | None = None,
-) -> Cleaned:
-    """Drop the response bodies of records past ``expires_at`` that stay for audit."""
-    return reduce(add, dropping_bodies(batch=batch, pause=pause, max_seconds=max_seconds, using=using), Cleaned())
+cleanup = _whole("cleanup", cleaning)
 
 
 def dropping_bodies(
@@ -299,8 +283,11 @@ def dropping_bodies(
     max_seconds: float | None = None,
     using: str | None = None,
 ) -> Iterator[Cleaned]:
-    """``drop_bodies``, a batch at a time."""
+    """Drop the response bodies of records past ``expires_at`` that stay for audit; ``drop_bodies`` does all of it."""
     return _sweeping(with_needless_body(using=using), "expires_at", _drop_body, batch, pause, max_seconds)
+
+
+drop_bodies = _whole("drop_bodies", dropping_bodies)
 
 
 def purgeable(*, using: str | None = None) -> Records:
@@ -355,73 +342,7 @@ def _sweep(rows: Records, due: str, sweep: Sweep, batch: int) -> list[tuple[UUID
     return in_transaction(rows.db, run)
 
 
-# --- Releasing -------------------------------------------------------------------------------------------------------
-
-
-def release(key: str, *, scope: str | None = None, using: str | None = None) -> list[IdempotencyRecord]:
-    """Leave a key to its next request, for whoever has found out that its operation did not take place.
-
-    Only a key that is held, or whose lease ran out and whose row nobody has locked. Returns the records, as they were.
-    """
-    rows = releasable(key, scope=scope, using=using)
-
-    def free() -> list[IdempotencyRecord]:
-        found = list(locked(rows.only(*MOVED, "held")))
-        _records(rows.db).filter(pk__in=[record.pk for record in found], held=True).update(held=False)
-        _fail([record for record in found if not record.held], rows.db, held=False)
-        return found
-
-    released = in_transaction(rows.db, free)
-    for record in released:
-        if not record.held:
-            signals.send(signals.reaped, operation_of(record), held=False, reason=CRASHED)
-    return released
-
-
-def releasable(key: str, *, scope: str | None = None, using: str | None = None) -> Records:
-    """The records that ``release`` looks at; without ``scope``, in every scope."""
-    rows = IdempotencyRecord.objects.using(database(using)).with_key(key)
-    if scope is not None:
-        rows = rows.filter(scope=scope)
-    return rows.filter(Q(held=True) | Q(status__in=LIVE, locked_until__lt=DatabaseNow()))
-
-
 # --- Forgetting ------------------------------------------------------------------------------------------------------
-
-
-def forget(
-    scope: str,
-    *,
-    bodies: bool = False,
-    held: bool = False,
-    dry_run: bool = False,
-    batch: int | None = None,
-    pause: float | None = None,
-    max_seconds: float | None = None,
-    after: UUID | None = None,
-    using: str | None = None,
-) -> Forgotten:
-    """Erase the records of a scope. A retry of a key that is forgotten runs again, as new.
-
-    ``bodies``: erase the answers' headers and bodies and the paths instead, and keep the keys: a retry is told that its
-    operation is done. ``held``: held records too. ``dry_run``: only count.
-
-    No index knows the scope: the table is walked in the order of the ids, ``batch`` records of whatever scope at a
-    time, from ``after`` on. What is started or processing is left alone, and counted. Keys that the scope makes
-    meanwhile may be missed.
-    """
-    passes = forgetting(
-        scope,
-        bodies=bodies,
-        held=held,
-        dry_run=dry_run,
-        batch=batch,
-        pause=pause,
-        max_seconds=max_seconds,
-        after=after,
-        using=using,
-    )
-    return reduce(add, passes, Forgotten())
 
 
 def forgetting(
@@ -436,7 +357,15 @@ def forgetting(
     after: UUID | None = None,
     using: str | None = None,
 ) -> Iterator[Forgotten]:
-    """``forget``, a batch at a time."""
+    """Erase the records of a scope. A retry of a key that is forgotten runs again, as new.
+
+    ``bodies``: erase the answers' headers and bodies and the paths instead, and keep the keys: a retry is told that its
+    operation is done. ``held``: held records too. ``dry_run``: only count.
+
+    No index knows the scope: the table is walked in the order of the ids, ``batch`` records of whatever scope at a
+    time, from ``after`` on. What is started or processing is left alone, and counted. Keys that the scope makes
+    meanwhile may be missed. ``forget`` does all of it, and returns the sum.
+    """
     batch = _size(PAGE if batch is None else batch, database(using))
     pause = conf().cleanup_pause if pause is None else pause
     erase: Sweep = (lambda rows: None) if dry_run else _empty if bodies else _delete
@@ -451,6 +380,9 @@ def forgetting(
             return
         after = last
         time.sleep(pause)
+
+
+forget = _whole("forget", forgetting)
 
 
 def _forget(mine: Records, erase: Sweep, *, held: bool) -> Forgotten:

@@ -15,7 +15,9 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
+from django_idempotency import engine
 from django_idempotency.models import IdempotencyRecord
+from django_idempotency.outcomes import Keep, StoredResponse
 from django_idempotency.policy import Policy
 from tests.callers import claim, door, paying, record, shift
 from tests.databases import database_url
@@ -30,8 +32,9 @@ HOLD = {"mode": "lease", "on_crash": "hold"}
 
 
 def dead(key="k", **policy):
-    claim(key, policy=Policy(**policy))
+    claimed = claim(key, policy=Policy(**policy))
     shift(key, locked_until=-HOUR)
+    return claimed
 
 
 def due(*keys):
@@ -149,9 +152,22 @@ def test_release_frees_a_held_key(told):
 
 def test_release_is_an_error_where_there_is_nothing_to_release():
     claim("live", policy=Policy(mode="lease"))
-    for key in ("live", "unheard-of"):
+    assert door(paying)("done").status_code == 201
+    before = list(IdempotencyRecord.objects.order_by("pk").values())
+    for key in ("live", "done", "unheard-of"):
         with pytest.raises(CommandError, match="Nothing to release"):
             call_command("idempotency_release", key)
+    assert list(IdempotencyRecord.objects.order_by("pk").values()) == before
+
+
+@pytest.mark.row_locks
+def test_release_says_why_a_live_holder_in_atomic_mode_keeps_its_key(other_thread):
+    claimed = dead()
+    with engine.execution(claimed, Policy()) as run:
+        with pytest.raises(CommandError, match="Its row is locked"):
+            other_thread(call_command, "idempotency_release", "k")
+        run.settle(Keep(StoredResponse(201)))
+    assert record().status == "completed"
 
 
 def test_release_asks_for_the_scope_of_a_key_that_is_stuck_in_several():

@@ -1,4 +1,4 @@
-"""Reaping, cleaning up and releasing: what they take, what they pass over, and what a retry meets meanwhile."""
+"""Reaping and cleaning up: what they take, what they pass over, and what a retry meets meanwhile."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 
 from django_idempotency import engine, signals
+from django_idempotency.interventions import Done, release
 from django_idempotency.maintenance import (
     cleaning,
     cleanup,
@@ -25,7 +26,6 @@ from django_idempotency.maintenance import (
     forget,
     reap,
     reaping,
-    release,
 )
 from django_idempotency.models import IdempotencyRecord, Status
 from django_idempotency.outcomes import Keep, StoredResponse
@@ -399,7 +399,7 @@ def test_failures_are_deleted_but_held_keys_wait_for_a_person():
         shift(key, expires_at=-2, purge_at=-1)
     assert cleanup().rows == 1
     assert door(paying, **HOLD)("hold").status_code == 409
-    release("hold")
+    assert isinstance(release(record("hold").pk), Done)
     assert cleanup().rows == 1
 
 
@@ -595,38 +595,6 @@ def test_l11_a_retry_that_meets_cleanup_at_its_record_is_told_to_ask_again(elsew
     assert (answers[0].status_code, effects()) == (409, 1)
     assert door(paying)().status_code == 201
     assert effects() == 2
-
-
-# --- Releasing -------------------------------------------------------------------------------------------------------
-
-
-def test_a_held_key_is_released_to_its_next_request():
-    dead(**HOLD)
-    reap()
-    assert [found.scope for found in release("k")] == ["public"]
-    assert door(paying, **HOLD)().status_code == 201
-
-
-def test_a_stuck_key_is_released_though_its_policy_holds():
-    dead(**HOLD)
-    assert len(release("k")) == 1
-    assert (record().status, record().held) == ("failed", False)
-
-
-def test_what_is_live_or_done_or_of_another_scope_is_not_released():
-    claim("live", policy=Policy(mode="lease"))
-    done("done")
-    dead("stuck", **HOLD)
-    assert release("live") == release("done") == release("unheard-of") == release("stuck", scope="user:1") == []
-    assert keys(status="processing") == {"live", "stuck"}
-
-
-@row_locks
-def test_a_live_holder_in_atomic_mode_is_not_released(elsewhere):
-    claimed = dead(since=DAY)
-    with engine.execution(claimed, Policy()) as run:
-        assert elsewhere(release, "k") == []
-        run.settle(Keep(StoredResponse(201)))
 
 
 # --- How things stand ------------------------------------------------------------------------------------------------

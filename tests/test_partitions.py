@@ -20,7 +20,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 
-from django_idempotency import checks, conversion, engine, maintenance, partitions
+from django_idempotency import checks, conversion, engine, interventions, maintenance, partitions
 from django_idempotency.conversion import disable, enable, enable_plan, enabling
 from django_idempotency.exceptions import NotConvertible, PartitionsUnsupported, StoreConflict, StoreUnavailable
 from django_idempotency.models import IdempotencyRecord, Status
@@ -700,7 +700,7 @@ def test_a_partition_with_a_live_or_a_held_key_is_never_dropped_however_old(days
     maintenance.reap()
     shift(expires_at=-HOUR, purge_at=-HOUR)
     assert drop().kept == {YESTERDAY: "1 held"}
-    maintenance.release("k")
+    interventions.release(record().pk)
     assert drop().dropped == (YESTERDAY,)
 
 

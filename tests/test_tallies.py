@@ -15,7 +15,7 @@ from django.http import HttpResponse
 
 from django_idempotency import signals, tallies
 from django_idempotency.heartbeat import heartbeat
-from django_idempotency.maintenance import cleanup, release
+from django_idempotency.maintenance import cleanup, reap
 from django_idempotency.models import IdempotencyTally
 from django_idempotency.outcomes import Operation
 from django_idempotency.policy import Policy
@@ -89,7 +89,7 @@ def test_what_requests_do_is_counted(counted):
 def test_maintenance_is_counted(counted):
     claim("k", policy=Policy())
     shift("k", locked_until=-10)
-    release("k")
+    reap()
     assert counted()[MAINTENANCE, "reaped"] == 1
 
 

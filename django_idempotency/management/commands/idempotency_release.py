@@ -4,8 +4,10 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_idempotency.maintenance import releasable, release
+from django_idempotency import maintenance
+from django_idempotency.interventions import Act, Refused, objection, release, version
 from django_idempotency.management.passes import MaintenanceCommand
+from django_idempotency.models import DatabaseNow, IdempotencyRecord
 
 
 class Command(MaintenanceCommand):
@@ -24,12 +26,21 @@ class Command(MaintenanceCommand):
         self, *args: Any, key: str, scope: str | None, database: str | None, dry_run: bool, **options: Any
     ) -> None:
         options["database"] = database
-        found = list(releasable(key, scope=scope, using=database).values_list("scope", flat=True))
-        if len(found) > 1:
-            raise CommandError(f"The key is in several scopes; state one of them with --scope: {', '.join(found)}.")
-        if found and not dry_run:
-            found = [record.scope for record in release(key, scope=found[0], using=database)]
+        records: Any = IdempotencyRecord.objects.using(maintenance.database(database)).with_key(key)
+        if scope is not None:
+            records = records.filter(scope=scope)
+        records = records.defer("response_body").annotate(now=DatabaseNow())
+        found = [record for record in records if objection(record, Act.RELEASE, record.now) is None]
         if not found:
-            raise CommandError("Nothing to release: no such key is held, or has outlived its lease and its holder.")
+            raise CommandError("Nothing to release: no such key is held, or has outlived its lease.")
+        if len(found) > 1:
+            scopes = ", ".join(record.scope for record in found)
+            raise CommandError(f"The key is in several scopes; state one of them with --scope: {scopes}.")
+        (record,) = found
+        if not dry_run:
+            outcome = release(record.pk, as_seen=version(record), using=database)
+            if isinstance(outcome, Refused):
+                raise CommandError(f"Nothing to release: {outcome.why.label}")
         would = "would be" if dry_run else "is"
-        self.report({"released": found}, f"The key of {found[0]} {would} free: its next request runs again.", options)
+        sentence = f"The key of {record.scope} {would} free: its next request runs again."
+        self.report({"released": [record.scope]}, sentence, options)
