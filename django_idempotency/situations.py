@@ -7,7 +7,7 @@ too, looks at no more than that. Records beyond are found by time or by key.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from uuid import UUID
 
@@ -69,6 +69,14 @@ class Situation:
 
 
 _UNDECIDED = Q(status=Status.FAILED, response_status__isnull=True)
+_DONE = Situation(
+    title=_("Ended"),
+    help=_("Answered, or failed; those that are kept longest come first."),
+    condition=Q(status__in=TERMINAL),
+    column="purge_at",
+    time=_("kept until"),
+    newest_first=True,
+)
 
 SITUATIONS = {
     "live": Situation(
@@ -100,21 +108,11 @@ SITUATIONS = {
         time=_("failed at"),
         newest_first=True,
     ),
-    "done": Situation(
-        title=_("Ended"),
-        help=_("Answered, or failed; those that are kept longest come first."),
-        condition=Q(status__in=TERMINAL),
-        column="purge_at",
-        time=_("kept until"),
-        newest_first=True,
-    ),
-    "often": Situation(
+    "done": _DONE,
+    "often": replace(
+        _DONE,
         title=_("Replayed often"),
         help=_("Among those that are kept longest, the ones replayed three times or more."),
-        condition=Q(status__in=TERMINAL),
-        column="purge_at",
-        time=_("kept until"),
-        newest_first=True,
         within=Q(replays__gte=OFTEN),
         order=("-replays", "-purge_at"),
     ),
