@@ -48,7 +48,7 @@ from django_idempotency.stores.database import ahead, store_errors
 from tests.callers import claim, door, effects, is_replay, operation, paying, record, shift
 from tests.databases import database_url
 from tests.partitioned import divide
-from tests.threads import OtherThread, in_threads
+from tests.threads import OtherThread, in_threads, just_before
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parent.parent
@@ -190,21 +190,6 @@ def old(key="k", *, age=2 * HOUR, purge_at=-HOUR, **policy):
     """A key with an answer, that was claimed so many seconds ago, and whose time is up by default."""
     assert door(paying, **policy)(key).status_code == 201
     shift(key, created_at=-age, expires_at=purge_at, purge_at=purge_at)
-
-
-@contextmanager
-def just_before(statement, act):
-    """Call ``act`` once, just before this thread sends its first statement that matches."""
-    acts = [act]
-
-    def wrapper(execute, sql, *details):
-        if re.match(statement, sql, re.DOTALL) and acts:
-            acts.pop()()
-        return execute(sql, *details)
-
-    with connection.execute_wrapper(wrapper):
-        yield
-    assert not acts, f"no statement {statement!r} was sent"
 
 
 @pytest.fixture
@@ -626,10 +611,18 @@ def test_of_many_who_use_an_expired_key_again_at_once_one_runs(days):
     assert effects() == 40
 
 
+LEVELS = ["read committed", "repeatable read", "serializable"]
+
+
 @postgresql
 @plain_table
-def test_a_key_claimed_across_midnight_is_claimed_once(table, elsewhere, observer):
-    """Before midnight, not committed yet; and again after it, where another partition is in charge."""
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_key_claimed_across_midnight_is_claimed_once(table, elsewhere, observer, level):
+    """Before midnight, not committed yet; and again after it, where another partition is in charge.
+
+    The second is at whatever level. It has begun before the first commits, so its statement does not see that record.
+    """
+    elsewhere(run_sql, f"SET default_transaction_isolation = '{level}'")
     midnight = layout().now + timedelta(milliseconds=500)
     divide(midnight)
     policy, waiting = Policy(mode="lease"), "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory'"
@@ -642,6 +635,18 @@ def test_a_key_claimed_across_midnight_is_claimed_once(table, elsewhere, observe
         assert isinstance(first, Claimed)
         assert second.result(30).record.token == first.token
     assert (rows(OLDEST), rows(YESTERDAY)) == (1, 0)
+
+
+@postgresql
+@plain_table
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_keys_are_claimed_and_replayed_at_every_isolation_level(days, elsewhere, level, mode):
+    elsewhere(run_sql, f"SET default_transaction_isolation = '{level}'")
+    first = elsewhere(door(paying, mode=mode))
+    again = elsewhere(door(paying, mode=mode))
+    assert (first.status_code, again.content, is_replay(again), effects()) == (201, first.content, True, 1)
+    assert elsewhere(run_sql, "SHOW transaction_isolation") == [(level,)]
 
 
 @postgresql

@@ -12,6 +12,8 @@ from django_idempotency.models import IdempotencyRecord
 # Each statement in it has a snapshot of its own, so that what was committed while the lock was waited for is seen. That
 # is what makes a key unique on a partitioned table, where no constraint can, and it keeps a duplicate from waiting for
 # the COMMIT of a holder whose answer is written already. The server keeps the plans, whatever pooler stands between.
+# Above READ COMMITTED all statements have one snapshot, as old as the call: there it makes no record in a partitioned
+# table, and returns no row.
 #
 # The row lock is tried only where the holder's life depends on it, and ends with the call; the token says so, because
 # with the status named PostgreSQL would walk the partial index of all live rows.
@@ -39,12 +41,10 @@ BEGIN
     PERFORM pg_advisory_xact_lock(uuid_hash_extended(new_id, 0));
     SELECT * INTO old FROM django_idempotency_record AS record WHERE record.id = new_id;
     IF NOT FOUND THEN
-        IF current_setting('transaction_isolation') = 'repeatable read'
+        IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
             AND (SELECT relkind = 'p' FROM pg_class WHERE oid = 'django_idempotency_record'::regclass)
         THEN
-            RAISE feature_not_supported USING
-                MESSAGE = 'a key can''t be claimed in a partitioned table at REPEATABLE READ',
-                HINT = 'Set default_transaction_isolation to ''read committed'' for this role.';
+            RETURN;
         END IF;
         INSERT INTO django_idempotency_record (
             id, scope, key, method, path, fingerprint, mode, hold_on_crash, created_at, status, token, locked_at,

@@ -12,7 +12,7 @@ from uuid import UUID
 from weakref import WeakKeyDictionary
 
 import psycopg
-from django.db import IntegrityError, connections
+from django.db import IntegrityError, connections, transaction
 from django.db.backends.utils import CursorWrapper
 
 from django_idempotency.exceptions import StoreConflict
@@ -110,7 +110,7 @@ class PostgreSQLStore(DatabaseStore):
         fingerprint = operation.fingerprint
         new = (operation.id, operation.scope, operation.key, operation.method, operation.path, fingerprint, token)
         try:
-            process, created, free, *old = self._fetch(stated(CLAIM, policy), new, policy)
+            process, created, free, *old = self._ask(stated(CLAIM, policy), new, policy)
         except StoreConflict:
             return None
         except IntegrityError as error:
@@ -123,6 +123,14 @@ class PostgreSQLStore(DatabaseStore):
         record = snapshot(old)
         contended = record.status == Status.PROCESSING and record.mode == Mode.ATOMIC
         return Seen(record, busy=contended and not free and record.fingerprint == fingerprint)
+
+    def _ask(self, statement: str, values: Any, policy: Policy) -> Any:
+        if row := self._fetch(statement, values, policy):
+            return row
+        with store_errors(), transaction.atomic(using=alias(policy), durable=True):
+            with _cursor(policy) as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            return self._fetch(statement, values, policy)
 
     @staticmethod
     def _learn(process: int, policy: Policy) -> None:
