@@ -19,7 +19,7 @@ from django.utils.module_loading import import_string
 
 from django_idempotency import conf
 from django_idempotency.middleware import IdempotencyMiddleware
-from django_idempotency.partitions import TABLE, Layout, covered_until, is_short, layout, stamp
+from django_idempotency.partitions import TABLE, Layout, covered_until, half_detached, is_short, layout, stamp
 from django_idempotency.placement import view_class
 from django_idempotency.policy import Mode, Policy, WhenInFlight
 from django_idempotency.stores.claim_function import can_claim
@@ -162,7 +162,7 @@ def _locks_rows_without_waiting(using: str) -> bool:
 
 @register(Tags.database)
 def check_partitions(app_configs: Apps, databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """W026 few future partitions; W027 partitions that claims read whole; W028 an interrupted ``enable``."""
+    """W026 few future partitions; W027 ones that claims read whole; W028 a half ``enable``; W029 a half ``DETACH``."""
     found: list[CheckMessage] = []
     for using in sorted(set(databases or ()) & record_databases()):
         if connections[using].vendor == "postgresql" and TABLE in connections[using].introspection.table_names():
@@ -190,6 +190,12 @@ def _partition_messages(found: Layout, using: str) -> Iterator[CheckMessage]:
             f"Partitioning the idempotency records in {using!r} was interrupted: it left a CHECK ({UNTIL}).",
             hint=f"In a day or two it refuses new records. Run {command}, which takes it back, or enable again.",
             id="django_idempotency.W028",
+        )
+    if pending := half_detached(found.partitions):
+        yield Warning(
+            f"A partition of the idempotency records in {using!r} is out of the claims' sight: {pending}",
+            hint="Operations with its keys can run again. Finish it, and attach it again if they are still wanted.",
+            id="django_idempotency.W029",
         )
 
 

@@ -6,25 +6,27 @@ What is read from the catalog becomes a ``Plan``, a list of statements; what run
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import reduce
-from operator import add
+from functools import partial, reduce
+from operator import add, methodcaller
+from typing import Any, TypeVar
 
 from django.db import DatabaseError, connections
 
 from django_idempotency.exceptions import NotConvertible
 from django_idempotency.partitions import (
-    CONVERTING,
     LOCK_TIMEOUT,
     TABLE,
     Bounds,
     Interval,
     Template,
+    at_work,
     creation,
     forget_half_way,
+    half_detached,
     layout,
     name_of,
     patiently,
@@ -36,6 +38,8 @@ from django_idempotency.partitions import (
 from django_idempotency.stores.database import UNTIL, is_conflict
 
 logger = logging.getLogger("django_idempotency")
+
+T = TypeVar("T")
 
 ATTEMPTS = 100
 FIRST, AWAY = f"{TABLE}_p0", f"{TABLE}_away"
@@ -173,7 +177,7 @@ SELECT format('ALTER PUBLICATION %I ADD TABLE {TABLE}', pubname)
 FROM pg_publication_rel JOIN pg_publication ON pg_publication.oid = prpubid WHERE prrelid = '{TABLE}'::regclass
 """
 
-# What would be lost, or would stay behind at the old table, by a name that says what it is.
+# What would be lost, or stay behind at the old table, or is where something has to go; by a name that says what it is.
 OBSTACLES = f"""
 SELECT pg_describe_object(classid, objid, objsubid) FROM pg_depend
 WHERE refclassid = 'pg_class'::regclass AND refobjid = '{TABLE}'::regclass AND deptype = 'n'
@@ -197,6 +201,10 @@ SELECT 'inheritance by or from ' || (CASE inhparent WHEN oid THEN inhrelid ELSE 
 FROM pg_inherits JOIN pg_class ON oid = '{TABLE}'::regclass
 WHERE relkind = 'r' AND '{TABLE}'::regclass IN (inhrelid, inhparent)
 UNION ALL
+SELECT pg_describe_object('pg_class'::regclass, pg_class.oid, 0) || ', which an earlier partitioning has left'
+FROM pg_class JOIN pg_class AS record USING (relnamespace)
+WHERE pg_class.relname = '{FIRST}' AND record.oid = '{TABLE}'::regclass AND record.relkind = 'r'
+UNION ALL
 SELECT 'the table being UNLOGGED' FROM pg_class WHERE oid = '{TABLE}'::regclass AND relpersistence <> 'p'
 UNION ALL
 SELECT 'a column list or condition of the publication ' || quote_ident(pubname)
@@ -214,7 +222,7 @@ def _table(alias: str) -> Table:
         cursor.execute(GRANTS)
         grants = tuple(grant for (grant,) in cursor.fetchall())
         cursor.execute(OBSTACLES)
-        obstacles = tuple(obstacle for (obstacle,) in cursor.fetchall())
+        obstacles = [obstacle for (obstacle,) in cursor.fetchall()]
         like = template(cursor, found.partitions)
     return Table(
         schema=found.schema,
@@ -223,7 +231,7 @@ def _table(alias: str) -> Table:
         indexes=indexes,
         like=like,
         grants=grants,
-        obstacles=obstacles,
+        obstacles=tuple(filter(None, [*obstacles, half_detached(found.partitions)])),
     )
 
 
@@ -251,16 +259,17 @@ def enabling(interval: Interval = Interval.DAY, *, using: str | None = None) -> 
     with _alone(alias):
         if layout(using=alias).halfway:
             forget_half_way(alias)
-        plan = enable_plan(interval, using=alias)
+        plan = partial(enable_plan, interval, using=alias)
+        before = plan().before
         try:
-            for statement in plan.before:
-                _patiently_in_one(alias, [statement])
+            for statement in before:
+                _patiently(alias, methodcaller("execute", statement))
                 yield Converted()
-            _patiently_in_one(alias, plan.switch)
+            changed = bool(before) and _switch(alias, plan)
         except BaseException:
             _take_back(alias)
             raise
-    yield Converted(partitioned=True, changed=bool(plan.switch))
+    yield Converted(partitioned=True, changed=changed)
 
 
 def disable_plan(*, using: str | None = None) -> Plan:
@@ -276,9 +285,8 @@ def disable(*, using: str | None = None) -> Converted:
     """
     alias = postgresql(using)
     with _alone(alias):
-        plan = disable_plan(using=alias)
-        _patiently_in_one(alias, plan.switch)
-    return Converted(partitioned=False, changed=bool(plan.switch))
+        plan = partial(disable_plan, using=alias)
+        return Converted(partitioned=False, changed=bool(plan().switch) and _switch(alias, plan))
 
 
 def _take_back(alias: str) -> None:
@@ -292,20 +300,32 @@ def _take_back(alias: str) -> None:
 def _convertible(alias: str) -> Table:
     table = _table(alias)
     if table.obstacles:
-        raise NotConvertible("In the way, because it would be lost: " + "; ".join(table.obstacles))
+        raise NotConvertible("In the way, or it would be lost: " + "; ".join(table.obstacles))
     return table
 
 
-def _patiently_in_one(alias: str, statements: Sequence[str]) -> None:
-    """``statements`` in one transaction, begun again until its locks are had."""
+def _switch(alias: str, plan: Callable[[], Plan]) -> bool:
+    """Do what the plan says under the table's lock: what would be lost may have come before that."""
 
-    def convert() -> None:
+    def switch(cursor: Any) -> bool:
+        cursor.execute(f"LOCK TABLE {TABLE} IN ACCESS EXCLUSIVE MODE")
+        statements = plan().switch
+        for statement in statements:
+            cursor.execute(statement)
+        return bool(statements)
+
+    return _patiently(alias, switch)
+
+
+def _patiently(alias: str, work: Callable[[Any], T]) -> T:
+    """``work`` in one transaction, begun again until its locks are had."""
+
+    def convert() -> T:
         with short_transaction(alias, lock_timeout=LOCK_TIMEOUT) as cursor:
-            for statement in statements:
-                cursor.execute(statement)
+            return work(cursor)
 
     try:
-        patiently(convert, attempts=ATTEMPTS)
+        return patiently(convert, attempts=ATTEMPTS)
     except DatabaseError as error:
         if not is_conflict(error):
             raise
@@ -316,12 +336,7 @@ def _patiently_in_one(alias: str, statements: Sequence[str]) -> None:
 
 @contextmanager
 def _alone(alias: str) -> Iterator[None]:
-    """One conversion at a time."""
-    with connections[alias].cursor() as cursor:
-        cursor.execute(f"SELECT pg_try_advisory_lock({CONVERTING})")
-        if cursor.fetchone() != (True,):
-            raise NotConvertible("Somebody else is converting the table.")
-        try:
-            yield
-        finally:
-            cursor.execute(f"SELECT pg_advisory_unlock({CONVERTING})")
+    with at_work(alias, alone=True) as alone:
+        if not alone:
+            raise NotConvertible("Somebody else is converting the table, or dropping partitions of it.")
+        yield

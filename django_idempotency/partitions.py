@@ -28,6 +28,8 @@ T = TypeVar("T")
 TABLE = IdempotencyRecord._meta.db_table
 MOST = 100_000  # rows that are counted
 GONE = "gone meanwhile"
+IN_USE = "in use by a long transaction"
+CONVERTED = "the table is being converted"
 HAS_DEFAULT = "there is a default partition, beside which none can be detached concurrently"
 LOCK_TIMEOUT = "100ms"  # nobody waits longer than that behind a lock that we are waiting for
 ATTEMPTS, PAUSE = 20, 0.25  # for a lock that is not to be had, with so many seconds between
@@ -169,6 +171,21 @@ def why_kept(bounds: Bounds, contents: Contents) -> str:
     return ", ".join(reasons)
 
 
+def why_all_stay(partitions: Sequence[Partition]) -> str:
+    """Why no partition can be detached; empty if they can."""
+    return HAS_DEFAULT if any(partition.default for partition in partitions) else half_detached(partitions)
+
+
+def half_detached(partitions: Sequence[Partition]) -> str:
+    """Which one somebody else has begun to detach, and how that is ended. Claims don't see the keys in it."""
+    names = [partition.name for partition in partitions if partition.detaching and not partition.retired]
+    return "".join(f"{name} is half detached: {detachment(name, begun=True)}" for name in names)
+
+
+def detachment(name: str, *, begun: bool = False) -> str:
+    return f"ALTER TABLE {TABLE} DETACH PARTITION {name} {'FINALIZE' if begun else 'CONCURRENTLY'}"
+
+
 def _floor(when: datetime, width: timedelta) -> datetime:
     return EPOCH + (when - EPOCH) // width * width
 
@@ -272,6 +289,33 @@ def short_transaction(alias: str, *, lock_timeout: str) -> Iterator[Any]:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         cursor.execute(f"SET LOCAL lock_timeout = '{lock_timeout}'")
         yield cursor
+
+
+# What a session holds while it converts the table; shared, while it drops partitions.
+AT_WORK = f"hashtextextended('{TABLE} is being converted', 0)"
+# Where the platform has it: the server ends a statement soon after the process that sent it is gone.
+NOTICE_DEATH = """
+DO $$ BEGIN
+    PERFORM set_config('client_connection_check_interval', '100ms', false);
+EXCEPTION WHEN invalid_parameter_value THEN NULL;
+END $$
+"""
+
+
+@contextmanager
+def at_work(alias: str, *, alone: bool) -> Iterator[bool]:
+    """True if this is the only conversion, or, not ``alone``, if there is none: no name comes to mean another table."""
+    shared = "" if alone else "_shared"
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"SELECT pg_try_advisory_lock{shared}({AT_WORK})")
+        (had,) = cursor.fetchone()
+        cursor.execute(NOTICE_DEATH)
+        try:
+            yield had
+        finally:
+            cursor.execute("RESET client_connection_check_interval")
+            if had:
+                cursor.execute(f"SELECT pg_advisory_unlock{shared}({AT_WORK})")
 
 
 def patiently(work: Callable[[], T], *, attempts: int = ATTEMPTS) -> T:
@@ -417,16 +461,12 @@ def _due(cursor: Any, alias: str, ahead: int | None) -> list[tuple[str, list[str
     return unkeyed + [(name, creation(found.schema, name, bounds, like)) for name, bounds in named]
 
 
-# An ``enable`` at work holds this lock of its session; its CHECK is then not forgotten.
-CONVERTING = f"hashtextextended('{TABLE} is being converted', 0)"
-
-
 def forget_half_way(alias: str) -> None:
-    """Take back the CHECK of an interrupted ``enable``, which would refuse every new record once its time has come."""
+    """Take back the CHECK of an ``enable`` that is not at work any more: it refuses every record of a day to come."""
 
     def forget() -> None:
         with short_transaction(alias, lock_timeout=LOCK_TIMEOUT) as cursor:
-            cursor.execute(f"SELECT pg_try_advisory_xact_lock({CONVERTING})")
+            cursor.execute(f"SELECT pg_try_advisory_xact_lock({AT_WORK})")
             if cursor.fetchone() == (True,):
                 cursor.execute(f"ALTER TABLE {TABLE} DROP CONSTRAINT IF EXISTS {UNTIL}")
 
@@ -462,40 +502,55 @@ def drop(*, using: str | None = None) -> Dropped:
 def dropping(*, using: str | None = None) -> Iterator[Dropped]:
     """``drop``, a partition at a time."""
     alias = postgresql(using)
-    found = layout(using=alias)
-    yield Dropped(partitioned=found.partitioned)
-    for partition in found.partitions:
-        if partition.bounds.upper is not None and partition.bounds.upper <= found.now:
-            stays = any(other.default for other in found.partitions)
-            yield Dropped(kept={partition.name: HAS_DEFAULT}) if stays else _drop(alias, partition)
-    for name in _left_behind(alias):
-        yield _drop_detached(alias, name)
+    with at_work(alias, alone=False) as undisturbed:
+        found = layout(using=alias)
+        over = [part for part in found.partitions if part.bounds.upper is not None and part.bounds.upper <= found.now]
+        if not undisturbed:
+            yield Dropped(partitioned=found.partitioned, kept={partition.name: CONVERTED for partition in over})
+            return
+        yield Dropped(partitioned=found.partitioned)
+        for partition in over:
+            yield _drop(alias, partition.name)
+        for name in _left_behind(alias):
+            yield _drop_detached(alias, name)
 
 
 def drop_plan(*, using: str | None = None) -> list[str]:
     """The statements that ``drop`` would run, if nothing changed meanwhile."""
-    alias = postgresql(using)
-    found = status(using=alias)
-    left_behind = [f"DROP TABLE {name}" for name in _left_behind(alias)]
-    return [
-        statement
-        for standing in found.partitions
-        if not standing.kept
-        for statement in (*_retirement(standing.name), _detachment(standing.name), f"DROP TABLE {standing.name}")
-    ] + left_behind
+    found = status(using=using)
+    plan = []
+    for standing in found.partitions:
+        if not standing.kept:
+            plan += [] if standing.retired else _retirement(standing.name)
+            plan += [detachment(standing.name, begun=standing.detaching), f"DROP TABLE {standing.name}"]
+    return plan + [f"DROP TABLE {name}" for name in found.left_behind]
 
 
-def _drop(alias: str, partition: Partition) -> Dropped:
-    reason = ""
+class _Stays(Exception):
+    """The partition can't be dropped now, and why."""
+
+
+def _drop(alias: str, name: str) -> Dropped:
+    try:
+        _retire(alias, name)
+        _detach(alias, name)
+    except _Stays as reason:
+        return Dropped(kept={name: str(reason)})
+    return _drop_detached(alias, name)
+
+
+def _examined(alias: str, name: str) -> Partition:
+    """The partition as it is by now. Raises ``_Stays`` unless it can go."""
+    found = layout(using=alias)
+    partition = next((partition for partition in found.partitions if partition.name == name), None)
+    if partition is None:
+        raise _Stays(GONE)
     if not partition.retired:
-        reason = _foreign(partition) or _retire(alias, partition)
-    if reason := reason or _detach(alias, partition):
-        return Dropped(kept={partition.name: reason})
-    return _drop_detached(alias, partition.name)
-
-
-def _foreign(partition: Partition) -> str:
-    return "somebody else has begun to detach it: DETACH PARTITION … FINALIZE" if partition.detaching else ""
+        with connections[alias].cursor() as cursor:
+            contents = _contents(cursor, name)
+        if reason := why_kept(partition.bounds, contents) or why_all_stay(found.partitions):
+            raise _Stays(reason)
+    return partition
 
 
 def _retirement(name: str) -> list[str]:
@@ -508,57 +563,37 @@ def _retirement(name: str) -> list[str]:
     ]
 
 
-def _retire(alias: str, partition: Partition) -> str:
-    """Empty it and close it for good, unless there is a reason not to: that is returned."""
-    with connections[alias].cursor() as cursor:
-        if reason := why_kept(partition.bounds, _contents(cursor, partition.name)):
-            return reason
+def _retire(alias: str, name: str) -> None:
+    """Empty it and close it for good."""
 
-    def retire() -> str:
-        lock, *closing = _retirement(partition.name)
+    def retire() -> None:
+        lock, *closing = _retirement(name)
         with short_transaction(alias, lock_timeout=LOCK_TIMEOUT) as cursor:
             cursor.execute(lock)
-            current = _current(alias, partition)
-            if current is None:
-                return GONE
-            if current.retired:
-                return ""
-            if reason := why_kept(partition.bounds, _contents(cursor, partition.name)):
-                return reason
-            for statement in closing:
-                cursor.execute(statement)
-        return ""
+            if not _examined(alias, name).retired:
+                for statement in closing:
+                    cursor.execute(statement)
 
+    if _examined(alias, name).retired:
+        return
     try:
-        return patiently(retire)
+        patiently(retire)
     except DatabaseError as error:
         if is_conflict(error):
-            return "in use by a long transaction"
-        if _current(alias, partition) is None:
-            return GONE
+            raise _Stays(IN_USE) from error
+        _examined(alias, name)
         raise
 
 
-def _detachment(name: str, *, begun: bool = False) -> str:
-    return f"ALTER TABLE {TABLE} DETACH PARTITION {name} {'FINALIZE' if begun else 'CONCURRENTLY'}"
-
-
-def _detach(alias: str, partition: Partition) -> str:
+def _detach(alias: str, name: str) -> None:
     """Wait until the transactions that use the table have ended; nobody waits for us meanwhile."""
-    if _current(alias, partition) is None:
-        return ""
+    begun = _examined(alias, name).detaching
     try:
         with connections[alias].cursor() as cursor:
-            cursor.execute(_detachment(partition.name, begun=partition.detaching))
+            cursor.execute(detachment(name, begun=begun))
     except DatabaseError as error:
-        return str(error).strip() if _current(alias, partition) else ""
-    return ""
-
-
-def _current(alias: str, partition: Partition) -> Partition | None:
-    """As it is by now. A name alone may mean another one: somebody may have converted the table back and forth."""
-    same = (p for p in layout(using=alias).partitions if (p.oid, p.name) == (partition.oid, partition.name))
-    return next(same, None)
+        _examined(alias, name)
+        raise _Stays(str(error).strip()) from error
 
 
 LEFT_BEHIND = f"""
@@ -593,7 +628,8 @@ class Standing:
     """One partition. ``rows`` and ``bytes``, indexes included, as the database estimates them; ``None`` if it doesn't.
 
     ``live`` and ``held``: counts of up to ``MOST``. ``purge_at``: of the last answer in it. ``keyed``: false if it
-    lacks the index that a claim looks by. ``kept``: why it can't be dropped; empty if it can.
+    lacks the index that a claim looks by. ``retired`` and ``detaching``: a ``drop`` has emptied it, and begun to detach
+    it; one that was interrupted goes on. ``kept``: why it can't be dropped; empty if it can.
     """
 
     name: str
@@ -605,6 +641,8 @@ class Standing:
     held: int
     purge_at: datetime | None
     keyed: bool
+    retired: bool
+    detaching: bool
     kept: str
 
 
@@ -612,7 +650,8 @@ class Standing:
 class Status:
     """``covered_until``: new records have a partition up to then; ``None``: for ever. ``short``: that is too soon.
 
-    ``halfway``: ``enable`` was interrupted; run it again, or ``ensure``, which takes it back.
+    ``halfway``: ``enable`` was interrupted; run it again, or ``ensure``, which takes it back. ``left_behind``: detached
+    by a ``drop`` that was interrupted; the next one drops them.
     """
 
     partitioned: bool
@@ -620,29 +659,29 @@ class Status:
     short: bool = False
     halfway: bool = False
     partitions: tuple[Standing, ...] = ()
+    left_behind: tuple[str, ...] = ()
 
 
 def status(*, using: str | None = None) -> Status:
     """How the partitions stand, oldest first."""
     alias = postgresql(using)
     found = layout(using=alias)
-    if not found.partitioned:
-        return Status(partitioned=False, halfway=found.halfway)
-    with connections[alias].cursor() as cursor:
-        standings = tuple(_standing(cursor, partition) for partition in found.partitions)
     return Status(
-        partitioned=True,
-        covered_until=covered_until(found.partitions, found.now),
-        short=is_short(found.partitions, found.now),
-        partitions=standings,
+        partitioned=found.partitioned,
+        covered_until=covered_until(found.partitions, found.now) if found.partitioned else None,
+        short=found.partitioned and is_short(found.partitions, found.now),
+        halfway=found.halfway,
+        partitions=tuple(_standing(alias, partition, found) for partition in found.partitions),
+        left_behind=tuple(_left_behind(alias)),
     )
 
 
-def _standing(cursor: Any, partition: Partition) -> Standing:
+def _standing(alias: str, partition: Partition, found: Layout) -> Standing:
     size = "SELECT nullif(reltuples, -1)::bigint, pg_total_relation_size(oid) FROM pg_class WHERE oid = %s"
-    cursor.execute(size, [partition.oid])
-    rows, bytes = cursor.fetchone()
-    contents = _contents(cursor, partition.name)
+    with connections[alias].cursor() as cursor:
+        cursor.execute(size, [partition.oid])
+        rows, bytes = cursor.fetchone()
+        contents = _contents(cursor, partition.name)
     return Standing(
         name=partition.name,
         lower=partition.bounds.lower,
@@ -653,5 +692,7 @@ def _standing(cursor: Any, partition: Partition) -> Standing:
         held=contents.held,
         purge_at=contents.purge_at,
         keyed=partition.keyed,
-        kept="" if partition.retired else _foreign(partition) or why_kept(partition.bounds, contents),
+        retired=partition.retired,
+        detaching=partition.detaching,
+        kept="" if partition.retired else why_kept(partition.bounds, contents) or why_all_stay(found.partitions),
     )

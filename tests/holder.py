@@ -1,4 +1,4 @@
-"""A process of its own that runs one operation, step by step as the test tells it: it can be stopped and killed."""
+"""A process of its own that runs one operation, or a command, as the test tells it: it can be stopped and killed."""
 
 from __future__ import annotations
 
@@ -52,18 +52,31 @@ def holding(what: str = "request", *, renews: bool = False, **policy: Any) -> It
 
     ``what``: a request or a message. ``renews``: it renews its claim before it pays.
     """
+    with _running("operation", what=what, renews=renews, policy=policy) as holder:
+        assert holder.says() == IN_VIEW
+        yield holder
+
+
+@contextmanager
+def commanding(*command: str, before: str) -> Iterator[Holder]:
+    """A management command that stands just before its first statement that matches ``before``."""
+    with _running("command", command=command, before=before) as holder:
+        assert holder.says() == before
+        yield holder
+
+
+@contextmanager
+def _running(work: str, **options: Any) -> Iterator[Holder]:
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.holder", json.dumps({"what": what, "renews": renews, "policy": policy})],
+        [sys.executable, "-m", "tests.holder", work, json.dumps(options)],
         cwd=ROOT,
         env=environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        holder = Holder(process)
         try:
-            assert holder.says() == IN_VIEW
-            yield holder
+            yield Holder(process)
         finally:
             process.kill()
 
@@ -73,7 +86,7 @@ def _pause(where: Any) -> None:
     sys.stdin.readline()
 
 
-def _run(what: str, renews: bool, policy: dict[str, Any]) -> Any:
+def _operate(what: str, renews: bool, policy: dict[str, Any]) -> Any:
     from django.http import HttpResponse
 
     from django_idempotency.consumers.base import Message, consume
@@ -98,16 +111,26 @@ def _run(what: str, renews: bool, policy: dict[str, Any]) -> Any:
     return [type(handled).__name__, getattr(handled, "result", None)]
 
 
-def main(options: str) -> None:
+def _command(command: list[str], before: str) -> Any:
+    from django.core.management import call_command
+
+    from tests.threads import just_before
+
+    with just_before(before, lambda: _pause(before)):
+        call_command(*command, verbosity=0)
+    return command
+
+
+def main(work: str, options: str) -> None:
     import django
 
     django.setup()
     try:
-        outcome = _run(**json.loads(options))
+        outcome = {"operation": _operate, "command": _command}[work](**json.loads(options))
     except Exception as error:
         outcome = [500, type(error).__name__]
     _pause(outcome)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

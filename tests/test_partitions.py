@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection, connections, transaction
+from django.db import OperationalError, connection, connections, transaction
 
 from django_idempotency import checks, conversion, engine, interventions, maintenance, partitions
 from django_idempotency.conversion import disable, enable, enable_plan, enabling
@@ -46,12 +41,11 @@ from django_idempotency.stats import stats
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import ahead, store_errors
 from tests.callers import claim, door, effects, is_replay, operation, paying, record, shift
-from tests.databases import database_url
+from tests.holder import commanding
 from tests.partitioned import divide
-from tests.threads import OtherThread, in_threads, just_before
+from tests.threads import OtherThread, in_threads, just_before, wait_little_for_locks
 from tests.waiting import eventually
 
-ROOT = Path(__file__).parent.parent
 HOUR, DAY = 3600, 24 * 3600
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 DAYS, HOURS = timedelta(days=1), timedelta(hours=1)
@@ -155,6 +149,9 @@ def table(payer):
     """The record table, plain before the test and after it."""
     yield
     IdempotencyRecord.objects.all().delete()
+    for partition in layout().partitions:
+        if partition.detaching:
+            run_sql(partitions.detachment(partition.name, begun=True))
     disable()
     for (name,) in run_sql("SELECT relname FROM pg_class WHERE relname LIKE %s AND relkind = 'r'", [f"{TABLE}\\_p%"]):
         run_sql(f"DROP TABLE {name}")
@@ -302,18 +299,22 @@ def test_enable_does_what_its_plan_says_and_the_switch_looks_at_no_row(table, el
             "trigger mine",
         ),
         (f"ALTER TABLE {TABLE} SET UNLOGGED", f"ALTER TABLE {TABLE} SET LOGGED", "UNLOGGED"),
+        (f"CREATE TABLE {TABLE}_p0 ()", f"DROP TABLE {TABLE}_p0", f"table {TABLE}_p0"),
     ],
-    ids=["view", "foreign key", "unique index", "trigger", "unlogged"],
+    ids=["view", "foreign key", "unique index", "trigger", "unlogged", "left behind"],
 )
-def test_what_a_conversion_would_lose_is_in_its_way(table, obstacle, removal, named):
-    run_sql(obstacle)
+@pytest.mark.parametrize("moment", ["SELECT", "LOCK TABLE"])
+def test_what_a_conversion_would_lose_is_in_its_way(table, elsewhere, moment, obstacle, removal, named):
+    """However late it comes."""
+    before = described()
     try:
-        with pytest.raises(NotConvertible, match=named):
+        with just_before(moment, lambda: elsewhere(run_sql, obstacle)), pytest.raises(NotConvertible, match=named):
             enable()
         assert not layout().partitioned
         assert not layout().halfway
     finally:
         run_sql(removal)
+    assert described() == before
     assert enable().partitioned
 
 
@@ -340,41 +341,6 @@ def test_an_enable_that_ends_early_takes_back_its_check(table):
     assert layout().halfway
     steps.close()
     assert described() == before
-
-
-ENABLE_AND_DIE = """
-import os, signal, django; django.setup()
-from django_idempotency.conversion import enabling
-steps = enabling(); next(steps); next(steps)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@contextmanager
-def real_process(*arguments):
-    url = database_url(connection.settings_dict, connection.settings_dict["NAME"])
-    environment = os.environ | {"DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "testproject.settings", "DEBUG": "1"}
-    with subprocess.Popen([sys.executable, *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-@postgresql
-@plain_table
-@pytest.mark.server
-@pytest.mark.parametrize("then", [ensure, enable])
-def test_an_enable_that_was_killed_is_told_of_and_cleared_up(table, then):
-    before = described()
-    with real_process("-c", ENABLE_AND_DIE) as process:
-        assert process.wait(60) == -signal.SIGKILL
-    assert status().halfway
-    assert [message.id for message in checks.check_partitions(None, ["default"])] == ["django_idempotency.W028"]
-    eventually(lambda: (then(), not layout().halfway)[1])  # the server may not have noticed its death yet
-    assert layout().partitioned == (then is enable)
-    if then is ensure:
-        assert described() == before
 
 
 @postgresql
@@ -798,40 +764,137 @@ def insert_late():
         """)
 
 
-@postgresql
-@plain_table
-@pytest.mark.parametrize("last", ["LOCK", "ALTER TABLE .* DETACH", "DROP TABLE"])
-def test_a_drop_that_was_interrupted_goes_on(days, last):
-    """Before it closed the partition, before it detached it, and before it dropped it."""
-    old()
-    with pytest.raises(KeyboardInterrupt), just_before(f"{last} .*{TABLE}_p1", interrupt):
-        drop()
-    assert YESTERDAY in drop().dropped
-    assert len(layout().partitions) == 2
-    assert run_sql("SELECT 1 FROM pg_class WHERE relname = %s", [f"{TABLE}_p1"]) == []
-    assert door(paying)().status_code == 201
+@contextmanager
+def long_transaction(elsewhere):
+    """Somebody uses the table."""
+    block = elsewhere(transaction.atomic)
+    elsewhere(block.__enter__)
+    elsewhere(run_sql, f"LOCK TABLE ONLY {TABLE} IN ACCESS SHARE MODE")
+    try:
+        yield
+    finally:
+        elsewhere(block.__exit__, None, None, None)
 
 
-def interrupt():
-    raise KeyboardInterrupt
+@contextmanager
+def in_300_ms(thread):
+    thread(run_sql, "SET statement_timeout = '300ms'")
+    try:
+        yield
+    finally:
+        thread(run_sql, "RESET statement_timeout")
+
+
+def here(work, *arguments):
+    return work(*arguments)
 
 
 @postgresql
 @plain_table
 def test_a_detach_that_was_cancelled_while_it_waited_is_finished(days, elsewhere):
     old()
-    transaction_of_another = elsewhere(transaction.atomic)
-    elsewhere(transaction_of_another.__enter__)
-    elsewhere(run_sql, f"SELECT count(*) FROM {TODAY}")
-    elsewhere(run_sql, f"LOCK TABLE ONLY {TABLE} IN ACCESS SHARE MODE")
-    run_sql("SET statement_timeout = '300ms'")
-    try:
+    with long_transaction(elsewhere), in_300_ms(here):
         assert "timeout" in drop().kept[OLDEST]
-    finally:
-        run_sql("RESET statement_timeout")
-    assert [partition.detaching for partition in layout().partitions] == [True, False, False, False]
-    elsewhere(transaction_of_another.__exit__, None, None, None)
+    oldest, *_ = status().partitions
+    assert (oldest.retired, oldest.detaching) == (True, True)
+    assert checks.check_partitions(None, ["default"]) == []
     assert drop().dropped == (OLDEST, YESTERDAY)
+
+
+def half_detach(partition, elsewhere, other):
+    """As somebody leaves it who gives up while he waits."""
+    with long_transaction(elsewhere), in_300_ms(other), pytest.raises(OperationalError):
+        other(run_sql, f"ALTER TABLE {TABLE} DETACH PARTITION {partition} CONCURRENTLY")
+
+
+@postgresql
+@plain_table
+def test_beside_a_partition_that_somebody_else_has_half_detached_all_stay_until_he_is_done(days, elsewhere, observer):
+    old()
+    half_detach(YESTERDAY, elsewhere, observer)
+    (message,) = checks.check_partitions(None, ["default"])
+    assert (message.id, "FINALIZE" in message.msg) == ("django_idempotency.W029", True)
+    kept = drop().kept
+    assert kept.keys() == {OLDEST, YESTERDAY}
+    assert all(f"DETACH PARTITION {YESTERDAY} FINALIZE" in reason for reason in kept.values())
+    assert rows(YESTERDAY) == 1
+    run_sql(f"ALTER TABLE {TABLE} DETACH PARTITION {YESTERDAY} FINALIZE")
+    assert drop().dropped == (OLDEST,)
+    assert rows(YESTERDAY) == 1
+
+
+@postgresql
+@plain_table
+def test_a_partition_that_somebody_begins_to_detach_just_before_the_lock_keeps_its_rows(days, elsewhere, observer):
+    old()
+    with just_before(LOCK_PARTITION + f".{TABLE}_p1", lambda: half_detach(YESTERDAY, elsewhere, observer)):
+        assert "FINALIZE" in drop().kept[YESTERDAY]
+    assert rows(YESTERDAY) == 1
+
+
+@postgresql
+@plain_table
+@pytest.mark.parametrize("when", ["SELECT", "LOCK TABLE"])
+def test_disable_copies_nothing_while_a_partition_is_half_detached(days, elsewhere, observer, when):
+    """It would not see the rows in it, and drop them."""
+    old()
+    with (
+        just_before(when, lambda: half_detach(YESTERDAY, elsewhere, observer)),
+        pytest.raises(NotConvertible, match=f"DETACH PARTITION {YESTERDAY} FINALIZE"),
+    ):
+        disable()
+    assert layout().partitioned
+    run_sql(f"ALTER TABLE {TABLE} DETACH PARTITION {YESTERDAY} FINALIZE")
+    assert disable().changed
+    assert rows(YESTERDAY) == 1
+
+
+@postgresql
+@plain_table
+def test_a_name_that_another_partition_has_by_the_time_of_the_lock_is_not_dropped(days, elsewhere):
+    old()
+    door(paying)("today")
+    shift("today", expires_at=-1, purge_at=-1)
+
+    def swap():
+        for name, other in ((YESTERDAY, "px"), (TODAY, f"{TABLE}_p1"), ("px", f"{TABLE}_p2")):
+            run_sql(f"ALTER TABLE {name} RENAME TO {other}")
+
+    with just_before(LOCK_PARTITION + f".{TABLE}_p1", lambda: elsewhere(swap)):
+        assert drop().kept == {YESTERDAY: "not over yet"}
+    assert {row["key"] for row in IdempotencyRecord.objects.values()} == {"k", "today"}
+    assert door(paying)("new").status_code == 201
+    assert drop().dropped == (TODAY,)
+
+
+@postgresql
+@plain_table
+@pytest.mark.parametrize("step", ["LOCK", "ALTER TABLE .* DETACH", "DROP TABLE"])
+def test_while_partitions_are_dropped_the_table_is_not_converted(days, elsewhere, step):
+    """A name could mean another table in between."""
+    refused = []
+
+    def convert():
+        with pytest.raises(NotConvertible, match="Somebody else"):
+            disable()
+        refused.append(True)
+
+    old()
+    with just_before(f"{step} .*{TABLE}_p1", lambda: elsewhere(convert)):
+        assert drop().dropped == (OLDEST, YESTERDAY)
+    assert refused
+    assert disable().changed
+
+
+@postgresql
+@plain_table
+def test_while_the_table_is_converted_nothing_is_dropped(days, elsewhere):
+    old()
+    dropped = []
+    with just_before("LOCK TABLE", lambda: dropped.append(elsewhere(drop))):
+        disable()
+    assert dropped == [partitions.Dropped(kept=dict.fromkeys((OLDEST, YESTERDAY), partitions.CONVERTED))]
+    assert record()
 
 
 @postgresql
@@ -850,6 +913,18 @@ def test_nobody_waits_for_a_drop_that_waits_for_a_long_transaction(days, elsewhe
         run.settle(Keep(StoredResponse(201)))
     ((dropped),) = dropping.result()
     assert dropped.dropped == (OLDEST, YESTERDAY)
+
+
+@postgresql
+@plain_table
+@pytest.mark.parametrize("step", ["LOCK", "ALTER TABLE .* DETACH", "DROP TABLE"])
+def test_what_somebody_else_drops_meanwhile_is_gone(days, elsewhere, step):
+    old()
+    with just_before(f"{step} .*{TABLE}_p1", lambda: elsewhere(drop)):
+        dropped = drop()
+    assert dropped.kept in ({}, {YESTERDAY: partitions.GONE})
+    assert len(layout().partitions) == 2
+    assert run_sql("SELECT 1 FROM pg_class WHERE relname = %s", [f"{TABLE}_p1"]) == []
 
 
 @postgresql
@@ -920,6 +995,180 @@ def test_over_all_partitions_only_the_rows_that_are_meant_are_read(days, work, w
     fill(0, 20_000)
     (look,) = buffers_of(work, words)
     assert look < 500
+
+
+# --- Killed between two steps ----------------------------------------------------------------------------------------
+
+COMMAND = "idempotency_partitions"
+
+
+def make_keys():
+    door(paying)("done")
+    claim("live", policy=Policy(mode="lease"))
+
+
+def assert_keys_are_as_before(elsewhere, paid=2):
+    """At once: what waits for a lock that nobody gives back fails."""
+    elsewhere(wait_little_for_locks)
+    assert is_replay(elsewhere(door(paying), "done"))
+    assert elsewhere(door(paying, mode="lease"), "live").status_code == 409
+    assert elsewhere(door(paying), "new").status_code == 201
+    assert is_replay(elsewhere(door(paying), "new"))
+    assert IdempotencyRecord.objects.filter(key__in=["done", "live", "new"]).count() == 3
+    assert effects() == paid
+
+
+def kill(*arguments, before):
+    with commanding(COMMAND, *arguments, before=before) as process:
+        process.kill()
+
+
+def run_again(*arguments):
+    """Once the server has noticed that the other one is dead."""
+    at_work = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND pid <> pg_backend_pid()"
+    eventually(lambda: not run_sql(at_work))
+    call_command(COMMAND, *arguments, verbosity=0)
+
+
+def warnings():
+    return {message.id for message in checks.check_partitions(None, ["default"])}
+
+
+@postgresql
+@plain_table
+@pytest.mark.parametrize(
+    ("step", "halfway", "partitioned"),
+    [
+        ("ALTER TABLE .* ADD CONSTRAINT", False, False),
+        ("ALTER TABLE .* VALIDATE", True, False),
+        ("LOCK TABLE", True, False),
+        ("ALTER TABLE .* ATTACH PARTITION", True, False),
+        ("LOCK TABLE ONLY", False, True),
+    ],
+)
+def test_an_enable_that_is_killed_can_be_begun_again(table, elsewhere, step, halfway, partitioned):
+    plain = described()
+    make_keys()
+    kill("enable", "--yes", before=step)
+    assert_keys_are_as_before(elsewhere)
+    assert (status().halfway, status().partitioned) == (halfway, partitioned)
+    assert ("django_idempotency.W028" in warnings()) is halfway
+    run_again("enable", "--yes")
+    assert_keys_are_as_before(elsewhere)
+    assert (status().halfway, status().partitioned, warnings()) == (False, True, set())
+    disable()
+    assert described() == plain
+
+
+@postgresql
+@plain_table
+@pytest.mark.parametrize("step", ["ALTER TABLE .* VALIDATE", "LOCK TABLE"])
+def test_ensure_takes_back_what_an_enable_left_that_was_killed(table, step):
+    plain = described()
+    kill("enable", "--yes", before=step)
+    run_again("ensure")
+    assert (described(), warnings()) == (plain, set())
+
+
+@postgresql
+@plain_table
+@pytest.mark.parametrize("step", ["INSERT", "DROP TABLE", "ALTER TABLE .* ADD CONSTRAINT"])
+def test_a_disable_that_is_killed_leaves_the_table_partitioned_and_can_be_begun_again(table, elsewhere, step):
+    plain = described()
+    make_keys()
+    enable()
+    before = layout().partitions
+    kill("disable", "--yes", before=step)
+    assert_keys_are_as_before(elsewhere)
+    assert layout().partitions == before
+    run_again("disable", "--yes")
+    assert_keys_are_as_before(elsewhere)
+    assert described() == plain
+
+
+@postgresql
+@plain_table
+def test_nobody_waits_for_the_copying_of_a_disable_that_was_killed(table, elsewhere):
+    """The server would go on with it, under its lock, and notice only at its end."""
+    door(paying)("done")
+    enable()
+    run_sql(f"ALTER TABLE {TABLE} ADD CONSTRAINT slow CHECK (pg_sleep(60)::text = '') NOT VALID")
+    try:
+        with commanding(COMMAND, "disable", "--yes", before="INSERT") as process:
+            process.go_on()
+            eventually(lambda: run_sql("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"))
+            process.kill()
+        elsewhere(wait_little_for_locks)
+        assert is_replay(elsewhere(door(paying), "done"))
+    finally:
+        run_sql(f"ALTER TABLE {TABLE} DROP CONSTRAINT slow")
+
+
+@postgresql
+@plain_table
+@pytest.mark.parametrize("step", ["ALTER TABLE .* ATTACH PARTITION", "CREATE TABLE {second}", "ALTER TABLE {second} "])
+def test_an_ensure_that_is_killed_can_be_begun_again(table, elsewhere, step):
+    make_keys()
+    enable()
+    upper = layout().partitions[-1].bounds.upper
+    second = name_of("public", Bounds(upper + DAYS, upper + 2 * DAYS))
+    kill("ensure", before=step.format(second=second))
+    assert_keys_are_as_before(elsewhere)
+    assert layout().partitions[-1].bounds.upper == upper + ("{" in step) * DAYS
+    run_again("ensure")
+    assert_keys_are_as_before(elsewhere)
+    assert (warnings(), ensure().created) == (set(), ())
+
+
+@postgresql
+@plain_table
+@pytest.mark.parametrize(
+    ("step", "retired", "left_behind"),
+    [
+        ("LOCK TABLE .*_p1", [False], ()),
+        ("ALTER TABLE .*_p1 ADD CONSTRAINT", [False], ()),
+        ("ALTER TABLE .* DETACH .*_p1", [True], ()),
+        ("DROP TABLE .*_p1", [], (YESTERDAY,)),
+    ],
+)
+def test_a_drop_that_is_killed_goes_on(days, elsewhere, capsys, step, retired, left_behind):
+    old("old")
+    make_keys()
+    kill("drop", before=step)
+    if not any(retired) and not left_behind:
+        assert rows(YESTERDAY) == 1
+    found = status()
+    assert [standing.retired for standing in found.partitions if standing.name == YESTERDAY] == retired
+    assert found.left_behind == left_behind
+    call_command(COMMAND, "status")
+    assert capsys.readouterr().out.count("run drop") == len(left_behind) + sum(retired)
+    assert_keys_are_as_before(elsewhere, 3)
+    run_again("drop")
+    assert len(layout().partitions) == 2
+    assert run_sql("SELECT 1 FROM pg_class WHERE relname = %s", [f"{TABLE}_p1"]) == []
+    assert_keys_are_as_before(elsewhere, 3)
+    assert door(paying)("old").status_code == 201
+
+
+@postgresql
+@plain_table
+def test_a_drop_that_is_killed_while_it_waits_is_ended_by_the_server_and_goes_on(days, elsewhere, observer):
+    """Its wait would keep others from making partitions, and from converting the table."""
+    old("old")
+    make_keys()
+    waits = "SELECT 1 FROM pg_stat_activity WHERE query LIKE '%DETACH%' AND wait_event = 'virtualxid'"
+    with long_transaction(observer):
+        with commanding(COMMAND, "drop", before="ALTER TABLE .* DETACH") as process:
+            process.go_on()
+            eventually(lambda: run_sql(waits))
+            process.kill()
+        assert_keys_are_as_before(elsewhere, 3)
+        eventually(lambda: not run_sql(waits))
+        assert [standing.name for standing in status().partitions if standing.detaching] == [OLDEST]
+        assert ensure().created == ()
+    run_again("drop")
+    assert len(layout().partitions) == 2
+    assert_keys_are_as_before(elsewhere, 3)
 
 
 # --- The rest of the package, on partitions --------------------------------------------------------------------------

@@ -118,19 +118,21 @@ def _dropped(dropped: Dropped) -> str:
 
 
 def _stands(found: Status) -> str:
+    left = [f"{name} is detached, and not dropped yet: run drop." for name in found.left_behind]
     if not found.partitioned:
         halfway = " An enable was interrupted: run it again, or ensure, which takes it back." if found.halfway else ""
-        return f"The table is not partitioned.{halfway}"
+        return "\n".join([*left, f"The table is not partitioned.{halfway}"])
     until = "without end" if found.covered_until is None else f"until {stamp(found.covered_until)}"
     short = " That is too short: run ensure." if found.short else ""
-    return "\n".join([*map(_line, found.partitions), f"There are partitions {until}.{short}"])
+    return "\n".join([*map(_line, found.partitions), *left, f"There are partitions {until}.{short}"])
 
 
 def _line(standing: Standing) -> str:
     ends = (end and stamp(end) for end in (standing.lower, standing.upper))
     rows = "?" if standing.rows is None else standing.rows
+    fate = "is being dropped: run drop" if standing.retired else standing.kept or "can be dropped"
     unkeyed = "" if standing.keyed else "; has no unique index on id, so every claim reads it whole"
     return (
         f"{standing.name}: {' – '.join(end or '…' for end in ends)}; {rows} rows, {standing.bytes} bytes,"
-        f" {standing.live} live, {standing.held} held; {standing.kept or 'can be dropped'}{unkeyed}"
+        f" {standing.live} live, {standing.held} held; {fate}{unkeyed}"
     )
