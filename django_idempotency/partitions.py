@@ -120,23 +120,31 @@ def usual_ahead(width: timedelta) -> int:
 def missing(partitions: Sequence[Partition], now: datetime, ahead: int) -> list[Bounds]:
     """The partitions to add, so that there is one for now and for each of the next ``ahead`` intervals.
 
-    They go on from the latest; what lies between it and now, if it is long past, is left out.
+    They go on in step with the latest, and are shorter where another one begins. What is past stays as it is.
     """
-    width = future_width(partitions)
-    last = max((bounds.upper for p in partitions if (bounds := p.bounds).upper is not None), default=None)
-    if (
-        width is None
-        or width > LONGEST
-        or last is None
-        or any(p.bounds.upper is None and not p.default for p in partitions)
-    ):
+    width, taken = future_width(partitions), [partition.bounds for partition in partitions if not partition.default]
+    if width is None or width > LONGEST:
         return []
-    lower = last if last > now else last + (now - last) // width * width
-    found = []
-    while lower <= now + ahead * width:
-        found.append(Bounds(lower, lower + width))
-        lower += width
-    return found
+    last = max(bounds.upper for bounds in taken if bounds.upper is not None)
+    found: list[Bounds] = []
+    when: datetime | None = now
+    while when is not None and when <= now + ahead * width:
+        bounds = next((bounds for bounds in taken if bounds.covers(when)), None)
+        if bounds is None:
+            begin = last + (when - last) // width * width
+            bounds = _free(begin, begin + width, when, taken)
+            found.append(bounds)
+        when = bounds.upper
+    # What is in the default partition by now can't have another.
+    has_default = len(taken) < len(partitions)
+    return [bounds for bounds in found if not (has_default and bounds.covers(now))]
+
+
+def _free(begin: datetime, end: datetime, when: datetime, taken: Sequence[Bounds]) -> Bounds:
+    """What of the time from ``begin`` to ``end`` is free around ``when``."""
+    before = [bounds.upper for bounds in taken if bounds.upper is not None and bounds.upper <= when]
+    after = [bounds.lower for bounds in taken if bounds.lower is not None and bounds.lower > when]
+    return Bounds(max([begin, *before]), min([end, *after]))
 
 
 def covered_until(partitions: Sequence[Partition], now: datetime) -> datetime | None:
@@ -457,8 +465,17 @@ def _due(cursor: Any, alias: str, ahead: int | None) -> list[tuple[str, list[str
         for partition in found.partitions
         if not partition.keyed and partition.bounds.lower is not None and partition.bounds.lower > found.now
     ]
-    named = [(name_of(found.schema, bounds), bounds) for bounds in wanted]
+    named = [(_free_name(cursor, name_of(found.schema, bounds)), bounds) for bounds in wanted]
     return unkeyed + [(name, creation(found.schema, name, bounds, like)) for name, bounds in named]
+
+
+def _free_name(cursor: Any, name: str) -> str:
+    """``name``, or that with a number, if a table has it: one that was detached, for instance."""
+    for candidate in (name, *(f"{name}_{number}" for number in range(2, 100))):
+        cursor.execute("SELECT to_regclass(%s) IS NULL", [candidate])
+        if cursor.fetchone() == (True,):
+            break
+    return candidate
 
 
 def forget_half_way(alias: str) -> None:

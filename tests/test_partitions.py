@@ -79,6 +79,22 @@ def test_what_lies_between_a_latest_that_is_long_past_and_now_is_left_out():
     assert missing(found, NOON, 1) == [Bounds(MIDNIGHT, MIDNIGHT + DAYS), Bounds(MIDNIGHT + DAYS, MIDNIGHT + 2 * DAYS)]
 
 
+def test_a_gap_is_filled_from_now_on_as_far_as_it_is_free_and_in_step_with_the_latest():
+    later = divided(MIDNIGHT + 2 * DAYS, MIDNIGHT + 3 * DAYS)
+    assert [bounds.lower for bounds in missing([*divided(None, MIDNIGHT - 9 * DAYS), *later], NOON, 3)] == [
+        *(MIDNIGHT, MIDNIGHT + DAYS, MIDNIGHT + 3 * DAYS)
+    ]
+    ragged = [*divided(None, NOON - HOURS), *divided(NOON + 2 * HOURS, NOON + 2 * HOURS + DAYS)]
+    assert missing(ragged, NOON, 0) == [Bounds(NOON - HOURS, NOON + 2 * HOURS)]
+    endless = [*divided(MIDNIGHT - DAYS, MIDNIGHT), *divided(MIDNIGHT + DAYS, None)]
+    assert missing(endless, NOON, 7) == [Bounds(MIDNIGHT, MIDNIGHT + DAYS)]
+
+
+def test_what_the_default_partition_may_have_by_now_is_left_to_it():
+    found = [*divided(None, MIDNIGHT - DAYS, MIDNIGHT), *divided(None, None, default=True)]
+    assert missing(found, NOON, 1) == [Bounds(MIDNIGHT + DAYS, MIDNIGHT + 2 * DAYS)]
+
+
 def test_an_interval_that_ends_now_is_over():
     found = divided(None, NOON - HOURS, NOON)
     assert missing(found, NOON, 0) == [Bounds(NOON, NOON + HOURS)]
@@ -416,6 +432,22 @@ def test_ensure_makes_what_is_missing_and_then_nothing(table):
     )
     assert len(options) == 1
     assert all(partition.keyed for partition in layout().partitions)
+
+
+@postgresql
+@plain_table
+def test_ensure_gives_now_its_partition_where_only_later_ones_are_left(table):
+    """Somebody has detached the one of today, and its table still has the name."""
+    today = layout().now.replace(hour=0, minute=0, second=0, microsecond=0)
+    divide(*(today + number * DAYS for number in range(9)))
+    run_sql(f"ALTER TABLE {TABLE} DETACH PARTITION {TABLE}_p1")
+    run_sql(f"ALTER TABLE {TABLE}_p1 RENAME TO {name_of('public', Bounds(today, today + DAYS)).partition('.')[2]}")
+    assert door(paying)().status_code == 503
+    (made,) = ensure().created
+    assert made == f"{name_of('public', Bounds(today, today + DAYS))}_2"
+    assert door(paying)().status_code == 201
+    assert rows(made) == 1
+    assert not status().short
 
 
 @postgresql
