@@ -984,21 +984,27 @@ def fill(age, count):
     run_sql(f"VACUUM ANALYZE {TABLE}")
 
 
-def buffers_of(work, words):
-    """How many each statement with these words read that ``work`` sends."""
-    found = []
+@contextmanager
+def explaining(words, options):
+    """The plans, in the order that they are sent, of this thread's statements with these words."""
+    plans = []
 
     def explain(execute, sql, parameters, many, context):
         if words in sql:
             with connections["default"].connection.cursor() as cursor:
-                cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", parameters)
-                plan = cursor.fetchone()[0][0]["Plan"]
-            found.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+                cursor.execute(f"EXPLAIN ({options}, FORMAT JSON) {sql}", parameters)
+                plans.append(cursor.fetchone()[0][0]["Plan"])
         return execute(sql, parameters, many, context)
 
     with connection.execute_wrapper(explain):
+        yield plans
+
+
+def buffers_of(work, words):
+    """How many each statement with these words read that ``work`` sends."""
+    with explaining(words, "ANALYZE, BUFFERS") as plans:
         work()
-    return found
+    return [plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] for plan in plans]
 
 
 @postgresql
@@ -1011,15 +1017,23 @@ def test_what_keeps_a_partition_is_found_by_the_partial_indexes(days):
     assert max(looks) < 20
 
 
+def clean_up():
+    next(maintenance.cleaning(batch=100))
+
+
+def reap():
+    next(maintenance.reaping(batch=100))
+
+
+def pay():
+    door(paying)("new")
+
+
 @postgresql
 @plain_table
 @pytest.mark.parametrize(
     ("work", "words"),
-    [
-        (lambda: next(maintenance.cleaning(batch=100)), "SKIP LOCKED"),
-        (lambda: next(maintenance.reaping(batch=100)), "SKIP LOCKED"),
-        (lambda: door(paying)("new"), "django_idempotency_claim"),
-    ],
+    [(clean_up, "SKIP LOCKED"), (reap, "SKIP LOCKED"), (pay, "django_idempotency_claim")],
     ids=["cleanup", "reap", "claim"],
 )
 def test_over_all_partitions_only_the_rows_that_are_meant_are_read(days, work, words):
@@ -1027,6 +1041,41 @@ def test_over_all_partitions_only_the_rows_that_are_meant_are_read(days, work, w
     fill(0, 20_000)
     (look,) = buffers_of(work, words)
     assert look < 500
+
+
+def ways(plan):
+    """How a plan reads the partitions with rows: pairs of the partition and the index; ``None``: whole."""
+    parts = plan.get("Plans", [])
+    found = {way for part in parts for way in ways(part)}
+    if plan.get("Relation Name") in (f"{TABLE}_p1", f"{TABLE}_p2") and plan["Node Type"] != "ModifyTable":
+        by = parts[0] if plan["Node Type"] == "Bitmap Heap Scan" else plan
+        found.add((plan["Relation Name"], by.get("Index Name")))
+    return found
+
+
+def both_by(*columns):
+    return [{(f"{TABLE}_p{number}", f"{TABLE}_p{number}_{column}") for number in (1, 2)} for column in columns]
+
+
+@postgresql
+@plain_table
+@pytest.mark.parametrize(
+    ("work", "expected"),
+    [
+        (clean_up, both_by("purge_at_idx", "pkey")),
+        (reap, both_by("locked_until_idx", "pkey")),
+        (pay, [{(f"{TABLE}_p2", f"{TABLE}_p2_pkey")}] * 2),
+    ],
+    ids=["cleanup", "reap", "completion"],
+)
+def test_maintenance_goes_by_the_indexes_and_completion_into_one_partition(days, work, expected):
+    """Looking and then writing; locking the claimed record and then completing it."""
+    live(mode="lease")
+    fill(2 * HOUR, 20_000)
+    fill(0, 20_000)
+    with explaining(f'{TABLE}"', "COSTS OFF") as of_django, explaining(f" {TABLE} ", "COSTS OFF") as of_ours:
+        work()
+    assert [ways(plan) for plan in of_django + of_ours] == expected
 
 
 # --- Killed between two steps ----------------------------------------------------------------------------------------
