@@ -32,6 +32,7 @@ def listen() -> None:
     for event, (signal, level, message) in EVENTS.items():
         _listen(event, signal, level, message)
     signals.store_failed.connect(_hear_of_store_failure, dispatch_uid=__name__)
+    signals.intervened.connect(_hear_of_intervention, dispatch_uid=__name__)
 
 
 def _listen(event: str, signal: Signal, level: int, message: str) -> None:
@@ -43,3 +44,7 @@ def _listen(event: str, signal: Signal, level: int, message: str) -> None:
 
 def _hear_of_store_failure(operation: Operation, error: BaseException, **_named: Any) -> None:
     log(logging.ERROR, "store_error", "idempotency record %s: %s", operation.id, cause(error), operation=operation)
+
+
+def _hear_of_intervention(operation: Operation, act: str, **_named: Any) -> None:
+    log(logging.INFO, "intervened", "idempotency record %s: by hand: %s", operation.id, act, operation=operation)

@@ -455,6 +455,16 @@ def test_a_signal_tells_what_was_done(act):
     assert len(sent) == (2 if act == Act.EXTEND else 1)
 
 
+@pytest.mark.parametrize("act", Act)
+def test_the_log_tells_what_was_done(act, caplog):
+    dead()
+    caplog.set_level("INFO", "django_idempotency")
+    done(ACTS[act]())
+    (said,) = caplog.records
+    assert (said.event, said.record_id) == ("intervened", str(K))
+    assert said.getMessage().endswith(f"by hand: {act}")
+
+
 def test_a_decision_inside_a_transaction_is_refused():
     with transaction.atomic(), pytest.raises(RuntimeError, match="durable"):
         release(K)
