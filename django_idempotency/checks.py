@@ -19,7 +19,7 @@ from django.utils.module_loading import import_string
 
 from django_idempotency import conf
 from django_idempotency.middleware import IdempotencyMiddleware
-from django_idempotency.partitions import TABLE, Layout, covered_until, half_detached, is_short, layout, stamp
+from django_idempotency.partition_layout import TABLE, Layout, covered_until, half_detached, is_short, layout, stamp
 from django_idempotency.placement import view_class
 from django_idempotency.policy import Mode, Policy, WhenInFlight
 from django_idempotency.stores.claim_function import can_claim

@@ -17,22 +17,16 @@ from typing import Any, TypeVar
 from django.db import DatabaseError, connections
 
 from django_idempotency.exceptions import NotConvertible
+from django_idempotency.partition_layout import TABLE, Bounds, Interval, half_detached, layout, postgresql, stamp
 from django_idempotency.partitions import (
     LOCK_TIMEOUT,
-    TABLE,
-    Bounds,
-    Interval,
     Template,
     at_work,
     creation,
     forget_half_way,
-    half_detached,
-    layout,
     name_of,
     patiently,
-    postgresql,
     short_transaction,
-    stamp,
     template,
 )
 from django_idempotency.stores.database import UNTIL, is_conflict
@@ -131,25 +125,23 @@ def enable_plan_for(table: Table, interval: Interval) -> Plan:
 def disable_plan_for(table: Table) -> Plan:
     """All rows are copied to a plain table, under the lock of the partitioned one."""
     away = f"{table.schema}.{AWAY}"
-    options = f" WITH ({', '.join(table.like.options)})" if table.like.options else ""
-    identity = f"ALTER TABLE {table.name} REPLICA IDENTITY {table.like.identity}"
     return Plan(
         switch=(
             f"LOCK TABLE {table.name} IN ACCESS EXCLUSIVE MODE",
             f"ALTER TABLE {table.name} RENAME TO {AWAY}",
-            f"CREATE TABLE {table.name} (LIKE {away} INCLUDING ALL EXCLUDING INDEXES){options}",
+            table.like.created(table.name, f"LIKE {away} INCLUDING ALL EXCLUDING INDEXES"),
             f"INSERT INTO {table.name} SELECT * FROM {away}",
             f"DROP TABLE {away}",
             f"ALTER TABLE {table.name} ADD CONSTRAINT {TABLE}_pkey PRIMARY KEY (id)",
-            *([] if table.like.identity == "DEFAULT" else [identity]),
+            *table.like.identified(table.name),
             *_belongings(table),
         ),
     )
 
 
 def _belongings(table: Table) -> list[str]:
-    owner = [] if table.like.owner is None else [f"ALTER TABLE {table.name} OWNER TO {table.like.owner}"]
-    return [*(index.definition for index in table.indexes if not index.primary), *owner, *table.grants]
+    indexes = (index.definition for index in table.indexes if not index.primary)
+    return [*indexes, *table.like.owned(table.name), *table.grants]
 
 
 # --- Reading the catalog ---------------------------------------------------------------------------------------------

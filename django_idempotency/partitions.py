@@ -1,7 +1,7 @@
 """Partitions of the record table, on PostgreSQL: retention by DROP instead of DELETE.
 
-A key's record lies in the partition of its ``created_at``. What partitions there are is read from the catalog, never
-from their names, so it does not matter who made them. ``django_idempotency.conversion`` makes a table partitioned.
+``django_idempotency.partition_layout`` tells what there is and should be; ``django_idempotency.conversion`` makes a
+table partitioned.
 """
 
 from __future__ import annotations
@@ -11,283 +11,43 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from functools import reduce
 from operator import add
 from typing import Any, TypeVar
 
 from django.db import DatabaseError, connections, transaction
 
-from django_idempotency.exceptions import PartitionsUnsupported
-from django_idempotency.maintenance import database
-from django_idempotency.models import LIVE, TERMINAL, IdempotencyRecord
+from django_idempotency.partition_layout import (
+    TABLE,
+    Bounds,
+    Interval,
+    Layout,
+    Partition,
+    contents_of,
+    covered_until,
+    detachment,
+    future_width,
+    is_short,
+    layout,
+    missing,
+    postgresql,
+    stamp,
+    usual_ahead,
+    why_all_stay,
+    why_kept,
+)
 from django_idempotency.stores.database import RETIRED, UNTIL, is_conflict
 
 T = TypeVar("T")
 
-TABLE = IdempotencyRecord._meta.db_table
-MOST = 100_000  # rows that are counted
 GONE = "gone meanwhile"
 IN_USE = "in use by a long transaction"
 CONVERTED = "the table is being converted"
-HAS_DEFAULT = "there is a default partition, beside which none can be detached concurrently"
 LOCK_TIMEOUT = "100ms"  # nobody waits longer than that behind a lock that we are waiting for
 ATTEMPTS, PAUSE = 20, 0.25  # for a lock that is not to be had, with so many seconds between
-LONGEST = timedelta(days=7)  # longer ones, such as months, are not all equally long: for others to make
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Interval(StrEnum):
-    DAY = "day"
-    HOUR = "hour"
-
-    @property
-    def width(self) -> timedelta:
-        return timedelta(days=1) if self is Interval.DAY else timedelta(hours=1)
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """From ``lower`` on, before ``upper``; ``None`` where there is no end."""
-
-    lower: datetime | None
-    upper: datetime | None
-
-    def covers(self, when: datetime) -> bool:
-        return (self.lower is None or self.lower <= when) and (self.upper is None or when < self.upper)
-
-    @property
-    def width(self) -> timedelta | None:
-        return None if self.lower is None or self.upper is None else self.upper - self.lower
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
-    """As the catalog has it. ``name`` is quoted.
-
-    ``default``: takes what no other does. ``keyed``: an id can be in it once. ``detaching``: somebody has begun to
-    detach it. ``retired``: emptied by ``drop``, and closed to whatever might still arrive.
-    """
-
-    oid: int
-    name: str
-    bounds: Bounds
-    default: bool = False
-    keyed: bool = True
-    detaching: bool = False
-    retired: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """The table, ``now`` by the database's clock, and its partitions, oldest first; none if it is plain."""
-
-    schema: str
-    now: datetime
-    partitioned: bool
-    partitions: tuple[Partition, ...] = ()
-    halfway: bool = False  # an interrupted ``enable`` has left its CHECK behind
-
-    @property
-    def table(self) -> str:
-        return f"{self.schema}.{TABLE}"
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What was in a partition ``now``; counts of up to ``MOST``."""
-
-    live: int
-    held: int
-    purge_at: datetime | None  # of the last answer
-    now: datetime
-
-
-# --- What there should be, and what can go: pure ---------------------------------------------------------------------
-
-
-def future_width(partitions: Sequence[Partition]) -> timedelta | None:
-    """How long each further partition is to be: as long as the latest."""
-    widths = [partition.bounds.width for partition in partitions if partition.bounds.width is not None]
-    return widths[-1] if widths else None
-
-
-def usual_ahead(width: timedelta) -> int:
-    """How many future partitions ``ensure`` sees to, if it isn't told: a week of days, a day and a half of hours."""
-    return 36 if width < Interval.DAY.width else 7
-
-
-def missing(partitions: Sequence[Partition], now: datetime, ahead: int) -> list[Bounds]:
-    """The partitions to add, so that there is one for now and for each of the next ``ahead`` intervals.
-
-    They go on in step with the latest, and are shorter where another one begins. What is past stays as it is.
-    """
-    width, taken = future_width(partitions), [partition.bounds for partition in partitions if not partition.default]
-    if width is None or width > LONGEST:
-        return []
-    last = max(bounds.upper for bounds in taken if bounds.upper is not None)
-    found: list[Bounds] = []
-    when: datetime | None = now
-    while when is not None and when <= now + ahead * width:
-        bounds = next((bounds for bounds in taken if bounds.covers(when)), None)
-        if bounds is None:
-            begin = last + (when - last) // width * width
-            bounds = _free(begin, begin + width, when, taken)
-            found.append(bounds)
-        when = bounds.upper
-    # What is in the default partition by now can't have another.
-    has_default = len(taken) < len(partitions)
-    return [bounds for bounds in found if not (has_default and bounds.covers(now))]
-
-
-def _free(begin: datetime, end: datetime, when: datetime, taken: Sequence[Bounds]) -> Bounds:
-    """What of the time from ``begin`` to ``end`` is free around ``when``."""
-    before = [bounds.upper for bounds in taken if bounds.upper is not None and bounds.upper <= when]
-    after = [bounds.lower for bounds in taken if bounds.lower is not None and bounds.lower > when]
-    return Bounds(max([begin, *before]), min([end, *after]))
-
-
-def covered_until(partitions: Sequence[Partition], now: datetime) -> datetime | None:
-    """Up to when, from now on, every new record has its partition; ``None``: for ever."""
-    until = now
-    if any(partition.default for partition in partitions):
-        return None
-    for partition in partitions:
-        if partition.bounds.covers(until) and not partition.detaching and not partition.retired:
-            if partition.bounds.upper is None:
-                return None
-            until = partition.bounds.upper
-    return until
-
-
-def is_short(partitions: Sequence[Partition], now: datetime) -> bool:
-    """Whether fewer than two whole future days, or 24 future hours, are covered."""
-    until, width = covered_until(partitions, now), future_width(partitions)
-    if until is None or width is None:
-        return until is not None
-    least = 24 if width < Interval.DAY.width else 2
-    return until < _floor(now, width) + (least + 1) * width
-
-
-def why_kept(bounds: Bounds, contents: Contents) -> str:
-    """Why a partition can't go; empty if it can."""
-    if bounds.upper is None or bounds.upper > contents.now:
-        return "not over yet"
-    reasons = [f"{count} {what}" for count, what in ((contents.live, "live"), (contents.held, "held")) if count]
-    if contents.purge_at is not None and contents.purge_at >= contents.now:
-        reasons.append(f"the last due at {stamp(contents.purge_at)}")
-    return ", ".join(reasons)
-
-
-def why_all_stay(partitions: Sequence[Partition]) -> str:
-    """Why no partition can be detached; empty if they can."""
-    return HAS_DEFAULT if any(partition.default for partition in partitions) else half_detached(partitions)
-
-
-def half_detached(partitions: Sequence[Partition]) -> str:
-    """Which one somebody else has begun to detach, and how that is ended. Claims don't see the keys in it."""
-    names = [partition.name for partition in partitions if partition.detaching and not partition.retired]
-    return "".join(f"{name} is half detached: {detachment(name, begun=True)}" for name in names)
-
-
-def detachment(name: str, *, begun: bool = False) -> str:
-    return f"ALTER TABLE {TABLE} DETACH PARTITION {name} {'FINALIZE' if begun else 'CONCURRENTLY'}"
-
-
-def _floor(when: datetime, width: timedelta) -> datetime:
-    return EPOCH + (when - EPOCH) // width * width
-
-
-def stamp(when: datetime) -> str:
-    return when.astimezone(UTC).isoformat(" ")
-
-
-# --- Reading the catalog ---------------------------------------------------------------------------------------------
-
-
-def _microseconds(when: str) -> str:
-    """A time in SQL, as the microseconds since 1970: the same in whatever zone and style the session has its times."""
-    return f"(extract(epoch FROM {when}) * 1000000)::bigint"
-
-
-def _when(microseconds: int | None) -> datetime | None:
-    return None if microseconds is None else EPOCH + timedelta(microseconds=microseconds)
-
-
-LAYOUT = f"""
-SELECT quote_ident(nspname), {_microseconds("statement_timestamp()")}, relkind = 'p',
-    EXISTS (SELECT FROM pg_constraint WHERE conrelid = pg_class.oid AND conname = '{UNTIL}')
-FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE pg_class.oid = '{TABLE}'::regclass
-"""
-
-# Infinity is no end, like MINVALUE and MAXVALUE.
-LOWER, UPPER = (
-    f"(regexp_match(bounds, '{end} [(]''((?!-?infinity)[^'']+)''[)]'))[1]::timestamptz" for end in ("FROM", "TO")
-)
-PARTITIONS = f"""
-SELECT part.oid, name, {_microseconds(LOWER)} AS lower, {_microseconds(UPPER)} AS upper, bounds = 'DEFAULT',
-    EXISTS (
-        SELECT FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attname = 'id'
-        WHERE indrelid = part.oid AND indisunique AND indisvalid AND indpred IS NULL AND indkey::text = attnum::text
-    ),
-    inhdetachpending, EXISTS (SELECT FROM pg_constraint WHERE conrelid = part.oid AND conname = '{RETIRED}')
-FROM (
-    SELECT pg_class.oid, format('%I.%I', nspname, relname) AS name, inhdetachpending,
-        coalesce(pg_get_expr(relpartbound, pg_class.oid), '') AS bounds
-    FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid JOIN pg_namespace ON pg_namespace.oid = relnamespace
-    WHERE inhparent = '{TABLE}'::regclass
-) AS part
-ORDER BY lower NULLS FIRST, upper
-"""
-
-
-def layout(*, using: str | None = None) -> Layout:
-    """How the table is divided. Raises ``PartitionsUnsupported`` on a database other than PostgreSQL."""
-    alias = postgresql(using)
-    with connections[alias].cursor() as cursor:
-        cursor.execute(LAYOUT)
-        schema, now, partitioned, halfway = cursor.fetchone()
-        cursor.execute(PARTITIONS)
-        found = tuple(_partition(*row) for row in cursor.fetchall()) if partitioned else ()
-    return Layout(
-        schema=schema,
-        now=EPOCH + timedelta(microseconds=now),
-        partitioned=partitioned,
-        partitions=found,
-        halfway=halfway,
-    )
-
-
-def _partition(oid: int, name: str, lower: int | None, upper: int | None, *flags: bool) -> Partition:
-    default, keyed, detaching, retired = flags
-    bounds = Bounds(_when(lower), _when(upper))
-    return Partition(
-        oid=oid, name=name, bounds=bounds, default=default, keyed=keyed, detaching=detaching, retired=retired
-    )
-
-
-def postgresql(using: str | None) -> str:
-    """The alias of the records' database, which has to be PostgreSQL."""
-    alias = database(using)
-    if connections[alias].vendor != "postgresql":
-        raise PartitionsUnsupported(alias)
-    return alias
-
-
-def _contents(cursor: Any, name: str) -> Contents:
-    """By the partial indexes alone."""
-    live, terminal = (", ".join(f"'{status.value}'" for status in statuses) for statuses in (LIVE, TERMINAL))
-    cursor.execute(
-        f"SELECT (SELECT count(*) FROM (SELECT FROM {name} WHERE status IN ({live}) LIMIT {MOST}) AS live),"
-        f" (SELECT count(*) FROM (SELECT FROM {name} WHERE held AND locked_until IS NULL LIMIT {MOST}) AS held),"
-        f" (SELECT {_microseconds('max(purge_at)')} FROM {name} WHERE status IN ({terminal})),"
-        f" {_microseconds('statement_timestamp()')}"
-    )
-    of_live, of_held, purge_at, now = cursor.fetchone()
-    return Contents(of_live, of_held, _when(purge_at), EPOCH + timedelta(microseconds=now))
-
-
-# --- Changing it -----------------------------------------------------------------------------------------------------
+# --- Changing the table ----------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -317,8 +77,8 @@ def at_work(alias: str, *, alone: bool) -> Iterator[bool]:
     with connections[alias].cursor() as cursor:
         cursor.execute(f"SELECT pg_try_advisory_lock{shared}({AT_WORK})")
         (had,) = cursor.fetchone()
-        cursor.execute(NOTICE_DEATH)
         try:
+            cursor.execute(NOTICE_DEATH)
             yield had
         finally:
             cursor.execute("RESET client_connection_check_interval")
@@ -338,6 +98,21 @@ def patiently(work: Callable[[], T], *, attempts: int = ATTEMPTS) -> T:
     return work()
 
 
+def forget_half_way(alias: str) -> None:
+    """Take back the CHECK of an ``enable`` that is not at work any more: it refuses every record of a day to come."""
+
+    def forget() -> None:
+        with short_transaction(alias, lock_timeout=LOCK_TIMEOUT) as cursor:
+            cursor.execute(f"SELECT pg_try_advisory_xact_lock({AT_WORK})")
+            if cursor.fetchone() == (True,):
+                cursor.execute(f"ALTER TABLE {TABLE} DROP CONSTRAINT IF EXISTS {UNTIL}")
+
+    patiently(forget)
+
+
+# --- Making a partition ----------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
     """What a partition has beyond its columns: ``options`` are storage parameters, ``identity`` as for replication."""
@@ -345,6 +120,17 @@ class Template:
     options: tuple[str, ...] = ()
     identity: str = "DEFAULT"
     owner: str | None = None  # if it is not who makes the partition
+
+    def created(self, name: str, columns: str) -> str:
+        """The statement that makes a table with ``columns``, as those of LIKE."""
+        options = f" WITH ({', '.join(self.options)})" if self.options else ""
+        return f"CREATE TABLE {name} ({columns}){options}"
+
+    def identified(self, name: str) -> list[str]:
+        return [] if self.identity == "DEFAULT" else [f"ALTER TABLE {name} REPLICA IDENTITY {self.identity}"]
+
+    def owned(self, name: str) -> list[str]:
+        return [] if self.owner is None else [f"ALTER TABLE {name} OWNER TO {self.owner}"]
 
 
 TEMPLATE = f"""
@@ -368,13 +154,12 @@ def template(cursor: Any, partitions: Sequence[Partition]) -> Template:
 
 def creation(schema: str, name: str, bounds: Bounds, like: Template) -> list[str]:
     """The statements that make a partition. They hold up nobody: the table's lock conflicts with no claim's."""
-    options = f" WITH ({', '.join(like.options)})" if like.options else ""
-    table, identity = f"{schema}.{TABLE}", f"ALTER TABLE {name} REPLICA IDENTITY {like.identity}"
+    table = f"{schema}.{TABLE}"
     return [
-        f"CREATE TABLE {name} (LIKE {table} INCLUDING ALL){options}",
+        like.created(name, f"LIKE {table} INCLUDING ALL"),
         f"ALTER TABLE {name} ADD PRIMARY KEY (id)",
-        *([] if like.identity == "DEFAULT" else [identity]),
-        *([] if like.owner is None else [f"ALTER TABLE {name} OWNER TO {like.owner}"]),
+        *like.identified(name),
+        *like.owned(name),
         f"ALTER TABLE {table} ATTACH PARTITION {name} FOR VALUES {_range(bounds)}",
     ]
 
@@ -478,18 +263,6 @@ def _free_name(cursor: Any, name: str) -> str:
     return candidate
 
 
-def forget_half_way(alias: str) -> None:
-    """Take back the CHECK of an ``enable`` that is not at work any more: it refuses every record of a day to come."""
-
-    def forget() -> None:
-        with short_transaction(alias, lock_timeout=LOCK_TIMEOUT) as cursor:
-            cursor.execute(f"SELECT pg_try_advisory_xact_lock({AT_WORK})")
-            if cursor.fetchone() == (True,):
-                cursor.execute(f"ALTER TABLE {TABLE} DROP CONSTRAINT IF EXISTS {UNTIL}")
-
-    patiently(forget)
-
-
 # --- Dropping --------------------------------------------------------------------------------------------------------
 
 
@@ -564,7 +337,7 @@ def _examined(alias: str, name: str) -> Partition:
         raise _Stays(GONE)
     if not partition.retired:
         with connections[alias].cursor() as cursor:
-            contents = _contents(cursor, name)
+            contents = contents_of(cursor, name)
         if reason := why_kept(partition.bounds, contents) or why_all_stay(found.partitions):
             raise _Stays(reason)
     return partition
@@ -698,7 +471,7 @@ def _standing(alias: str, partition: Partition, found: Layout) -> Standing:
     with connections[alias].cursor() as cursor:
         cursor.execute(size, [partition.oid])
         rows, bytes = cursor.fetchone()
-        contents = _contents(cursor, partition.name)
+        contents = contents_of(cursor, partition.name)
     return Standing(
         name=partition.name,
         lower=partition.bounds.lower,

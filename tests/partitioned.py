@@ -12,7 +12,8 @@ from itertools import pairwise
 from django.db import connection, transaction
 
 from django_idempotency.conversion import enable
-from django_idempotency.partitions import TABLE, Bounds, creation, layout, template
+from django_idempotency.partition_layout import TABLE, Bounds, layout
+from django_idempotency.partitions import creation, template
 
 WANTED = os.environ.get("IDEMPOTENCY_PARTITIONED") == "1"
 WIDTH, COUNT = timedelta(seconds=10), 30

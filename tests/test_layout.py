@@ -24,7 +24,7 @@ LAYERS = [
     {"placement", "decorators", "middleware", "rest_framework", "consumers"},
     {"maintenance"},
     {"interventions", "situations", "timeline", "readable"},
-    {"stats", "partitions", "conversion"},
+    {"stats", "partition_layout", "partitions", "conversion"},
     {"figures", "charts"},
     {"instrumentation"},
     {"testing"},
@@ -48,6 +48,7 @@ ORDERED = [
     ["placement", "decorators"],
     ["placement", "middleware"],
     ["rest_framework", "placement"],
+    ["partition_layout", "partitions"],
     ["partitions", "conversion"],
 ]
 DOORS = LAYERS[6]

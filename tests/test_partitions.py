@@ -20,22 +20,20 @@ from django_idempotency.conversion import disable, enable, enable_plan, enabling
 from django_idempotency.exceptions import NotConvertible, PartitionsUnsupported, StoreConflict, StoreUnavailable
 from django_idempotency.models import IdempotencyRecord, Status
 from django_idempotency.outcomes import Claimed, Keep, StoredResponse
-from django_idempotency.partitions import (
+from django_idempotency.partition_layout import (
     TABLE,
     Bounds,
     Contents,
     Interval,
     Partition,
     covered_until,
-    drop,
-    ensure,
+    detachment,
     is_short,
     layout,
     missing,
-    name_of,
-    status,
     why_kept,
 )
+from django_idempotency.partitions import drop, ensure, name_of, status
 from django_idempotency.policy import Policy
 from django_idempotency.stats import stats
 from django_idempotency.stores import store_for
@@ -167,7 +165,7 @@ def table(payer):
     IdempotencyRecord.objects.all().delete()
     for partition in layout().partitions:
         if partition.detaching:
-            run_sql(partitions.detachment(partition.name, begun=True))
+            run_sql(detachment(partition.name, begun=True))
     disable()
     for (name,) in run_sql("SELECT relname FROM pg_class WHERE relname LIKE %s AND relkind = 'r'", [f"{TABLE}\\_p%"]):
         run_sql(f"DROP TABLE {name}")

@@ -59,7 +59,8 @@ def main(order: str) -> None:
 def divide(name: str, rows: int) -> None:
     """A partition with ``rows`` that are to go, and those that there are by today: the one that is written is new."""
     from django_idempotency.conversion import enable
-    from django_idempotency.partitions import Interval, ensure
+    from django_idempotency.partition_layout import Interval
+    from django_idempotency.partitions import ensure
 
     completed = growth.run_one(name)[0]
     with growth.filling(name) as cursor:

@@ -9,17 +9,16 @@ from django.core.management.base import CommandError, CommandParser
 from django_idempotency.conversion import Converted, Plan, disable, disable_plan, enable_plan, enabling
 from django_idempotency.exceptions import NotConvertible, PartitionsUnsupported
 from django_idempotency.management.passes import MaintenanceCommand, number
+from django_idempotency.partition_layout import Interval, stamp
 from django_idempotency.partitions import (
     Dropped,
     Ensured,
-    Interval,
     Standing,
     Status,
     drop_plan,
     dropping,
     ensure_plan,
     ensuring,
-    stamp,
     status,
 )
 

@@ -1,0 +1,266 @@
+"""How the record table is divided: what partitions there are, by the catalog, and what there should be.
+
+A key's record lies in the partition of its ``created_at``. Names tell nothing, so it does not matter who made them.
+PostgreSQL only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from django.db import connections
+
+from django_idempotency.exceptions import PartitionsUnsupported
+from django_idempotency.maintenance import database
+from django_idempotency.models import LIVE, TERMINAL, IdempotencyRecord
+from django_idempotency.stores.database import RETIRED, UNTIL
+
+TABLE = IdempotencyRecord._meta.db_table
+MOST = 100_000  # rows that are counted
+LONGEST = timedelta(days=7)  # longer ones, such as months, are not all equally long: for others to make
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+HAS_DEFAULT = "there is a default partition, beside which none can be detached concurrently"
+
+
+class Interval(StrEnum):
+    DAY = "day"
+    HOUR = "hour"
+
+    @property
+    def width(self) -> timedelta:
+        return timedelta(days=1) if self is Interval.DAY else timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """From ``lower`` on, before ``upper``; ``None`` where there is no end."""
+
+    lower: datetime | None
+    upper: datetime | None
+
+    def covers(self, when: datetime) -> bool:
+        return (self.lower is None or self.lower <= when) and (self.upper is None or when < self.upper)
+
+    @property
+    def width(self) -> timedelta | None:
+        return None if self.lower is None or self.upper is None else self.upper - self.lower
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """As the catalog has it. ``name`` is quoted.
+
+    ``default``: takes what no other does. ``keyed``: an id can be in it once. ``detaching``: somebody has begun to
+    detach it. ``retired``: emptied by ``drop``, and closed to whatever might still arrive.
+    """
+
+    oid: int
+    name: str
+    bounds: Bounds
+    default: bool = False
+    keyed: bool = True
+    detaching: bool = False
+    retired: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The table, ``now`` by the database's clock, and its partitions, oldest first; none if it is plain."""
+
+    schema: str
+    now: datetime
+    partitioned: bool
+    partitions: tuple[Partition, ...] = ()
+    halfway: bool = False  # an interrupted ``enable`` has left its CHECK behind
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What was in a partition ``now``; counts of up to ``MOST``."""
+
+    live: int
+    held: int
+    purge_at: datetime | None  # of the last answer
+    now: datetime
+
+
+# --- What there should be, and what can go: pure ---------------------------------------------------------------------
+
+
+def future_width(partitions: Sequence[Partition]) -> timedelta | None:
+    """How long each further partition is to be: as long as the latest."""
+    widths = [partition.bounds.width for partition in partitions if partition.bounds.width is not None]
+    return widths[-1] if widths else None
+
+
+def usual_ahead(width: timedelta) -> int:
+    """How many future partitions ``ensure`` sees to, if it isn't told: a week of days, a day and a half of hours."""
+    return 36 if width < Interval.DAY.width else 7
+
+
+def missing(partitions: Sequence[Partition], now: datetime, ahead: int) -> list[Bounds]:
+    """The partitions to add, so that there is one for now and for each of the next ``ahead`` intervals.
+
+    They go on in step with the latest, and are shorter where another one begins. What is past stays as it is.
+    """
+    width, taken = future_width(partitions), [partition.bounds for partition in partitions if not partition.default]
+    if width is None or width > LONGEST:
+        return []
+    last = max(bounds.upper for bounds in taken if bounds.upper is not None)
+    found: list[Bounds] = []
+    when: datetime | None = now
+    while when is not None and when <= now + ahead * width:
+        bounds = next((bounds for bounds in taken if bounds.covers(when)), None)
+        if bounds is None:
+            begin = last + (when - last) // width * width
+            bounds = _free(begin, begin + width, when, taken)
+            found.append(bounds)
+        when = bounds.upper
+    # What is in the default partition by now can't have another.
+    has_default = len(taken) < len(partitions)
+    return [bounds for bounds in found if not (has_default and bounds.covers(now))]
+
+
+def _free(begin: datetime, end: datetime, when: datetime, taken: Sequence[Bounds]) -> Bounds:
+    """What of the time from ``begin`` to ``end`` is free around ``when``."""
+    before = [bounds.upper for bounds in taken if bounds.upper is not None and bounds.upper <= when]
+    after = [bounds.lower for bounds in taken if bounds.lower is not None and bounds.lower > when]
+    return Bounds(max([begin, *before]), min([end, *after]))
+
+
+def covered_until(partitions: Sequence[Partition], now: datetime) -> datetime | None:
+    """Up to when, from now on, every new record has its partition; ``None``: for ever."""
+    until = now
+    if any(partition.default for partition in partitions):
+        return None
+    for partition in partitions:
+        if partition.bounds.covers(until) and not partition.detaching and not partition.retired:
+            if partition.bounds.upper is None:
+                return None
+            until = partition.bounds.upper
+    return until
+
+
+def is_short(partitions: Sequence[Partition], now: datetime) -> bool:
+    """Whether fewer than two whole future days, or 24 future hours, are covered."""
+    until, width = covered_until(partitions, now), future_width(partitions)
+    if until is None or width is None:
+        return until is not None
+    least = 24 if width < Interval.DAY.width else 2
+    return until < _floor(now, width) + (least + 1) * width
+
+
+def why_kept(bounds: Bounds, contents: Contents) -> str:
+    """Why a partition can't go; empty if it can."""
+    if bounds.upper is None or bounds.upper > contents.now:
+        return "not over yet"
+    reasons = [f"{count} {what}" for count, what in ((contents.live, "live"), (contents.held, "held")) if count]
+    if contents.purge_at is not None and contents.purge_at >= contents.now:
+        reasons.append(f"the last due at {stamp(contents.purge_at)}")
+    return ", ".join(reasons)
+
+
+def why_all_stay(partitions: Sequence[Partition]) -> str:
+    """Why no partition can be detached; empty if they can."""
+    return HAS_DEFAULT if any(partition.default for partition in partitions) else half_detached(partitions)
+
+
+def half_detached(partitions: Sequence[Partition]) -> str:
+    """Which one somebody else has begun to detach, and how that is ended. Claims don't see the keys in it."""
+    names = [partition.name for partition in partitions if partition.detaching and not partition.retired]
+    return "".join(f"{name} is half detached: {detachment(name, begun=True)}" for name in names)
+
+
+def detachment(name: str, *, begun: bool = False) -> str:
+    return f"ALTER TABLE {TABLE} DETACH PARTITION {name} {'FINALIZE' if begun else 'CONCURRENTLY'}"
+
+
+def _floor(when: datetime, width: timedelta) -> datetime:
+    return EPOCH + (when - EPOCH) // width * width
+
+
+def stamp(when: datetime) -> str:
+    return when.astimezone(UTC).isoformat(" ")
+
+
+# --- Reading the catalog ---------------------------------------------------------------------------------------------
+
+
+def _microseconds(when: str) -> str:
+    """A time in SQL, as the microseconds since 1970: the same in whatever zone and style the session has its times."""
+    return f"(extract(epoch FROM {when}) * 1000000)::bigint"
+
+
+def _when(microseconds: int | None) -> datetime | None:
+    return None if microseconds is None else EPOCH + timedelta(microseconds=microseconds)
+
+
+LAYOUT = f"""
+SELECT quote_ident(nspname), {_microseconds("statement_timestamp()")}, relkind = 'p',
+    EXISTS (SELECT FROM pg_constraint WHERE conrelid = pg_class.oid AND conname = '{UNTIL}')
+FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE pg_class.oid = '{TABLE}'::regclass
+"""
+
+# Infinity is no end, like MINVALUE and MAXVALUE.
+LOWER, UPPER = (
+    f"(regexp_match(bounds, '{end} [(]''((?!-?infinity)[^'']+)''[)]'))[1]::timestamptz" for end in ("FROM", "TO")
+)
+PARTITIONS = f"""
+SELECT part.oid, name, {_microseconds(LOWER)} AS lower, {_microseconds(UPPER)} AS upper, bounds = 'DEFAULT',
+    EXISTS (
+        SELECT FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attname = 'id'
+        WHERE indrelid = part.oid AND indisunique AND indisvalid AND indpred IS NULL AND indkey::text = attnum::text
+    ),
+    inhdetachpending, EXISTS (SELECT FROM pg_constraint WHERE conrelid = part.oid AND conname = '{RETIRED}')
+FROM (
+    SELECT pg_class.oid, format('%I.%I', nspname, relname) AS name, inhdetachpending,
+        coalesce(pg_get_expr(relpartbound, pg_class.oid), '') AS bounds
+    FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE inhparent = '{TABLE}'::regclass
+) AS part
+ORDER BY lower NULLS FIRST, upper
+"""
+
+
+def layout(*, using: str | None = None) -> Layout:
+    """How the table is divided. Raises ``PartitionsUnsupported`` on a database other than PostgreSQL."""
+    alias = postgresql(using)
+    with connections[alias].cursor() as cursor:
+        cursor.execute(LAYOUT)
+        schema, now, partitioned, halfway = cursor.fetchone()
+        cursor.execute(PARTITIONS)
+        rows = cursor.fetchall() if partitioned else ()
+    return Layout(
+        schema=schema,
+        now=EPOCH + timedelta(microseconds=now),
+        partitioned=partitioned,
+        partitions=tuple(
+            Partition(oid, name, Bounds(_when(lower), _when(upper)), *flags) for oid, name, lower, upper, *flags in rows
+        ),
+        halfway=halfway,
+    )
+
+
+def postgresql(using: str | None) -> str:
+    """The alias of the records' database, which has to be PostgreSQL."""
+    alias = database(using)
+    if connections[alias].vendor != "postgresql":
+        raise PartitionsUnsupported(alias)
+    return alias
+
+
+def contents_of(cursor: Any, name: str) -> Contents:
+    """By the partial indexes alone."""
+    live, terminal = (", ".join(f"'{status.value}'" for status in statuses) for statuses in (LIVE, TERMINAL))
+    cursor.execute(
+        f"SELECT (SELECT count(*) FROM (SELECT FROM {name} WHERE status IN ({live}) LIMIT {MOST}) AS live),"
+        f" (SELECT count(*) FROM (SELECT FROM {name} WHERE held AND locked_until IS NULL LIMIT {MOST}) AS held),"
+        f" (SELECT {_microseconds('max(purge_at)')} FROM {name} WHERE status IN ({terminal})),"
+        f" {_microseconds('statement_timestamp()')}"
+    )
+    of_live, of_held, purge_at, now = cursor.fetchone()
+    return Contents(of_live, of_held, _when(purge_at), EPOCH + timedelta(microseconds=now))
