@@ -393,7 +393,6 @@ def test_requests_go_on_as_before_while_the_table_is_converted_and_back(table):
                 convert()
                 before = effects()
                 eventually(lambda before=before: effects() > before + 10 or traffic.done())
-            run_sql(f"DELETE FROM {TABLE}_p0 WHERE status <> 'processing'")
         finally:
             stop.set()
     assert effects() == sum(traffic.result())
