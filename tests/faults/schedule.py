@@ -1,9 +1,10 @@
 """Every order in which a few actors' statements can reach PostgreSQL, tried one after the other.
 
 An actor is a thread with a connection of its own. It stops before each statement, COMMIT and ROLLBACK, and before each
-pause; one actor at a time is let go. An actor that waits for a row lock is seen to (``pg_blocking_pids``) and can't be
-let go. ``Explorer`` goes through the schedules depth first. Actors that have seen the same, before the same rows, go
-on the same: from a state that was reached before nothing new can come, and the schedule is cut there.
+pause; one actor at a time is let go. What it does between two stops must be nobody else's business. An actor that waits
+for a row lock is seen to (``pg_blocking_pids``) and can't be let go. ``Explorer`` goes through the schedules depth
+first. Actors that have seen the same, before the same rows, go on the same: from a state that was reached before
+nothing new can come, and the schedule is cut there.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -86,13 +86,16 @@ class Actor:
         connection = connections["default"]
         connection.ensure_connection()
         connection.close_at = None
+        connection.connection.execute("SET synchronous_commit = off")  # nobody here is to survive a crash of the server
         self.pid = connection.connection.info.backend_pid
         self.connection = connection
         for name in ("_commit", "_rollback"):
             setattr(connection, name, self._gated(name.strip("_").upper(), getattr(connection, name)))
-        with connection.execute_wrapper(self._execute):
-            yield
-        connections.close_all()
+        try:
+            with connection.execute_wrapper(self._execute):
+                yield
+        finally:
+            connections.close_all()
 
     def _live(self) -> None:
         Actor.here.actor = self
@@ -113,7 +116,6 @@ class Actor:
 
     def _do(self, work: Any) -> Any:
         try:
-            self.gate("begin")
             return work()
         except (Killed, Exception) as error:
             return Killed() if self.dying else error
@@ -187,12 +189,9 @@ def _value(value: bytes | None, type_: int) -> Hashable:
 
 
 def pause(seconds: float) -> None:
-    """In place of ``time.sleep``."""
-    actor = getattr(Actor.here, "actor", None)
-    if actor is None:
-        time.sleep(seconds)
-    elif seconds:
-        actor.ask_again()
+    """In place of ``time.sleep``, for actors: nobody else has anything to wait for."""
+    if seconds:
+        Actor.here.actor.ask_again()
 
 
 def token() -> Any:
@@ -231,15 +230,16 @@ class Explorer:
     """Plays ``works`` (name → work) in every order.
 
     ``prepare`` makes the world anew before each schedule; ``look`` tells the state of the rows, and raises when a law
-    is broken; ``finish`` is given the answers and judges. ``when_idle`` lets time pass once nobody has anything to do
-    but wait. With ``kills`` so many actors die, each before every of its statements. ``prune=False`` goes through
-    known states too.
+    is broken; ``watch`` is told after each step whose it was, with the rows before and after it; ``finish`` is given
+    the answers and judges. ``when_idle`` lets time pass once nobody has anything to do but wait. With ``kills`` so many
+    actors die, each before every of its statements. ``prune=False`` goes through known states too.
     """
 
     works: dict[str, Work]
     prepare: Work
     look: Callable[[], Hashable]
     finish: Callable[[dict[str, Any]], Hashable]
+    watch: Callable[[str, Any, Any], object] = lambda mover, before, after: None
     when_idle: Work | None = None
     kills: int = 0
     prune: bool = True
@@ -326,8 +326,7 @@ class Explorer:
         able = [actor.name for actor in waiting if not actor.paused]
         if not able:
             return [IDLE]
-        killable = [a.name for a in waiting if self.killed < self.kills and a.at != "begin"]
-        return able + [f"kill {name}" for name in killable]
+        return able + [f"kill {actor.name}" for actor in waiting if self.killed < self.kills]
 
     def _is_new(self) -> bool:
         if not self.prune:
@@ -358,6 +357,7 @@ class Explorer:
     def _wake(self, mover: Actor | None) -> None:
         """After a step that may have changed something, those who paused have reason to ask again."""
         before, self.rows = self.rows, self._rows_now()
+        self.watch(mover.name if mover else IDLE, before, self.rows)
         if mover and self.rows != before:
             mover.asks_again = False
         if mover is None or not mover.asks_again:
