@@ -53,6 +53,7 @@ def test_a_beat_renews_what_is_kept_and_no_longer_what_is_not(beats, claim):
     assert left() == timedelta(0)
 
 
+@pytest.mark.usefixtures("outside_a_test_run")
 def test_one_lease_that_cannot_be_renewed_does_not_cost_the_others_theirs(beats, claim):
     beats.count_replay(claim.id, UNKNOWN)
     other = engine.claim(Operation("s", "other", b"f" * 32), LEASE)
@@ -75,6 +76,25 @@ def test_a_late_completion_is_tried_at_every_beat_until_it_succeeds_or_the_claim
     for _ in range(5):
         beat(beats)
     assert len(tried) == tries
+
+
+# --- Counting --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("outside_a_test_run")
+def test_replays_are_counted_at_the_next_beat(beats, claim):
+    for _time in range(2):
+        beats.count_replay(claim.id, LEASE)
+    beat(beats)
+    assert IdempotencyRecord.objects.get(key="k").replays == 2
+
+
+def test_in_a_test_run_nothing_is_counted_even_when_the_thread_lives_for_something_else(beats, claim):
+    """Or the end of the process would write it to a database that was never meant."""
+    with beats.keeping(claim, LEASE):
+        beats.count_replay(claim.id, LEASE)
+        beat(beats)
+    assert IdempotencyRecord.objects.get(key="k").replays == 0
 
 
 # --- Errands ---------------------------------------------------------------------------------------------------------
@@ -203,3 +223,6 @@ def test_a_thread_that_could_not_be_started_is_started_next_time(claim):
         threading.stack_size(before)
     with heartbeat.keeping(claim, Policy(mode="lease", lease=1)):
         eventually(lambda: heartbeat._last_beat and left() < timedelta(seconds=20))
+        thread = heartbeat._thread
+    heartbeat.end()
+    thread.join(10)
