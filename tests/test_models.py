@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
@@ -21,7 +22,8 @@ from django_idempotency.keys import record_id
 from django_idempotency.models import ABSENT, IdempotencyRecord, Status, check_move
 from django_idempotency.outcomes import Claimed, Operation
 from django_idempotency.policy import Policy
-from django_idempotency.stores.claim_function import can_claim
+from django_idempotency.stores import postgresql
+from django_idempotency.stores.claim_function import FUNCTION, can_claim
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CLAIM = {"token": uuid4(), "locked_at": NOW, "locked_until": NOW}
@@ -238,6 +240,18 @@ def test_tables_that_are_made_without_migrations_get_the_claims_function_too(tra
     emit_post_migrate_signal(verbosity=0, interactive=False, db="default")
     assert can_claim(connection)
     assert isinstance(engine.claim(Operation("s", "k", bytes(32)), Policy()), Claimed)
+
+
+# By the digest of its parameters and columns. Never change a line of a release: take a new name, and add it.
+CLAIM_FUNCTIONS = {"django_idempotency_claim": "481421a8e0d48f1b"}
+
+
+def test_the_claims_function_has_a_name_for_each_set_of_parameters_and_columns():
+    """A connection that has it prepared could not call it with others (SQLSTATE 0A000)."""
+    name, columns = re.search(r"FUNCTION (\w+)\(\n(.*?)\n\)\nLANGUAGE", FUNCTION, re.DOTALL).groups()
+    assert name in postgresql.CLAIM
+    digest = hashlib.sha256(" ".join(columns.split()).encode()).hexdigest()[:16]
+    assert CLAIM_FUNCTIONS.get(name) == digest
 
 
 @pytest.mark.postgresql

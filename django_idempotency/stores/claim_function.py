@@ -9,6 +9,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_idempotency.models import IdempotencyRecord
 
+# Once released, it is changed by a migration of its own that makes it anew. With other columns or parameters it gets a
+# new name: connections that have the old ones prepared could not call it, and a deployment runs both releases a while.
+#
 # Each statement in it has a snapshot of its own, so that what was committed while the lock was waited for is seen. That
 # is what makes a key unique on a partitioned table, where no constraint can, and it keeps a duplicate from waiting for
 # the COMMIT of a holder whose answer is written already. The server keeps the plans, whatever pooler stands between.
