@@ -195,7 +195,7 @@ def _ended(pid: int, deadline: float) -> int | None:
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 return os.waitstatus_to_exitcode(status)
-            time.sleep(0.02)
+            time.sleep(0.02)  # there is no event to wait for: waitpid() takes no timeout, and pidfds are Linux's alone
         return None
     finally:
         _end_group(pid)
