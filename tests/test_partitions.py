@@ -1230,7 +1230,8 @@ def test_a_drop_that_is_killed_goes_on(days, elsewhere, capsys, step, retired, l
 
 @postgresql
 @plain_table
-def test_a_drop_that_is_killed_while_it_waits_is_ended_by_the_server_and_goes_on(days, elsewhere, observer):
+@pytest.mark.parametrize("then", [["drop"], ["disable", "--yes"]], ids=["drop", "disable"])
+def test_a_drop_that_is_killed_while_it_waits_is_ended_by_the_server_and_goes_on(days, elsewhere, observer, then):
     """Its wait would keep others from making partitions, and from converting the table."""
     old("old")
     make_keys()
@@ -1244,8 +1245,9 @@ def test_a_drop_that_is_killed_while_it_waits_is_ended_by_the_server_and_goes_on
         eventually(lambda: not run_sql(waits))
         assert [standing.name for standing in status().partitions if standing.detaching] == [OLDEST]
         assert ensure().created == ()
-    run_again("drop")
-    assert len(layout().partitions) == 2
+    run_again(*then)
+    assert len(layout().partitions) == (2 if then == ["drop"] else 0)
+    assert run_sql("SELECT 1 FROM pg_class WHERE relname = %s", [f"{TABLE}_p0"]) == []
     assert_keys_are_as_before(elsewhere, 3)
 
 
