@@ -188,6 +188,7 @@ def stuck():
         transaction.set_rollback(True)
 
 
+@pytest.mark.plain_table
 def test_every_statement_goes_by_primary_key_with_100000_records_stuck_in_processing(stuck):
     policy = Policy()
     whose = (Operation("user:1", "k", bytes(32)).id, uuid4())
@@ -212,6 +213,7 @@ def test_every_statement_goes_by_primary_key_with_100000_records_stuck_in_proces
         assert _buffers(plan) < 60, name
 
 
+@pytest.mark.plain_table
 @MODES
 @pytest.mark.parametrize("claims", [2, 10], ids=["planned for its values", "planned for all"])
 def test_a_claim_reads_a_few_pages_with_100000_records_stuck_in_processing(stuck, mode, claims):
