@@ -10,8 +10,8 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
@@ -25,6 +25,11 @@ ROOT = Path(__file__).resolve().parents[2]
 DIRECTORY = ROOT / ".benchmarks"
 PATIENCE = 30
 PATH = "/effects/"
+OPTIONS = [
+    "testproject.benchmarks.project.wsgi",
+    *("--worker-class", "gthread", "--workers", "1", "--graceful-timeout", "3"),
+    *("--log-level", "warning", "--no-control-socket"),
+]
 BODY = '{"amount": 4200, "currency": "eur", "reference": "order 4711"}'
 
 
@@ -36,7 +41,7 @@ class DoesNotWork(Exception):
 class Server:
     name: str
     port: int
-    gunicorn: subprocess.Popen[bytes]
+    gunicorns: Sequence[subprocess.Popen[bytes]]
     log: Path
 
     @property
@@ -49,7 +54,7 @@ class Server:
 
     def cpu(self) -> float:
         """Seconds of processor time, of its workers."""
-        return processes.seconds(processes.family(self.gunicorn.pid)[1:])
+        return sum(processes.seconds(processes.family(gunicorn.pid)[1:]) for gunicorn in self.gunicorns)
 
     def post(self, key: str, connection: HTTPConnection | None = None) -> tuple[int, bytes]:
         if connection is None:
@@ -105,31 +110,29 @@ def figures(module: str, order: object, cluster: Cluster, database: str) -> Any:
 def running(
     name: str, cluster: Cluster, redis: Redis | None, directory: Path, *, workers: int = 2, threads: int = 8
 ) -> Iterator[Server]:
-    """Raises ``DoesNotWork`` if it does not answer a request."""
-    with tempfile.TemporaryDirectory() as logs, socket.create_server(("127.0.0.1", 0), backlog=2048) as door:
-        log = Path(logs, "log")
-        with (
-            log.open("wb") as output,
-            _gunicorn(
-                [_python(name, directory), "-m", "gunicorn", *_options(door, workers, threads)],
-                env=environ(name, cluster, redis, database(name)),
-                door=door,
-                output=output,
-            ) as gunicorn,
-        ):
-            server = Server(name, door.getsockname()[1], gunicorn, log)
+    """Raises ``DoesNotWork`` if it does not answer a request.
+
+    Each worker has a listener of its own, and a master: of one that they share, whoever is awake would take most of the
+    connections, and the other one's processor would idle.
+    """
+    command = [_python(name, directory), "-m", "gunicorn", *OPTIONS, "--threads", f"{threads}"]
+    with ExitStack() as stack:
+        log = Path(stack.enter_context(tempfile.TemporaryDirectory()), "log")
+        output = stack.enter_context(log.open("wb"))
+        doors = [stack.enter_context(_door())]
+        port = doors[0].getsockname()[1]
+        doors += [stack.enter_context(_door(port)) for _ in range(workers - 1)]
+        env = environ(name, cluster, redis, database(name))
+        gunicorns = [stack.enter_context(_gunicorn(command, env=env, door=door, output=output)) for door in doors]
+        for door in doors:
             door.close()
-            _wait_for(server)
-            yield server
+        server = Server(name, port, gunicorns, log)
+        _wait_for(server)
+        yield server
 
 
-def _options(door: socket.socket, workers: int, threads: int) -> list[str]:
-    return [
-        "testproject.benchmarks.project.wsgi",
-        *("--bind", f"fd://{door.fileno()}", "--worker-class", "gthread"),
-        *("--workers", f"{workers}", "--threads", f"{threads}"),
-        *("--graceful-timeout", "3", "--log-level", "warning", "--no-control-socket"),
-    ]
+def _door(port: int = 0) -> socket.socket:
+    return socket.create_server(("127.0.0.1", port), backlog=2048, reuse_port=True)
 
 
 @contextmanager
@@ -137,7 +140,7 @@ def _gunicorn(
     command: list[str], *, env: dict[str, str], door: socket.socket, output: object
 ) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(
-        command,
+        [*command, "--bind", f"fd://{door.fileno()}"],
         cwd=ROOT,
         env=env,
         pass_fds=[door.fileno()],
@@ -161,7 +164,7 @@ def _wait_for(server: Server) -> None:
             status, body = server.post(str(uuid.uuid4()))
             break
         except OSError:
-            if time.monotonic() > deadline or server.gunicorn.poll() is not None:
+            if time.monotonic() > deadline or any(gunicorn.poll() is not None for gunicorn in server.gunicorns):
                 raise DoesNotWork(_last_line(server.log)) from None
             time.sleep(0.05)
     if status >= 500:
