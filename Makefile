@@ -38,7 +38,7 @@ bench: $(READY) ## what the guarantees cost, beside an unprotected view and othe
 		--json .benchmarks/results.json --svg .benchmarks/results.svg
 
 clean: ## remove the virtual environment, the embedded PostgreSQL and what was built
-	rm -rf .venv .benchmarks .embedded-postgres .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .benchmarks .mutants .embedded-postgres .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 
 $(READY): pyproject.toml
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv

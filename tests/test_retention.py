@@ -67,7 +67,7 @@ def test_a_uuid7_tells_when_it_was_made():
     assert born("017f22e2-79b0-7cc3-98c4-dc0c0c07398f") == datetime(2022, 2, 22, 19, 22, 22, tzinfo=UTC)  # RFC 9562
 
 
-@pytest.mark.parametrize("key", ["k", str(uuid4()), "ffffffff-ffff-7fff-bfff-ffffffffffff", "7" * 255])
+@pytest.mark.parametrize("key", ["k", "919108f7-52d1-4320-9bac-f847db4148a8", "ffffffff-ffff-7fff-bfff-ffffffffffff", "7" * 255])
 def test_other_keys_do_not(key):
     assert born(key) is None
 

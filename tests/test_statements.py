@@ -223,9 +223,12 @@ def test_a_claim_reads_a_few_pages_with_100000_records_stuck_in_processing(stuck
         new = (Operation("user:1", str(key), bytes(32)).id, "user:1", str(key), "POST", "/", bytes(32), uuid4())
         stuck.execute(claim, new)
     for kind in ("old", "new"):
-        id = new[0] if kind == "old" else uuid4()
-        stuck.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {claim}", (id, *new[1:]))
-        assert _buffers(stuck.fetchone()[0][0]["Plan"]) < 60, kind
+        plans = []
+        for _time in range(3):  # a session that has just heard of an ANALYZE reads the catalogue too
+            id = new[0] if kind == "old" else uuid4()
+            stuck.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {claim}", (id, *new[1:]))
+            plans.append(stuck.fetchone()[0][0]["Plan"])
+        assert min(map(_buffers, plans)) < 60, kind
 
 
 def _nodes(plan):

@@ -10,47 +10,43 @@ import argparse
 import importlib
 import os
 import random
-import signal
 import sys
 import tempfile
-import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import spec_from_file_location
 from pathlib import Path
-from types import CodeType
-from typing import Any
 from urllib.parse import urlsplit
 
 from testproject import embedded
 from testproject.interrupts import end_on_signals
 from tests.mutation.mutants import Mutant, mutants, replaced, unified
+from tests.mutation.trials import Outcome, outcomes, path_of
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-PACKAGE = "django_idempotency"
 
-# The modules that decide, with the tests that are about them: those that tell most mutants soonest come first.
+DATABASE = (
+    "test_engine.py",
+    "test_decorators.py",
+    "test_heartbeat.py",
+    "test_retention.py",
+    "test_models.py",
+    "test_stores.py",
+    "test_statements.py",
+    "test_laws.py",
+)
+# The modules that decide, with the tests that are about them.
 TESTS: Mapping[str, Sequence[str]] = {
     "keys.py": ("test_keys.py", "test_retention.py"),
     "fingerprints.py": ("test_fingerprints.py",),
     "policy.py": ("test_policy.py", "test_conf.py", "test_retention.py"),
-    "engine.py": (
-        "test_engine.py",
-        "test_decorators.py",
-        "test_heartbeat.py",
-        "test_retention.py",
-        "test_stores.py",
-        "test_laws.py",
-    ),
-    "stores/database.py": ("test_stores.py", "test_laws.py"),
-    "stores/postgresql.py": ("test_stores.py", "test_statements.py", "test_laws.py"),
-    "stores/claim_function.py": ("test_stores.py", "test_statements.py", "test_laws.py"),
+    "engine.py": DATABASE,
+    "stores/database.py": DATABASE,
+    "stores/postgresql.py": DATABASE,
+    "stores/claim_function.py": DATABASE,
 }
 IN_THE_DATABASE = "stores/claim_function.py"  # what it makes is there only after that is made anew
-PLUGINS = ("pytest_django.plugin", "_hypothesis_pytestplugin")
 ALREADY_THERE = (
     "pytest",
     "hypothesis.strategies",
@@ -59,8 +55,6 @@ ALREADY_THERE = (
     "httpx",
     "psycopg",
 )  # in a trial
-LEAST_TIME, TIMES_AS_LONG = 20.0, 3.0  # before a mutant is taken to hang
-PASSED, FAILED = 0, 1
 
 
 @dataclass
@@ -77,12 +71,22 @@ class Count:
 def main() -> int:
     end_on_signals()
     arguments = _arguments()
+    explained = explanations()
+    modules = arguments.modules or list(TESTS)
+    chosen = {module: _chosen(all_mutants(module), explained, arguments) for module in modules}
+    if arguments.list:
+        print(*(mutant for found in chosen.values() for mutant in found), sep="\n")
+        return 0
     _prepare_environment()
-    sys.path.insert(0, str(ROOT))
     for name in ALREADY_THERE:
         importlib.import_module(name)
-    explained = explanations()
-    counts = {module: _try_all(module, explained, arguments) for module in arguments.modules or TESTS}
+    counts = {module: Count() for module in modules}
+    for files in dict.fromkeys(TESTS[module] for module in modules):
+        tried = [mutant for module in modules if TESTS[module] == files for mutant in chosen[module]]
+        for mutant, outcome in outcomes(tried, files, IN_THE_DATABASE):
+            _judge(mutant, outcome, counts[mutant.module], explained)
+            if arguments.verbose:
+                print(f"{mutant.name}\n    {outcome}", flush=True)
     return _conclude(counts)
 
 
@@ -94,6 +98,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sample", type=int, help="so many of each module's, chosen at random")
     parser.add_argument("--seed", type=int, default=0, help="of that choice")
     parser.add_argument("--list", action="store_true", help="name them only")
+    parser.add_argument("--verbose", action="store_true", help="tell what became of each, and which test noticed")
     arguments = parser.parse_args()
     if unknown := set(arguments.modules) - TESTS.keys():
         parser.error(f"no tests are named for {', '.join(sorted(unknown))}")
@@ -105,6 +110,7 @@ def _prepare_environment() -> None:
     url = os.environ.get("DATABASE_URL") or embedded.start(ROOT / ".embedded-postgres")
     parts = urlsplit(url)
     os.environ["DATABASE_URL"] = parts._replace(path=f"{parts.path}_mutants").geturl()
+    sys.path.insert(0, str(ROOT))
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = tempfile.mkdtemp(prefix="mutants-")
 
@@ -117,7 +123,7 @@ def explanations() -> dict[str, str]:
 
 def all_mutants(module: str) -> list[Mutant]:
     """Those found, and those of its statements."""
-    source = (ROOT / PACKAGE / module).read_text()
+    source = path_of(module).read_text()
     by_hand = tomllib.loads((HERE / "statements.toml").read_text())["mutant"]
     return [
         *mutants(module, source),
@@ -127,30 +133,6 @@ def all_mutants(module: str) -> list[Mutant]:
             if one["module"] == module
         ),
     ]
-
-
-# --- Trying ----------------------------------------------------------------------------------------------------------
-
-
-def _try_all(module: str, explained: Mapping[str, str], arguments: argparse.Namespace) -> Count:
-    chosen = _chosen(all_mutants(module), explained, arguments)
-    if arguments.list:
-        print(*chosen, sep="\n")
-        return Count(len(chosen))
-    bound = _time_unchanged(module)
-    count = Count()
-    source = (ROOT / PACKAGE / module).read_text()
-    for mutant in chosen:
-        outcome = _tried(mutant, bound)
-        count.mutants += 1
-        count.hung += outcome is None
-        count.killed += outcome not in (None, PASSED)
-        if outcome == PASSED and mutant.name in explained:
-            count.explained += 1
-        elif outcome == PASSED:
-            count.surviving.append(mutant)
-            print(*unified(mutant, source), f"  name: {mutant.name}", "", sep="\n", flush=True)
-    return count
 
 
 def _chosen(found: Sequence[Mutant], explained: Mapping[str, str], arguments: argparse.Namespace) -> list[Mutant]:
@@ -163,95 +145,22 @@ def _chosen(found: Sequence[Mutant], explained: Mapping[str, str], arguments: ar
     return [chosen[place] for place in sorted(places)]
 
 
-def _time_unchanged(module: str) -> float:
-    """How long a mutant's trial may take; the tests have to pass with nothing changed."""
-    source = (ROOT / PACKAGE / module).read_text()
-    unchanged = Mutant(module, "", "", "", source, 0)
-    with tempfile.TemporaryFile("w+") as output:
-        began = time.monotonic()
-        outcome = _tried(unchanged, 600, output=output.fileno(), new_database=True)
-        if outcome != PASSED:
-            output.seek(0)
-            sys.exit(f"{output.read()}\nThe tests of {module} do not pass as it is.")
-    took = time.monotonic() - began
-    print(f"{module}: {took:.0f} s unchanged", flush=True)
-    return max(LEAST_TIME, TIMES_AS_LONG * took)
-
-
-def _tried(mutant: Mutant, bound: float, *, output: int | None = None, new_database: bool = False) -> int | None:
-    """How pytest ended with the mutant in place; ``None`` if it did not end within ``bound`` seconds."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os._exit(_run_tests(mutant, output, new_database))
-        finally:
-            os._exit(FAILED)
-    return _ended(pid, time.monotonic() + bound)
-
-
-def _ended(pid: int, deadline: float) -> int | None:
-    try:
-        while time.monotonic() < deadline:
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                return os.waitstatus_to_exitcode(status)
-            time.sleep(0.02)  # there is no event to wait for: waitpid() takes no timeout, and pidfds are Linux's alone
-        return None
-    finally:
-        _end_group(pid)
-
-
-def _end_group(pid: int) -> None:
-    """The trial, and whatever it started."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    except (ProcessLookupError, ChildProcessError):
-        pass
-
-
-def _run_tests(mutant: Mutant, output: int | None, new_database: bool) -> int:
-    import pytest
-
-    os.setpgid(0, 0)
-    os.nice(10)
-    silent = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(silent if output is None or stream == 0 else output, stream)
-    os.chdir(ROOT)
-    sys.meta_path.insert(0, _Changed(mutant))
-    database = "--create-db" if new_database or mutant.module == IN_THE_DATABASE else "--reuse-db"
-    tests = [f"tests/{name}" for name in TESTS[mutant.module]]
-    plugins = [option for plugin in PLUGINS for option in ("-p", plugin)]
-    options = ["-q", "-x", "-m", "not server", "-p", "no:cacheprovider", "--hypothesis-seed=1", database]
-    return int(pytest.main([*plugins, *options, *tests]))
-
-
-class _Changed:
-    """Imports the mutant in the place of its module."""
-
-    def __init__(self, mutant: Mutant) -> None:
-        self.name = f"{PACKAGE}.{mutant.module.removesuffix('.py').replace('/', '.')}"
-        self.path = str(ROOT / PACKAGE / mutant.module)
-        self.source = mutant.source
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != self.name:
-            return None
-        return spec_from_file_location(name, self.path, loader=_ChangedLoader(name, self.path, self.source))
-
-
-class _ChangedLoader(SourceFileLoader):
-    def __init__(self, name: str, path: str, source: str) -> None:
-        super().__init__(name, path)
-        self.source = source
-
-    def get_code(self, fullname: str) -> CodeType:
-        """Compiled here: what is cached on the disk is the real one."""
-        return compile(self.source, self.path, "exec", dont_inherit=True)
-
-
 # --- The report ------------------------------------------------------------------------------------------------------
+
+
+def _judge(mutant: Mutant, outcome: Outcome, count: Count, explained: Mapping[str, str]) -> None:
+    count.mutants += 1
+    count.hung += outcome.hung
+    count.killed += outcome.killed
+    if outcome.killed or outcome.hung:
+        return
+    if mutant.name in explained:
+        count.explained += 1
+    else:
+        count.surviving.append(mutant)
+        source = path_of(mutant.module).read_text()
+        print(*unified(mutant, source), f"  name: {mutant.name}", "", sep="\n", flush=True)
+
 
 HEAD = ("module", "mutants", "killed", "hung", "explained", "survive")
 

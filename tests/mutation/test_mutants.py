@@ -6,8 +6,9 @@ import ast
 
 import pytest
 
-from tests.mutation.__main__ import PACKAGE, ROOT, TESTS, all_mutants, explanations
+from tests.mutation.__main__ import ROOT, TESTS, all_mutants, explanations
 from tests.mutation.mutants import mutants, replaced
+from tests.mutation.trials import path_of
 
 CHANGES = {
     "a < b": {"a <= b"},
@@ -68,7 +69,7 @@ def test_a_mutant_by_hand_is_of_text_that_is_there_once():
 
 @pytest.mark.parametrize("module", TESTS)
 def test_every_mutant_is_a_module_that_compiles_and_differs(module):
-    source = (ROOT / PACKAGE / module).read_text()
+    source = path_of(module).read_text()
     found = all_mutants(module)
     assert found
     for mutant in found:
