@@ -6,11 +6,10 @@ completes the record by the verdict the door settles on.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -116,36 +115,6 @@ def claim(operation: Operation, policy: Policy) -> Outcome:
 
     Raises ``StoreUnavailable``, ``ClaimInsideTransaction`` or ``DigestCollision``; nothing was run then.
     """
-    rounds = _claiming(operation, policy)
-    while isinstance(step := _advance(rounds), float):
-        time.sleep(step)
-    return step
-
-
-async def aclaim(operation: Operation, policy: Policy) -> Outcome:
-    """``claim`` for async callers; it waits without keeping a thread."""
-    rounds = _claiming(operation, policy)
-    while isinstance(step := await sync_to_async(_advance)(rounds), float):
-        await asyncio.sleep(step)
-    return step
-
-
-Rounds = Generator[float, None, Outcome]
-
-
-def _advance(rounds: Rounds) -> float | Outcome:
-    try:
-        return next(rounds)
-    except StopIteration as done:
-        outcome: Outcome = done.value
-        return outcome
-
-
-def _claiming(operation: Operation, policy: Policy) -> Rounds:
-    """Rounds of claiming: yields the seconds to pause before the next, returns the outcome.
-
-    Between rounds there is no lock and no transaction.
-    """
     if in_foreign_transaction(connections[alias(policy)]):
         raise ClaimInsideTransaction(alias(policy))
     claimant = _Claimant(operation, policy)
@@ -153,14 +122,14 @@ def _claiming(operation: Operation, policy: Policy) -> Rounds:
     waits_until = begun + policy.wait if policy.in_flight == WhenInFlight.WAIT else begun
     gives_up = waits_until + policy.grace + PATIENCE
     pause = FIRST_PAUSE
-    while (now := time.monotonic()) < gives_up:
+    while (now := time.monotonic()) < gives_up:  # between rounds there is no lock and no transaction
         match outcome := claimant.ask():
             case None:
-                yield 0.0
+                pass
             case Available(after=after):
-                yield min(after, GRACE_PAUSE)
+                time.sleep(min(after, GRACE_PAUSE))
             case InFlight() if now < waits_until:
-                yield pause
+                time.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE)
             case _:
                 outcome = _readable(outcome, operation)
@@ -215,9 +184,9 @@ class _Claimant:
         if seen.record.token == self.token:  # an earlier round got through, but its answer did not
             return Claimed(self.operation, self.token, seen.record.attempts)
         decision = self._decide(seen.record)
-        if isinstance(decision, Available) and seen.busy:
+        if seen.busy:
             return ASK_AGAIN
-        if isinstance(decision, Available) or self._newly_held(seen.record, decision):
+        if isinstance(decision, Available) or _crashed_just_now(seen.record, decision):
             return self._change_hands()
         return decision
 
@@ -238,8 +207,8 @@ class _Claimant:
                 decision = self._decide(record)
                 if isinstance(decision, Available) and not decision.after:
                     return self.store.take(record, self.operation, self.token, self.policy)
-                if isinstance(decision, Held) and self._newly_held(record, decision):
-                    self.store.hold(record, decision.reason, self.policy)
+                if _crashed_just_now(record, decision):
+                    self.store.hold(record, CRASHED, self.policy)
                 return decision
         except StoreConflict:
             return ASK_AGAIN
@@ -249,9 +218,10 @@ class _Claimant:
             raise DigestCollision(f"The record {record.id} belongs to another key.")
         return decide(record, self.operation.fingerprint, record.now, grace=self.policy.grace)
 
-    @staticmethod
-    def _newly_held(record: Snapshot, decision: object) -> bool:
-        return isinstance(decision, Held) and record.status in LIVE
+
+def _crashed_just_now(record: Snapshot, decision: object) -> bool:
+    """Whether it is to be held, and is not yet."""
+    return isinstance(decision, Held) and record.status in LIVE
 
 
 def duplicate(operation: Operation, policy: Policy) -> Duplicate:

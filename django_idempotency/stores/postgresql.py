@@ -111,8 +111,6 @@ class PostgreSQLStore(DatabaseStore):
         new = (operation.id, operation.scope, operation.key, operation.method, operation.path, fingerprint, token)
         try:
             process, created, free, *old = self._ask(stated(CLAIM, policy), new, policy)
-        except StoreConflict:
-            return None
         except IntegrityError as error:
             if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):
                 raise
