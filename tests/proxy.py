@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a database or a broker, which cuts the wire when a test says so: for good, or at a COMMIT."""
+"""A TCP proxy in front of a database or a broker: cuts the wire when a test says so, for good, at a COMMIT or a claim."""
 
 from __future__ import annotations
 
@@ -13,13 +13,20 @@ from typing import Any
 COMMITS = (b"Q\0\0\0\x0bCOMMIT\0", b"\x07\0\0\0\x03COMMIT", b"\x07\0\0\0\x03commit")
 
 
+CLAIM = b"django_idempotency_claim"
+
+
 class Cut(Enum):
     BEFORE_COMMIT = auto()  # the server never hears of it
     AFTER_COMMIT = auto()  # the server has committed, its answer is lost
+    AFTER_CLAIM = auto()  # the same, of a claim
+
+    def is_at(self, message: bytes) -> bool:
+        return CLAIM in message if self is Cut.AFTER_CLAIM else message in COMMITS
 
 
 class Proxy:
-    """``away`` refuses every connection; ``cut`` says where the next transaction that commits is to be cut off."""
+    """``away`` refuses every connection; ``cut`` says where the next transaction, or claim, is to be cut off."""
 
     def __init__(self, host: str, port: str | int) -> None:
         self.upstream = (host, int(port or 5432))
@@ -42,7 +49,7 @@ class Proxy:
 
     def takes_cut(self, message: bytes) -> Cut | None:
         """The cut to make at ``message``; each is made once."""
-        if self.cut is None or message not in COMMITS:
+        if self.cut is None or not self.cut.is_at(message):
             return None
         cut, self.cut, self.cuts = self.cut, None, self.cuts + 1
         self.away = self.away_once_cut
@@ -88,7 +95,7 @@ class Wire:
                 cut = self.proxy.takes_cut(message)
                 if cut is Cut.BEFORE_COMMIT:
                     return
-                self.answer_is_lost = cut is Cut.AFTER_COMMIT
+                self.answer_is_lost = cut is not None
                 self.server.sendall(message)
 
     def _answer(self) -> None:

@@ -246,6 +246,7 @@ def test_a_terminal_failure_is_stored_and_replayed(call, mode):
     first, second = call(view), call(view)
     assert (first.status_code, second.status_code, is_replay(second), runs.count) == (402, 402, True, 1)
     assert first.content == second.content == b'{"declined": true}'
+    assert IdempotencyRecord.objects.get().status == "failed"
     assert effects() == (0 if mode == "atomic" else 1)
 
 

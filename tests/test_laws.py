@@ -98,6 +98,14 @@ def test_l1_up_to_the_end_of_the_retention_nothing_runs_again(mode):
     assert effects() == 1
 
 
+@postgresql
+@in_both_modes
+def test_l1_a_claim_whose_answer_was_lost_is_still_the_callers_own(mode, proxy):
+    proxy.cut = Cut.AFTER_CLAIM
+    assert door(paying, mode=mode)().status_code == 201
+    assert (effects(), record().attempts, proxy.cuts) == (1, 1, 1)
+
+
 # --- L2: a replay is what the first caller got -----------------------------------------------------------------------
 
 ANSWERS = {
@@ -857,6 +865,15 @@ def test_a_waiter_gives_up_in_time_and_it_is_counted(mode):
     assert first.result().status_code == 201
 
 
+@row_locks
+def test_a_waiter_asks_less_and_less_often_but_four_times_a_second_at_least(monkeypatch):
+    pauses = []
+    with Gate().running(mode="lease"):
+        monkeypatch.setattr(engine.time, "sleep", pauses.append)
+        door(paying, mode="lease", in_flight="wait", wait=0.2)()
+    assert pauses[:6] == [0.02, 0.04, 0.08, 0.16, 0.25, 0.25]
+
+
 def test_a_claim_inside_somebody_elses_transaction_is_an_error_that_says_what_to_do():
     with transaction.atomic(), pytest.raises(ClaimInsideTransaction, match="outside the transaction"):
         door(paying)()
@@ -871,3 +888,9 @@ class TestInsideDjangosTestCase(TestCase):
             send = door(lambda request: HttpResponse(str(uuid4()), status=201), mode=mode)
             assert send(key=mode).content == send(key=mode).content
             assert send(key=mode, body=OTHER_BODY).status_code == 422
+
+    @postgresql
+    def test_a_store_that_only_reads_is_told_as_elsewhere(self):
+        connection.cursor().execute("SET TRANSACTION READ ONLY")
+        answer = door(paying)()
+        assert (answer.status_code, b"store_unavailable" in answer.content) == (503, True)

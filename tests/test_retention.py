@@ -15,10 +15,12 @@ from django_idempotency import signals
 from django_idempotency.checks import check_settings
 from django_idempotency.conf import conf
 from django_idempotency.decorators import idempotent
+from django_idempotency.engine import refuse_late
 from django_idempotency.exceptions import MalformedSentTime
 from django_idempotency.keys import born, parse_sent
 from django_idempotency.maintenance import cleanup
 from django_idempotency.models import IdempotencyRecord
+from django_idempotency.outcomes import Operation
 from django_idempotency.policy import Policy, retention_for
 from django_idempotency.stores.database import ahead
 from tests.callers import effects, is_replay, paying
@@ -67,7 +69,9 @@ def test_a_uuid7_tells_when_it_was_made():
     assert born("017f22e2-79b0-7cc3-98c4-dc0c0c07398f") == datetime(2022, 2, 22, 19, 22, 22, tzinfo=UTC)  # RFC 9562
 
 
-@pytest.mark.parametrize("key", ["k", "919108f7-52d1-4320-9bac-f847db4148a8", "ffffffff-ffff-7fff-bfff-ffffffffffff", "7" * 255])
+@pytest.mark.parametrize(
+    "key", ["k", "919108f7-52d1-4320-9bac-f847db4148a8", "ffffffff-ffff-7fff-bfff-ffffffffffff", "7" * 255]
+)
 def test_other_keys_do_not(key):
     assert born(key) is None
 
@@ -162,6 +166,7 @@ def test_a_late_retry_of_what_is_held_is_told_so_however_late(send):
 
 def test_without_the_knob_nothing_is_refused(send):
     assert send(uuid7(-DAY), view=idempotent(scope="public")(paying)).status_code == 201
+    refuse_late(Operation("public", "k", bytes(32), sent=datetime(2000, 1, 1, tzinfo=UTC)), Policy())
 
 
 def test_a_header_says_it_for_keys_that_do_not(send, settings):

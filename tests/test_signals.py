@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from django.contrib.auth.mixins import LoginRequiredMixin
 from django.db import connection
+from django.dispatch import Signal
 from django.http import HttpResponse
 from django.views import View
 from rest_framework.response import Response
@@ -17,12 +18,14 @@ from django_idempotency import engine, maintenance, signals
 from django_idempotency.consumers.base import Message, RetryLater, consume
 from django_idempotency.decorators import idempotent
 from django_idempotency.exceptions import ClaimLost
+from django_idempotency.heartbeat import heartbeat
 from django_idempotency.middleware import IdempotencyMiddleware
-from django_idempotency.outcomes import Keep, StoredResponse
+from django_idempotency.outcomes import InFlight, Keep, StoredResponse
 from django_idempotency.policy import Policy
 from django_idempotency.rest_framework import IdempotentMixin
 from django_idempotency.stores import store_for
-from tests.callers import claim, door, effects, heard, is_replay, operation, pay, paying, shift
+from tests.callers import claim, door, effects, heard, is_replay, operation, pay, paying, record, shift
+from tests.threads import in_threads
 
 pytestmark = pytest.mark.usefixtures("payer")
 
@@ -135,6 +138,86 @@ def test_a_run_tells_how_long_it_took(mode, signal, answer, raises):
         door(view, mode=mode)()
     (seconds,) = (each["seconds"] for each in sent)
     assert inside[0] <= seconds <= time.monotonic() - began
+
+
+@contextmanager
+def all_heard():
+    """The names of what is sent, in order, with what is told besides the operation."""
+    sent, hearers = [], []
+    for name, signal in vars(signals).items():
+        if isinstance(signal, Signal):
+
+            def hear(*, sender, operation, name=name, signal, **told):
+                sent.append((name, told))
+
+            signal.connect(hear)
+            hearers.append((signal, hear))
+    try:
+        yield sent
+    finally:
+        for signal, hear in hearers:
+            signal.disconnect(hear)
+
+
+def test_what_becomes_of_a_claim_is_told_once_with_what_belongs_to_it():
+    holding, waiting = Policy(**LEASE, on_crash="hold"), Policy(**LEASE, in_flight="wait", wait=0.05)
+    with all_heard() as sent:
+        claim("crashed", policy=holding)
+        assert engine.claim(operation("crashed"), holding) == InFlight(60)
+        assert engine.claim(operation("crashed"), waiting) == InFlight(60)
+        engine.claim(operation("crashed", b"another body"), holding)
+        shift("crashed", locked_until=-1)
+        engine.claim(operation("crashed"), holding)
+        claim("retried", policy=Policy(**LEASE))
+        shift("retried", locked_until=-1)
+        retried = claim("retried", policy=Policy(**LEASE))
+        assert store_for(holding).complete(retried, DONE, holding)
+        engine.claim(operation("retried"), holding)
+    assert sent == [
+        ("claimed", {"attempt": 1}),
+        ("in_flight", {"retry_after": 60}),
+        ("pending_timeout", {"retry_after": 60}),
+        ("mismatched", {}),
+        ("held", {"reason": engine.CRASHED}),
+        ("claimed", {"attempt": 1}),
+        ("taken_over", {"attempt": 2}),
+        ("replayed", {"response": DONE}),
+    ]
+
+
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+def test_what_becomes_of_a_run_is_told_once_with_what_belongs_to_it(mode):
+    answers = [HttpResponse(b"refused", status=422), ArithmeticError("asked for"), HttpResponse(b"paid", status=201)]
+
+    def view(request):
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return answer
+
+    send = door(view, mode=mode)
+    with all_heard() as sent:
+        send()
+        with pytest.raises(ArithmeticError):
+            send()
+        send()
+    assert [told.pop("seconds", 0) > 0 for _name, told in sent] == [False, True] * 3
+    assert sent[-1][1].pop("response").body == b"paid"
+    assert sent == [
+        ("claimed", {"attempt": 1}),
+        ("released", {}),
+        ("claimed", {"attempt": 1}),
+        ("failed", {"reason": "ArithmeticError"}),
+        ("claimed", {"attempt": 2}),
+        ("completed", {}),
+    ]
+
+
+def test_a_replay_is_counted_at_the_next_beat():
+    send = door(paying)
+    for _time in range(3):
+        send()
+    in_threads(1, lambda _: heartbeat.beat())
+    assert record().replays == 2
 
 
 # --- Which door, which view ------------------------------------------------------------------------------------------

@@ -15,9 +15,11 @@ from django.test import RequestFactory
 
 from django_idempotency import engine
 from django_idempotency.decorators import idempotent
-from django_idempotency.outcomes import Claimed, InFlight, Keep, Operation, StoredResponse
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.outcomes import Claimed, Held, InFlight, Keep, Operation, StoredResponse
 from django_idempotency.policy import Policy
 from django_idempotency.stores import postgresql
+from django_idempotency.stores.database import ahead
 from testproject.models import LedgerEntry
 from tests.statements import sent_statements
 from tests.threads import OtherThread
@@ -126,6 +128,17 @@ def test_a_takeover_takes_no_more_than_the_claim_and_one_short_transaction():
     assert len(sent.all) == 5
     assert sent.all[1] == "BEGIN"
     assert sent.all[-1] == "COMMIT"
+
+
+def test_holding_a_crashed_run_takes_no_more_than_the_claim_and_one_short_transaction():
+    policy = Policy(mode="lease", on_crash="hold")
+    operation = Operation("user:1", "k", bytes(32))
+    engine.claim(operation, policy)
+    IdempotencyRecord.objects.update(locked_until=ahead(-1))
+    with sent_statements() as sent:
+        assert engine.claim(operation, policy) == Held(engine.CRASHED)
+    assert len(sent.all) == 5
+    assert (sent.all[1], sent.all[-1]) == ("BEGIN", "COMMIT")
 
 
 # --- The claim's commit ----------------------------------------------------------------------------------------------

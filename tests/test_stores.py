@@ -20,6 +20,7 @@ from django_idempotency import engine, stores
 from django_idempotency.exceptions import (
     ClaimInsideTransaction,
     ClaimLost,
+    DigestCollision,
     IllegalMove,
     StoreConflict,
     StoreUnavailable,
@@ -364,6 +365,20 @@ def test_a_new_record_is_made_under_a_lock_of_its_own_key(other):
     assert isinstance(store.claim(operation("another"), uuid4(), ATOMIC), Claimed)
 
 
+@pytest.mark.postgresql
+def test_whoever_is_kept_from_making_a_record_gives_up_in_time(other, monkeypatch):
+    monkeypatch.setattr(engine, "PATIENCE", 0.2)
+    block = transaction.atomic()
+    other(block.__enter__)
+    other(lambda: connection.cursor().execute(MAKING, [operation().id]))
+    connection.cursor().execute("SET lock_timeout = '20ms'")
+    with pytest.raises(StoreUnavailable, match="again and again"):
+        engine.claim(operation(), ATOMIC)
+    connection.close()
+    commit(other, block)
+    assert isinstance(engine.claim(operation(), ATOMIC), Claimed)
+
+
 MAKING = "SELECT pg_advisory_xact_lock(uuid_hash_extended(%s, 0))"
 
 ZONES = {"postgresql": "SET TIME ZONE 'Asia/Tokyo'", "mysql": "SET time_zone = '+09:00'", "sqlite": "SELECT 1"}
@@ -536,6 +551,17 @@ def test_a_record_that_may_change_hands_goes_to_one_of_its_concurrent_callers(
     assert (winner.attempt, winner.taken_over) == (attempt, before is _dead)
     assert kinds(told).keys() <= {"Claimed", "InFlight", "Replay"}
     assert LedgerEntry.objects.count() == 1
+
+
+@MODES
+@pytest.mark.parametrize("what", ["scope", "key"])
+def test_a_record_of_another_key_with_the_same_digest_is_an_error_and_nobodys_answer(store, policy, what):
+    store.complete(claimed(store, policy), ANSWER, policy)
+    IdempotencyRecord.objects.update(**{what: "another"})
+    before = IdempotencyRecord.objects.values().get()
+    with pytest.raises(DigestCollision):
+        engine.claim(operation(), policy)
+    assert IdempotencyRecord.objects.values().get() == before
 
 
 def test_a_live_lease_is_not_taken_over_and_a_lapsed_one_is(store):

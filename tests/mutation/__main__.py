@@ -31,6 +31,8 @@ DATABASE = (
     "test_decorators.py",
     "test_heartbeat.py",
     "test_retention.py",
+    "test_signals.py",
+    "test_privacy.py",
     "test_models.py",
     "test_stores.py",
     "test_statements.py",
