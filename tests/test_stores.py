@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sqlite3
 import time
 from collections import Counter
 from contextlib import suppress
@@ -11,9 +12,18 @@ from datetime import datetime, timedelta
 from unittest.mock import ANY
 from uuid import uuid4
 
+import psycopg
 import pytest
 from django.contrib.auth import get_user_model
-from django.db import IntegrityError, connection, transaction
+from django.db import (
+    DataError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    ProgrammingError,
+    connection,
+    transaction,
+)
 from django.utils import timezone
 
 from django_idempotency import engine, stores
@@ -29,7 +39,7 @@ from django_idempotency.models import IdempotencyRecord
 from django_idempotency.outcomes import Claimed, Held, InFlight, Keep, Mismatch, Operation, Replay, StoredResponse
 from django_idempotency.policy import Policy
 from django_idempotency.stores.base import Lock, Seen, Store
-from django_idempotency.stores.database import UNTIL, DatabaseStore, store_errors
+from django_idempotency.stores.database import RETIRED, UNTIL, DatabaseStore, store_errors
 from django_idempotency.stores.postgresql import PostgreSQLStore
 from testproject.models import LedgerEntry
 from tests.threads import OtherThread, in_threads, wait_little_for_locks
@@ -385,16 +395,95 @@ ZONES = {"postgresql": "SET TIME ZONE 'Asia/Tokyo'", "mysql": "SET time_zone = '
 
 
 @pytest.mark.postgresql
-def test_a_record_that_the_table_refuses_is_an_error_and_not_asked_for_again():
+@pytest.mark.parametrize(
+    ("constraint", "error", "message"),
+    [
+        ("refused", IntegrityError, "refused"),
+        (UNTIL, StoreUnavailable, "idempotency_partitions ensure"),
+        (RETIRED, StoreUnavailable, "again and again"),  # another partition may take it, the next time
+    ],
+)
+def test_a_record_that_the_table_refuses_is_an_error_and_asked_for_again_only_where_that_helps(
+    constraint, error, message, monkeypatch
+):
+    monkeypatch.setattr(engine, "PATIENCE", 0.2)
     table = IdempotencyRecord._meta.db_table
     with connection.cursor() as cursor:
-        cursor.execute(f"ALTER TABLE {table} ADD CONSTRAINT refused CHECK (key <> 'refused')")
+        cursor.execute(f"ALTER TABLE {table} ADD CONSTRAINT {constraint} CHECK (key <> 'refused')")
     try:
-        with pytest.raises(IntegrityError):
+        with pytest.raises(error, match=message):
             engine.claim(operation("refused"), ATOMIC)
     finally:
         with connection.cursor() as cursor:
-            cursor.execute(f"ALTER TABLE {table} DROP CONSTRAINT refused")
+            cursor.execute(f"ALTER TABLE {table} DROP CONSTRAINT {constraint}")
+
+
+@pytest.mark.postgresql
+def test_where_no_partition_takes_a_record_somebody_is_told_loudly(caplog):
+    with pytest.raises(StoreUnavailable, match="idempotency_partitions ensure"), store_errors():
+        connection.cursor().execute("DO $$ BEGIN RAISE check_violation; END $$")  # of no constraint, as then
+    (told,) = caplog.records
+    assert (told.name, told.levelname) == ("django_idempotency", "CRITICAL")
+    assert "idempotency_partitions ensure" in told.getMessage()
+
+
+def sqlite_error(name: str) -> Exception:
+    error = sqlite3.OperationalError("database is locked")
+    error.sqlite_errorname = name
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "conflict"),
+    [
+        (OperationalError("…"), psycopg.errors.LockNotAvailable(), True),
+        (OperationalError("…"), psycopg.errors.SerializationFailure(), True),
+        (OperationalError("…"), psycopg.errors.DeadlockDetected(), True),
+        (OperationalError("…"), psycopg.errors.AdminShutdown(), False),
+        (OperationalError("…"), psycopg.OperationalError("the connection is closed"), False),
+        *((OperationalError(number, "…"), None, True) for number in (1205, 1213, 1020, 3572)),
+        (OperationalError(2006, 1205), None, False),
+        (OperationalError(), None, False),
+        (OperationalError("…"), sqlite_error("SQLITE_BUSY"), True),
+        (OperationalError("…"), sqlite_error("SQLITE_BUSY_SNAPSHOT"), True),
+        (OperationalError("…"), sqlite_error("SQLITE_LOCKED_SHAREDCACHE"), True),
+        (OperationalError("…"), sqlite_error("SQLITE_FULL"), False),
+        (InterfaceError("connection already closed"), None, False),
+    ],
+    ids=str,
+)
+def test_whether_another_transaction_was_in_the_way_is_told_from_a_store_that_is_away(error, cause, conflict):
+    with pytest.raises(StoreUnavailable) as raised, store_errors():
+        raise error from cause
+    assert isinstance(raised.value, StoreConflict) == conflict
+
+
+@pytest.mark.postgresql
+@pytest.mark.parametrize(
+    ("sql", "error"),
+    [
+        ("DEALLOCATE nothing", StoreUnavailable),  # an InternalError
+        ("SELECT nothing", ProgrammingError),
+        ("SELECT 1 / 0", DataError),
+    ],
+)
+def test_a_mistake_in_a_statement_is_not_taken_for_a_store_that_is_away(sql, error):
+    with pytest.raises(error), store_errors():
+        connection.cursor().execute(sql)
+
+
+@pytest.mark.postgresql
+@LOCKS
+@pytest.mark.parametrize(
+    "lacking",
+    ["has_select_for_update_nowait", "has_select_for_update_skip_locked", "has_select_for_no_key_update"],
+)
+def test_a_free_record_is_locked_on_a_database_that_lacks_a_kind_of_lock(lock, lacking, monkeypatch):
+    store = DatabaseStore()
+    claim, policy = claimed(store), Policy(lock=lock)
+    monkeypatch.setattr(connection.features, lacking, False)
+    with store.contend(claim.id, policy) as record:
+        assert record.token == claim.token
 
 
 @pytest.mark.postgresql
