@@ -467,10 +467,8 @@ def _resolve_commit(run: Execution, error: Exception) -> None:
             with run.store.contend(run.claim.id, run.policy) as record:
                 if record is not Lock.BUSY:
                     break
-        except StoreConflict:
+        except StoreUnavailable:  # or in somebody's way; Django has closed a connection that broke
             pass
-        except StoreUnavailable:
-            run.store.reconnect(run.policy)
         time.sleep(FIRST_PAUSE)
     else:
         raise StoreUnavailable("The connection was lost during COMMIT; its outcome is unknown.", ran=True) from error
@@ -486,7 +484,7 @@ def _judge_commit(run: Execution, record: Snapshot | Lock, error: Exception) -> 
             raise StoreUnavailable(str(error)) from error
         raise error
     stored = record.response if isinstance(record, Snapshot) else None
-    if not isinstance(run.verdict, Keep) or stored != run.stored:
+    if stored != run.stored:
         run.lose(signals.stale_write_rejected)
         raise ClaimLost from error
     log(

@@ -85,11 +85,10 @@ class DatabaseStore(Store):
 
     def claim(self, operation: Operation, token: UUID, policy: Policy) -> Claimed | Seen | None:
         with store_errors():
-            if record := self.read(operation.id, policy):
-                return Seen(record)
-            return Claimed(operation, token) if self._insert(operation, token, policy) else None
+            record = self.read(operation.id, policy)
+            return Seen(record) if record else self._insert(operation, token, policy)
 
-    def _insert(self, operation: Operation, token: UUID, policy: Policy) -> bool:
+    def _insert(self, operation: Operation, token: UUID, policy: Policy) -> Claimed | None:
         record = IdempotencyRecord(
             id=operation.id,
             scope=operation.scope,
@@ -105,8 +104,8 @@ class DatabaseStore(Store):
             with transaction.atomic(using=alias(policy)), _without_waiting_long(connections[alias(policy)]):
                 record.save(using=alias(policy), force_insert=True)
         except IntegrityError:
-            return False
-        return True
+            return None
+        return Claimed(operation, token)
 
     def reconnect(self, policy: Policy) -> bool:
         connection = connections[alias(policy)]
@@ -292,7 +291,6 @@ def holds_on_crash(policy: Policy) -> bool:
 
 
 def _ended(status: Status, policy: Policy) -> dict[str, Any]:
-    check_move(Status.PROCESSING, status)
     claim = {"status": status, "token": None, "locked_at": None, "locked_until": None, "updated_at": DatabaseNow()}
     return {**claim, **_kept_until(policy)}
 
