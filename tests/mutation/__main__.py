@@ -1,7 +1,7 @@
 """``make mutants``: the package broken in one small way after another, and which of these no test notices.
 
-Each mutant is tried in a process of its own, which is given the changed source when it imports the module; no file is
-touched. Exits with an error if one survives that ``explained.toml`` does not explain.
+Each mutant is tried in a process of its own (``trials.py``); no file is touched. Exits with an error if one survives
+that ``explained.toml`` does not explain.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ def main() -> int:
     end_on_signals()
     arguments = _arguments()
     explained = explanations()
+    if gone := explained.keys() - {mutant.name for module in TESTS for mutant in all_mutants(module)}:
+        sys.exit("\n".join(["These are explained, and there are no such mutants:", *sorted(gone)]))
     modules = arguments.modules or list(TESTS)
     chosen = {module: _chosen(all_mutants(module), explained, arguments) for module in modules}
     if arguments.list:
@@ -155,6 +157,8 @@ def _judge(mutant: Mutant, outcome: Outcome, count: Count, explained: Mapping[st
     count.hung += outcome.hung
     count.killed += outcome.killed
     if outcome.killed or outcome.hung:
+        if mutant.name in explained:
+            print(f"explained, but {outcome.test} notices: {mutant.name}", flush=True)
         return
     if mutant.name in explained:
         count.explained += 1

@@ -8,7 +8,7 @@ import pytest
 
 from tests.mutation.__main__ import ROOT, TESTS, all_mutants, explanations
 from tests.mutation.mutants import mutants, replaced
-from tests.mutation.trials import path_of
+from tests.mutation.trials import Touched, changed_function, path_of, plan
 
 CHANGES = {
     "a < b": {"a <= b"},
@@ -86,3 +86,62 @@ def test_what_is_explained_is_a_mutant_that_there_is():
 def test_the_tests_that_mutants_are_tried_on_are_there():
     for names in TESTS.values():
         assert all((ROOT / "tests" / name).is_file() for name in names)
+
+
+# --- How they are tried ----------------------------------------------------------------------------------------------
+
+SOURCE = """
+from functools import lru_cache
+
+LIMIT = 1
+
+class Account:
+    limit = 2
+
+    @lru_cache
+    def draw(self, amount=3):
+        return [amount + each for each in range(4)]
+
+def outer():
+    def inner():
+        return 5
+    return inner
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "function"),
+    [
+        ("amount + each", "amount - each", "Account.draw"),
+        ("range(4)", "range(\n5)", "Account.draw"),
+        ("return 5", "pass", "outer"),
+        ("LIMIT = 1", "LIMIT = 2", None),
+        ("limit = 2", "limit = 3", None),
+        ("amount=3", "amount=4", None),
+        ("@lru_cache", "@print", None),
+        ("self, amount", "self, amount, more", None),
+    ],
+)
+def test_a_function_is_exchanged_only_where_nothing_else_is_changed(before, after, function):
+    assert SOURCE.count(before) == 1
+    assert changed_function(SOURCE, SOURCE.replace(before, after)) == function
+
+
+ENGINE = path_of("engine.py").read_text().splitlines()
+LINE = ENGINE.index("    if record.response is not None:") + 1  # in decide()
+
+
+def test_a_mutant_of_a_function_is_tried_on_the_tests_that_run_its_statement_the_quickest_first():
+    (mutant,) = [mutant for mutant in all_mutants("engine.py") if (mutant.line, mutant.where) == (LINE, "decide")]
+    seconds = {"slow": 3.0, "quick": 1.0, "before it": 0.1, "elsewhere": 0.1}
+    lines = {"slow": [LINE], "quick": [LINE + 1], "before it": [LINE - 1], "elsewhere": [1]}
+    planned = plan(mutant, Touched(seconds, {"engine.py": lines}))
+    assert (planned.function, planned.tests) == ("decide", ["quick", "slow"])
+
+
+def test_a_mutant_of_what_runs_before_the_tests_is_tried_on_all_those_that_run_it_first():
+    (mutant,) = [mutant for mutant in all_mutants("engine.py") if (mutant.line, mutant.where) == (LINE, "decide")]
+    seconds = {"slow": 3.0, "quick": 1.0, "before it": 0.5, "elsewhere": 0.1}
+    lines = {"": [LINE], "slow": [LINE], "quick": [LINE], "before it": [LINE - 1]}
+    planned = plan(mutant, Touched(seconds, {"engine.py": lines}))
+    assert (planned.function, planned.tests) == (None, ["quick", "slow", "before it", "elsewhere"])

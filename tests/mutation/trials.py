@@ -1,9 +1,9 @@
 """Trials of mutants: the tests run in a process of its own for each, up to the first that fails.
 
-Which tests touch which lines is found out first, with nothing changed, and kept until a file changes. A mutant is tried
-on the tests that touch its function, those that touch its line and take least first. Most of them need not be imported:
-the tests are collected once, and each trial is forked off there and has the code of one function exchanged. Functions
-that ran before the first test, and what a module does when it is imported, are tried with the tests collected anew.
+Which tests run which lines is found out first, with nothing changed, and kept until a file changes. A mutant is tried
+on those that run its statement: the others can't notice it. Most mutants need not be imported: the tests are collected
+once, and each trial is forked off there and has the code of one function exchanged. What a module does when it is
+imported, and functions that ran before the first test, are tried on all tests, which are collected anew.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ BEFORE_TESTS = ""  # in the place of a test
 def outcomes(mutants: Sequence[Mutant], files: Sequence[str], in_database: str) -> Iterator[tuple[Mutant, Outcome]]:
     """What becomes of each, in some order. The database is made anew for those of the module ``in_database``."""
     touched = _touched(files)
-    plans = [_plan(mutant, touched) for mutant in mutants]
-    yield from _forked_off([plan for plan in plans if plan.function], files, touched)
-    for plan in plans:
-        if not plan.function:
-            yield plan.mutant, _imported(plan, files, touched, makes_database=plan.mutant.module == in_database)
+    plans = [plan(mutant, touched) for mutant in mutants]
+    yield from _forked_off([each for each in plans if each.function], files, touched)
+    for each in plans:
+        if not each.function:
+            yield each.mutant, _imported(each, files, touched, makes_database=each.mutant.module == in_database)
 
 
 # --- Which tests -----------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class Plan:
     function: str | None
 
 
-def _plan(mutant: Mutant, touched: Touched) -> Plan:
+def plan(mutant: Mutant, touched: Touched) -> Plan:
     tree = ast.parse(path_of(mutant.module).read_text())
     statement, around = _places(tree, mutant.line)
     function = changed_function(path_of(mutant.module).read_text(), mutant.source)
