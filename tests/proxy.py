@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum, auto
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 # The message that commits, as PostgreSQL's and MariaDB's clients send it: alone, since they wait for its answer.
@@ -26,7 +26,10 @@ class Cut(Enum):
 
 
 class Proxy:
-    """``away`` refuses every connection; ``cut`` says where the next transaction, or claim, is to be cut off."""
+    """``away`` refuses every connection; ``cut`` says where the next transaction, or claim, is to be cut off.
+
+    ``meanwhile`` is called when the server has lost the client before a COMMIT, and the client does not know it yet.
+    """
 
     def __init__(self, host: str, port: str | int) -> None:
         self.upstream = (host, int(port or 5432))
@@ -36,6 +39,7 @@ class Proxy:
         self.cut: Cut | None = None
         self.away_once_cut = False
         self.cuts = 0
+        self.meanwhile: Callable[[], object] = lambda: None
         self.wires: list[Wire] = []
         Thread(target=self._accept, daemon=True).start()
 
@@ -86,6 +90,8 @@ class Wire:
     def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
         self.proxy, self.client, self.server = proxy, client, server
         self.answer_is_lost = False
+        self.client_may_know = Event()
+        self.client_may_know.set()
         for pump in (self._ask, self._answer):
             Thread(target=pump, daemon=True).start()
 
@@ -94,6 +100,10 @@ class Wire:
             while message := self.client.recv(65536):
                 cut = self.proxy.takes_cut(message)
                 if cut is Cut.BEFORE_COMMIT:
+                    self.client_may_know.clear()
+                    close(self.server)
+                    self.proxy.meanwhile()
+                    self.client_may_know.set()
                     return
                 self.answer_is_lost = cut is not None
                 self.server.sendall(message)
@@ -110,10 +120,15 @@ class Wire:
         self.close()
 
     def close(self) -> None:
+        self.client_may_know.wait(30)
         for end in (self.client, self.server):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
+            close(end)
+
+
+def close(end: socket.socket) -> None:
+    with suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
 
 
 @contextmanager

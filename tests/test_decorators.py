@@ -239,15 +239,28 @@ def test_an_exception_undoes_the_effects_and_leaves_the_key_to_a_retry(call, err
     assert (kept and kept.status) == left
 
 
+@pytest.mark.parametrize("status", [400, 402])
 @pytest.mark.parametrize("mode", ["atomic", "lease"])
-def test_a_terminal_failure_is_stored_and_replayed(call, mode):
-    runs = Runs(raising(TerminalFailure(JsonResponse({"declined": True}, status=402))))
+def test_a_terminal_failure_is_stored_and_replayed(call, mode, status):
+    runs = Runs(raising(TerminalFailure(JsonResponse({"declined": True}, status=status))))
     view = idempotent(mode=mode)(runs.view)
     first, second = call(view), call(view)
-    assert (first.status_code, second.status_code, is_replay(second), runs.count) == (402, 402, True, 1)
+    assert (first.status_code, second.status_code, is_replay(second), runs.count) == (status, status, True, 1)
     assert first.content == second.content == b'{"declined": true}'
     assert IdempotencyRecord.objects.get().status == "failed"
     assert effects() == (0 if mode == "atomic" else 1)
+
+
+def test_an_async_view_that_fails_leaves_the_key_to_a_retry(call):
+    async def answer(request):
+        raise ValueError
+
+    view = idempotent(mode="lease")(answer)
+    for attempts in (1, 2):
+        with pytest.raises(ValueError, match=r"^$"):
+            call(view)
+        kept = IdempotencyRecord.objects.get()
+        assert (kept.status, kept.reason, kept.attempts) == ("failed", "ValueError", attempts)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.auth.decorators import user_passes_test
 from django.contrib.auth.models import AnonymousUser
-from django.db import OperationalError, connection, transaction
+from django.db import DatabaseError, OperationalError, connection, transaction
 from django.http import HttpResponse, HttpResponseRedirect, StreamingHttpResponse
 from django.template.response import SimpleTemplateResponse
 from django.test import TestCase, override_settings
@@ -25,13 +26,14 @@ import django_idempotency
 from django_idempotency import engine, signals
 from django_idempotency.consumers.base import Message, RetryLater, consume
 from django_idempotency.decorators import idempotent
-from django_idempotency.exceptions import ClaimInsideTransaction, ClaimLost
+from django_idempotency.exceptions import ClaimInsideTransaction, ClaimLost, TerminalFailure
 from django_idempotency.middleware import IdempotencyMiddleware
 from django_idempotency.models import IdempotencyRecord, Status
 from django_idempotency.outcomes import Keep, StoredResponse
 from django_idempotency.policy import Policy
 from django_idempotency.rest_framework import IdempotentMixin
 from django_idempotency.stores import store_for
+from django_idempotency.stores.database import DatabaseStore
 from testproject.models import LedgerEntry
 from tests.callers import (
     MODES,
@@ -42,6 +44,7 @@ from tests.callers import (
     effects,
     heard,
     is_replay,
+    operation,
     pay,
     paying,
     post,
@@ -52,7 +55,7 @@ from tests.callers import (
 from tests.holder import AFTER_EFFECT, holding
 from tests.pgbouncer import free_port
 from tests.proxy import Cut
-from tests.threads import in_threads
+from tests.threads import in_threads, just_before
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -244,15 +247,56 @@ def test_l3_a_2xx_from_a_transaction_marked_for_rollback_is_refused():
 
 
 @postgresql
-def test_l4_an_answer_lost_at_commit_is_found_again(proxy):
+def test_l4_an_answer_lost_at_commit_is_found_again(proxy, caplog):
     def view(request):
         proxy.cut = Cut.AFTER_COMMIT
         return paying(request)
 
     first = door(view)()
-    assert (first.status_code, effects(), proxy.cuts) == (201, 1, 1)
+    assert (first.status_code, is_replay(first), effects(), proxy.cuts) == (201, False, 1, 1)
     assert door(view)().content == first.content
     assert effects() == 1
+    (told,) = caplog.records
+    assert (told.levelname, told.event, told.attempt) == ("ERROR", "committed_with_error", 1)
+    assert told.record_id == str(record().id) in told.getMessage()
+    assert told.exc_info
+
+
+@postgresql
+@pytest.mark.parametrize("lock", ["nowait", "skip_locked"])
+def test_l4_it_is_found_once_whoever_has_the_record_locked_lets_go_of_it(proxy, lock, monkeypatch, other_thread):
+    """As the server does that is not done with the transaction."""
+    let_go, sleep = threading.Event(), time.sleep
+    lockers = ThreadPoolExecutor(1)
+
+    def let_go_and_sleep(seconds):
+        let_go.set()
+        sleep(seconds)
+
+    def lock_the_record():
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(f"SELECT 1 FROM {IdempotencyRecord._meta.db_table} FOR UPDATE")
+            assert let_go.wait(10)
+        connection.close()
+
+    def view(request):
+        locked.append(lockers.submit(lock_the_record))
+        eventually(lambda: other_thread(someone_waits_for_a_lock))
+        proxy.cut = Cut.AFTER_COMMIT
+        return paying(request)
+
+    locked = []
+    monkeypatch.setattr(engine.time, "sleep", let_go_and_sleep)
+    first = door(view, lock=lock)()
+    assert (first.status_code, is_replay(first), effects(), proxy.cuts) == (201, False, 1, 1)
+    locked[0].result(10)
+    lockers.shutdown()
+
+
+def someone_waits_for_a_lock():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        return cursor.fetchone()[0]
 
 
 @postgresql
@@ -388,6 +432,42 @@ def holders_of_row_locks():
         return [pid for (pid,) in cursor.fetchall()]
 
 
+@postgresql
+def test_l5_whoever_is_cut_off_before_its_commit_and_overtaken_answers_as_the_winner_did(proxy):
+    won = []
+
+    def rival(_index):
+        return eventually(lambda: completed(door(paying, grace=0)()))
+
+    def view(request):
+        proxy.cut, proxy.meanwhile = Cut.BEFORE_COMMIT, lambda: won.extend(in_threads(1, rival))
+        return paying(request)
+
+    with heard(signals.stale_write_rejected) as rejected:
+        lost = door(view)()
+    assert is_replay(lost)
+    assert lost.content == won[0].content
+    assert (effects(), len(rejected), record().attempts) == (1, 1, 2)
+
+
+COMPLETION = r"\s*UPDATE .?django_idempotency_record"
+
+
+@row_locks
+def test_l5_a_terminal_failure_whose_claim_was_lost_gives_way_to_the_winners_answer():
+    """Between the rollback of its effects and its own writing, its record is anybody's."""
+
+    def view(request):
+        raise TerminalFailure(HttpResponse("declined", status=402))
+
+    def rival():
+        in_threads(1, lambda _: door(paying, grace=0)())
+
+    with just_before(COMPLETION, rival):
+        answer = door(view)()
+    assert (answer.status_code, is_replay(answer), effects()) == (201, True, 1)
+
+
 # --- L6: a live holder is never taken over, a dead one at once -------------------------------------------------------
 
 
@@ -456,6 +536,19 @@ def test_l6_a_heartbeat_keeps_the_lease_of_a_view_that_outlasts_it():
 
 
 @row_locks
+def test_l6_a_heartbeat_keeps_the_lease_of_an_async_view_too():
+    async def view(request):
+        claimed = await sync_to_async(record)()
+        await sync_to_async(eventually)(lambda: record().locked_until > claimed.locked_until)
+        return HttpResponse(status=201)
+
+    async def send():
+        return await door(view, mode="lease", lease=1)()
+
+    assert async_to_sync(send)().status_code == 201
+
+
+@row_locks
 def test_l6_a_twin_does_not_overtake_a_claim_on_its_way_to_the_row_lock(monkeypatch):
     first, looked, sleep = claim(policy=Policy()), threading.Event(), time.sleep
 
@@ -483,6 +576,19 @@ def test_l6_a_crash_in_lease_mode_can_be_left_to_a_person():
         assert b'"held"' in answer.content
     assert effects() == 0
     assert (record().status, record().held) == (Status.FAILED, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "on_crash", "held"),
+    [(KeyboardInterrupt, "hold", True), (KeyboardInterrupt, "retry", False), (ArithmeticError, "hold", False)],
+)
+def test_l6_only_what_was_interrupted_is_left_to_a_person_and_only_where_that_is_asked_for(error, on_crash, held):
+    def view(request):
+        raise error
+
+    with pytest.raises(error):
+        door(view, mode="lease", on_crash=on_crash)()
+    assert (record().status, record().held, record().reason) == (Status.FAILED, held, error.__name__)
 
 
 # --- L7: a stored answer is for who may come in now, and for its scope alone -----------------------------------------
@@ -647,6 +753,58 @@ def test_l8_in_lease_mode_an_answer_the_store_was_away_for_is_written_once_it_is
     assert eventually(lambda: record().status == Status.COMPLETED)
     assert door(view, mode="lease")().content == first.content
     assert effects() == 1
+
+
+@postgresql
+def test_l8_a_terminal_failure_that_can_not_be_kept_is_answered_and_told_of(proxy):
+    def view(request):
+        pay()
+        raise TerminalFailure(HttpResponse("declined", status=402))
+
+    with heard(signals.store_failed) as failures, just_before(COMPLETION, proxy.go_away):
+        answer = door(view)()
+    assert (answer.status_code, len(failures)) == (402, 1)
+    proxy.come_back()
+    connection.close()
+    assert effects() == 0
+
+
+@postgresql
+@in_both_modes
+def test_l12_a_views_error_is_not_hidden_by_that_of_a_store_that_is_away(mode, proxy):
+    send = door(fail, mode=mode)
+    with (
+        heard(signals.store_failed) as failures,
+        just_before(COMPLETION, proxy.go_away),
+        pytest.raises(ArithmeticError),
+    ):
+        send()
+    assert len(failures) == 1
+
+
+REFUSE_DELETE = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'asked for'; END $$;
+CREATE TRIGGER refuse BEFORE DELETE ON django_idempotency_record EXECUTE FUNCTION refuse()
+"""
+
+
+@postgresql
+def test_a_key_that_the_database_does_not_release_is_an_error_that_says_so():
+    with connection.cursor() as cursor:
+        cursor.execute(REFUSE_DELETE)
+        try:
+            with pytest.raises(DatabaseError, match="asked for"):
+                door(lambda request: HttpResponse(status=422), mode="lease")()
+        finally:
+            cursor.execute("DROP FUNCTION refuse CASCADE")
+
+
+@in_both_modes
+def test_a_run_that_settles_on_nothing_is_an_error_and_commits_nothing(mode):
+    policy = Policy(mode=mode)
+    with pytest.raises(RuntimeError, match="without a verdict"), engine.execution(claim(policy=policy), policy):
+        pass
+    assert record().response_status is None
 
 
 # --- L9: time is the database's clock --------------------------------------------------------------------------------
@@ -894,3 +1052,12 @@ class TestInsideDjangosTestCase(TestCase):
         connection.cursor().execute("SET TRANSACTION READ ONLY")
         answer = door(paying)()
         assert (answer.status_code, b"store_unavailable" in answer.content) == (503, True)
+        assert store_for(Policy()).reconnect(Policy()) is False
+
+    def test_a_record_that_comes_while_it_is_looked_for_does_not_cost_the_transaction(self):
+        store, wanted = DatabaseStore(), operation()
+        store.claim(wanted, uuid4(), Policy())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store, "read", lambda *_: None)  # it was not there yet
+            assert store.claim(wanted, uuid4(), Policy()) is None
+        assert store.read(wanted.id, Policy()).key == wanted.key

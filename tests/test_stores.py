@@ -6,6 +6,7 @@ import hashlib
 import sqlite3
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -22,6 +23,7 @@ from django.db import (
     OperationalError,
     ProgrammingError,
     connection,
+    connections,
     transaction,
 )
 from django.utils import timezone
@@ -36,12 +38,25 @@ from django_idempotency.exceptions import (
     StoreUnavailable,
 )
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.outcomes import Claimed, Held, InFlight, Keep, Mismatch, Operation, Replay, StoredResponse
+from django_idempotency.outcomes import (
+    Claimed,
+    Fail,
+    Held,
+    InFlight,
+    Keep,
+    Mismatch,
+    Operation,
+    Release,
+    Replay,
+    StoredResponse,
+)
 from django_idempotency.policy import Policy
+from django_idempotency.stores import database
 from django_idempotency.stores.base import Lock, Seen, Store
 from django_idempotency.stores.database import RETIRED, UNTIL, DatabaseStore, store_errors
 from django_idempotency.stores.postgresql import PostgreSQLStore
 from testproject.models import LedgerEntry
+from tests.pgbouncer import free_port
 from tests.threads import OtherThread, in_threads, wait_little_for_locks
 from tests.waiting import eventually
 
@@ -140,6 +155,9 @@ def test_a_first_claim_makes_a_record_that_is_being_processed(store, policy):
     assert record.response is None
     assert record.locked_until - record.locked_at == timedelta(seconds=policy.lease)
     assert record.expires_at - record.created_at == timedelta(seconds=policy.retention)
+    made = IdempotencyRecord.objects.get()
+    assert (made.method, made.path, made.scope, made.key) == ("POST", "/charges/", SCOPE, "k")
+    assert made.purge_at - made.created_at == timedelta(seconds=policy.kept_for)
 
 
 @MODES
@@ -278,15 +296,57 @@ def test_taking_a_record_gives_it_a_new_token_and_one_more_attempt(store):
     assert record.locked_at < record.now < record.locked_until
 
 
+def test_taking_a_dead_holders_record_counts_on_however_old_it_is(store):
+    dead = claimed(store)
+    expire(dead)
+    with store.contend(dead.id, ATOMIC) as record:
+        taken = store.take(record, operation(), uuid4(), ATOMIC)
+    assert (taken.attempt, taken.taken_over) == (2, True)
+
+
+def take(store, claim):
+    with store.contend(claim.id, ATOMIC) as record:
+        store.take(record, operation(), uuid4(), ATOMIC)
+
+
+def hold(store, claim):
+    with store.contend(claim.id, HOLD) as record:
+        store.hold(record, "who knows", HOLD)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        take,
+        hold,
+        lambda store, claim: store.complete(claim, ANSWER, ATOMIC),
+        lambda store, claim: store.fail(claim, "broke", ATOMIC),
+        lambda store, claim: store.release(claim, ATOMIC),
+        lambda store, claim: store.renew([claim], LEASE),
+        lambda store, claim: store.count_replays({claim.id: 1}, ATOMIC),
+    ],
+    ids=["take", "hold", "complete", "fail", "release", "renew", "count_replays"],
+)
+def test_a_write_changes_no_other_record(store, write):
+    claim, others = claimed(store), [claimed(store, key="other"), claimed(store, scope="other")]
+    before = list(IdempotencyRecord.objects.filter(pk__in=[other.id for other in others]).order_by("pk").values())
+    mine = IdempotencyRecord.objects.filter(pk=claim.id).values().get()
+    write(store, claim)
+    assert list(IdempotencyRecord.objects.exclude(pk=claim.id).order_by("pk").values()) == before
+    assert IdempotencyRecord.objects.filter(pk=claim.id).values().first() != mine
+
+
 def test_taking_an_expired_record_starts_it_afresh(store):
     done = claimed(store)
     store.complete(done, ANSWER, ATOMIC)
     store.count_replays({done.id: 5}, ATOMIC)
     expire(done)
     with store.contend(done.id, LEASE) as record:
-        taken = store.take(record, operation(body=b"other"), uuid4(), LEASE)
+        other = replace(operation(body=b"other"), method="PUT", path="/other/")
+        taken = store.take(record, other, uuid4(), LEASE)
     assert (taken.attempt, taken.taken_over) == (1, False)
     record = IdempotencyRecord.objects.get()
+    assert (record.method, record.path) == ("PUT", "/other/")
     assert (record.mode, record.response_status, record.response_body, record.replays) == ("lease", None, None, 0)
     assert bytes(record.fingerprint) == taken.operation.fingerprint
     assert record.created_at == record.updated_at
@@ -470,6 +530,119 @@ def test_whether_another_transaction_was_in_the_way_is_told_from_a_store_that_is
 def test_a_mistake_in_a_statement_is_not_taken_for_a_store_that_is_away(sql, error):
     with pytest.raises(error), store_errors():
         connection.cursor().execute(sql)
+
+
+def test_what_a_database_said_is_told_without_what_may_quote_a_row():
+    assert database.told(IntegrityError("duplicate key\nDETAIL: Key (key)=(secret)")) == "IntegrityError: duplicate key"
+
+
+@pytest.mark.postgresql
+def test_whoever_does_not_get_the_row_lock_has_lost_its_claim(store, other):
+    claim = claimed(store)
+    block = lock_in(other, store, claim)
+    with transaction.atomic():
+        connection.cursor().execute("SET LOCAL lock_timeout = '20ms'")
+        assert store.lock(claim, ATOMIC) is False
+        transaction.set_rollback(True)
+    commit(other, block)
+
+
+@pytest.mark.postgresql
+def test_a_record_made_by_other_means_in_the_same_moment_is_seen_when_asked_for_again(other):
+    block = transaction.atomic()
+    other(block.__enter__)
+    made = other(DatabaseStore().claim, operation(), uuid4(), ATOMIC)
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(in_threads, 1, lambda _: engine.claim(operation(), LEASE))
+        eventually(someone_waits)
+        commit(other, block)
+        (outcome,) = asking.result(10)
+    assert outcome.attempt == 2
+    assert outcome.id == made.id
+
+
+def someone_waits() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        return bool(cursor.fetchone()[0])
+
+
+ASKING = {
+    "claim": lambda store, claim: store.claim(operation(), uuid4(), ATOMIC),
+    "contend": lambda store, claim: store.contend(claim.id, ATOMIC).__enter__(),
+    "read": lambda store, claim: store.read(claim.id, ATOMIC),
+    "now": lambda store, claim: store.now(ATOMIC),
+    "lock": lambda store, claim: store.lock(claim, ATOMIC),
+    "complete": lambda store, claim: store.complete(claim, ANSWER, ATOMIC),
+    "fail": lambda store, claim: store.fail(claim, "broke", ATOMIC),
+    "release": lambda store, claim: store.release(claim, ATOMIC),
+    "renew": lambda store, claim: store.renew([claim], ATOMIC),
+    "count_replays": lambda store, claim: store.count_replays({claim.id: 1}, ATOMIC),
+}
+
+
+@pytest.mark.row_locks
+@pytest.mark.parametrize("ask", ASKING.values(), ids=ASKING)
+def test_whatever_is_asked_a_store_that_can_not_be_reached_is_unavailable(store, ask, monkeypatch):
+    claim = claimed(store)
+    connection.close()
+    with monkeypatch.context() as patch:
+        patch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
+        patch.setitem(connection.settings_dict, "PORT", free_port())
+        with pytest.raises(StoreUnavailable):
+            ask(store, claim)
+
+
+@pytest.fixture
+def elsewhere():
+    """Another alias of the same database; whoever asks by the first one fails."""
+
+    def refuse(_execute, sql, *_details):
+        pytest.fail(f"another database was asked: {sql}")
+
+    connections.settings["elsewhere"] = {**connection.settings_dict, "TEST": {}}
+    with connection.execute_wrapper(refuse):
+        yield "elsewhere"
+    connections["elsewhere"].close()
+    del connections["elsewhere"], connections.settings["elsewhere"]
+
+
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+def test_records_are_in_the_database_that_the_policy_states_and_nowhere_else(store, elsewhere, mode):
+    policy = Policy(using=elsewhere, mode=mode, grace=0)
+    holding = Policy(using=elsewhere, mode="lease", on_crash="hold")
+    records = IdempotencyRecord.objects.using(elsewhere)
+
+    def run(verdict, key="k"):
+        with engine.execution(engine.claim(operation(key), policy), policy) as run:
+            run.settle(verdict)
+
+    def lapse(claim):
+        long_ago = store.now(policy) - timedelta(days=9)
+        records.filter(pk=claim.id).update(locked_at=long_ago, locked_until=long_ago)
+
+    run(Release())
+    assert not records.exists()
+    run(Fail("broke"))
+    run(Keep(ANSWER))
+    assert engine.claim(operation(), policy) == Replay(ANSWER)
+    assert engine.duplicate(operation(), policy) == Replay(ANSWER)
+    store.count_replays({operation().id: 2}, policy)
+    assert records.get().replays == 2
+
+    lapse(engine.claim(operation("dead"), policy))
+    taken = engine.claim(operation("dead"), policy)
+    assert taken.taken_over
+    assert store.renew([taken], policy) == {taken.token}
+    lapse(engine.claim(operation("held"), holding))
+    assert isinstance(engine.claim(operation("held"), holding), Held)
+    assert records.count() == 3
+
+
+def test_the_stores_time_is_now_whatever_it_has(store):
+    claim = claimed(store)
+    shift(claim, created_at=-timedelta(days=9))
+    assert timedelta(seconds=-1) < store.now(ATOMIC) - _database_time() < timedelta(seconds=9)
 
 
 @pytest.mark.postgresql
