@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a database or a broker: cuts the wire when a test says so, for good, at a COMMIT or a claim."""
+"""A TCP proxy before a database or a broker: cuts the wire when a test says so, for good, at a COMMIT or a claim."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from django_idempotency import engine, maintenance, signals
 from django_idempotency.consumers.base import Message, RetryLater, consume
 from django_idempotency.decorators import idempotent
 from django_idempotency.exceptions import ClaimLost
-from django_idempotency.heartbeat import heartbeat
+from django_idempotency.heartbeat import Heartbeat, heartbeat
 from django_idempotency.middleware import IdempotencyMiddleware
 from django_idempotency.outcomes import InFlight, Keep, StoredResponse
 from django_idempotency.policy import Policy
@@ -212,7 +212,9 @@ def test_what_becomes_of_a_run_is_told_once_with_what_belongs_to_it(mode):
     ]
 
 
-def test_a_replay_is_counted_at_the_next_beat():
+def test_a_replay_is_counted_at_the_next_beat(monkeypatch):
+    monkeypatch.setattr("django_idempotency.heartbeat.in_test_run", lambda: False)
+    monkeypatch.setattr(Heartbeat, "_wake", lambda self, seconds: None)  # it beats when told
     send = door(paying)
     for _time in range(3):
         send()

@@ -18,7 +18,7 @@ from django.db.backends.utils import CursorWrapper
 from django_idempotency.exceptions import StoreConflict
 from django_idempotency.models import IdempotencyRecord, Status
 from django_idempotency.outcomes import Claimed, Operation, StoredResponse
-from django_idempotency.policy import Mode, Policy
+from django_idempotency.policy import Policy
 from django_idempotency.stores.base import Seen
 from django_idempotency.stores.database import (
     DatabaseStore,
@@ -107,10 +107,10 @@ def _cursor(policy: Policy) -> CursorWrapper:
 
 class PostgreSQLStore(DatabaseStore):
     def claim(self, operation: Operation, token: UUID, policy: Policy) -> Claimed | Seen | None:
-        fingerprint = operation.fingerprint
-        new = (operation.id, operation.scope, operation.key, operation.method, operation.path, fingerprint, token)
+        who = (operation.id, operation.scope, operation.key)
+        what = (operation.method, operation.path, operation.fingerprint)
         try:
-            process, created, free, *old = self._ask(stated(CLAIM, policy), new, policy)
+            process, created, free, *old = self._ask(stated(CLAIM, policy), (*who, *what, token), policy)
         except IntegrityError as error:
             if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):
                 raise
@@ -118,9 +118,7 @@ class PostgreSQLStore(DatabaseStore):
         self._learn(process, policy)
         if created:
             return Claimed(operation, token, created=created)
-        record = snapshot(old)
-        contended = record.status == Status.PROCESSING and record.mode == Mode.ATOMIC
-        return Seen(record, busy=contended and not free and record.fingerprint == fingerprint)
+        return Seen(snapshot(old), busy=free is False)  # NULL where nobody tried
 
     def _ask(self, statement: str, values: Any, policy: Policy) -> Any:
         if row := self._fetch(statement, values, policy):
