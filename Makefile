@@ -34,6 +34,8 @@ migrations-check: $(READY) ## no model without its migration
 	@$(BIN)/python -m testproject makemigrations --check --dry-run
 
 bench: $(READY) ## what the guarantees cost, beside an unprotected view and other packages; QUICK=1 for a first look
+	@$(BIN)/python -c "import matplotlib" 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,bench]"
 	@$(BIN)/python -m testproject.benchmarks $(if $(QUICK),--quick) $(BENCH) \
 		--json .benchmarks/results.json --svg .benchmarks/results.svg
 

@@ -28,6 +28,8 @@ def main() -> None:
     json_file, svg_file, quick = (options.pop(name) for name in ("json", "svg", "quick"))
     if "retention" in options.get("scenarios", ()):
         options["scenarios"] += RETENTION
+    if svg_file:  # what it lacks is to be missed now, not in an hour
+        from testproject.benchmarks.plot import plot
     plan = Plan(**{**(QUICK if quick else {}), **options})
     with alone(), private_redis.running() as redis:
         results = Benchmark(plan, Cluster(DIRECTORY / "postgresql"), redis).run()
@@ -35,8 +37,6 @@ def main() -> None:
         json_file.write_text(json.dumps(results, indent=1))
         say(f"\nEvery round's figures: {json_file}")
     if svg_file:
-        from testproject.benchmarks.plot import plot
-
         plot(results, svg_file)
         say(f"Plot: {svg_file}")
 

@@ -64,7 +64,7 @@ def _storm(server: Server, cluster: Cluster) -> Storm:
         output, _ = others.communicate()
     return Storm(
         executions=int(cluster.ask(f"SELECT count(*) FROM effect WHERE key = '{key}'", server.database)[0]),
-        answers=Counter(map(_label, (answers[-1] if answers else None for answers in told))),
+        answers=dict(Counter(_label(answers[-1] if answers else None) for answers in told)),
         slowest_refusal=max((answer.seconds for answer in _refusals(told)), default=0.0) * 1000,
         lasted=lasted,
         others=result(output).rate,
