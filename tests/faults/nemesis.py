@@ -37,7 +37,11 @@ while True:
 SOME_RUNNING = """
 SELECT id FROM django_idempotency_record WHERE status = 'processing' LIMIT 5 FOR UPDATE SKIP LOCKED
 """
-CUTS = {Cut.BEFORE_COMMIT: "cut before COMMIT", Cut.AFTER_COMMIT: "cut after COMMIT"}
+CUTS = {
+    Cut.BEFORE_COMMIT: "cut before COMMIT",
+    Cut.AFTER_COMMIT: "cut after COMMIT",
+    Cut.AFTER_CLAIM: "cut after a claim",
+}
 
 
 class CountingProxy(Proxy):
@@ -53,11 +57,11 @@ class CountingProxy(Proxy):
 
 
 def cutting(proxy: Proxy) -> Nemesis:
-    """Cut off the next transaction that commits, before or after the server heard of it, again and again."""
+    """Cut off the next transaction that commits, before or after the server heard of it, or claim, again and again."""
 
     def harm(decide: random.Random, over: Event) -> None:
         while not over.wait(decide.uniform(0.1, 0.4)):
-            proxy.cut = decide.choice(list(Cut))
+            proxy.cut = decide.choice(list(CUTS))
         proxy.cut = None
 
     return harm
