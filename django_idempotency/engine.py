@@ -54,7 +54,7 @@ from django_idempotency.outcomes import (
 from django_idempotency.policy import Mode, OnCrash, Policy, WhenInFlight
 from django_idempotency.stores import store_for
 from django_idempotency.stores.base import Lock, Seen, Store
-from django_idempotency.stores.database import alias, in_foreign_transaction, is_conflict
+from django_idempotency.stores.database import alias, in_foreign_transaction
 
 T = TypeVar("T")
 Told = TypeVar("Told", bound=Outcome)
@@ -398,7 +398,7 @@ def _atomic(run: Execution) -> Iterator[None]:
         run.lose(signals.stale_write_rejected if run.locked else signals.claim_lost)
         raise
     except BaseException as error:
-        if not run.concluded or not isinstance(error, Exception) or is_conflict(error):
+        if not run.concluded or not isinstance(error, Exception):
             _give_up(run, error)
         _resolve_commit(run, error)
     verdict = _settled(run)

@@ -782,6 +782,33 @@ def test_l12_a_views_error_is_not_hidden_by_that_of_a_store_that_is_away(mode, p
     assert len(failures) == 1
 
 
+@postgresql
+@in_both_modes
+def test_a_views_error_is_not_hidden_by_that_of_a_table_that_refuses_to_note_it(mode):
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE django_idempotency_record ADD CONSTRAINT refused CHECK (status <> 'failed')")
+        try:
+            with heard(signals.store_failed) as failures, pytest.raises(ArithmeticError):
+                door(fail, mode=mode)()
+        finally:
+            cursor.execute("ALTER TABLE django_idempotency_record DROP CONSTRAINT refused")
+    assert len(failures) == 1
+
+
+def test_an_interruption_after_commit_is_passed_on_and_the_answer_stays():
+    def interrupt():
+        raise KeyboardInterrupt
+
+    def view(request):
+        transaction.on_commit(interrupt)
+        return paying(request)
+
+    with pytest.raises(KeyboardInterrupt):
+        door(view)()
+    assert is_replay(door(view)())
+    assert effects() == 1
+
+
 REFUSE_DELETE = """
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'asked for'; END $$;
 CREATE TRIGGER refuse BEFORE DELETE ON django_idempotency_record EXECUTE FUNCTION refuse()
@@ -1035,6 +1062,13 @@ def test_a_waiter_asks_less_and_less_often_but_four_times_a_second_at_least(monk
 def test_a_claim_inside_somebody_elses_transaction_is_an_error_that_says_what_to_do():
     with transaction.atomic(), pytest.raises(ClaimInsideTransaction, match="outside the transaction"):
         door(paying)()
+    assert effects() == 0
+
+
+def test_a_claimed_operation_is_not_run_inside_somebody_elses_transaction():
+    claimed = claim(policy=Policy())
+    with transaction.atomic(), pytest.raises(RuntimeError, match="durable"), engine.execution(claimed, Policy()):
+        pass
     assert effects() == 0
 
 

@@ -14,6 +14,7 @@ from django.apps.registry import Apps
 from django.core.management import call_command
 from django.core.management.sql import emit_post_migrate_signal
 from django.db import IntegrityError, connection, transaction
+from django.test import override_settings
 
 from django_idempotency import engine
 from django_idempotency.checks import check_claim_function
@@ -240,6 +241,38 @@ def test_tables_that_are_made_without_migrations_get_the_claims_function_too(tra
     emit_post_migrate_signal(verbosity=0, interactive=False, db="default")
     assert can_claim(connection)
     assert isinstance(engine.claim(Operation("s", "k", bytes(32)), Policy()), Claimed)
+
+
+@pytest.mark.postgresql
+def test_a_function_that_is_there_is_left_as_it_is(transactional_db):
+    """Whoever migrates later may not be the one who made it."""
+    before = _version_of_the_function()
+    emit_post_migrate_signal(verbosity=0, interactive=False, db="default")
+    assert _version_of_the_function() == before
+
+
+def _version_of_the_function():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT xmin FROM pg_proc WHERE proname = 'django_idempotency_claim'")
+        return cursor.fetchall()
+
+
+class Nowhere:
+    def allow_migrate(self, db, app_label, **hints):
+        return False
+
+
+@pytest.mark.postgresql
+def test_a_database_that_is_not_for_the_records_gets_no_function(transactional_db):
+    with connection.cursor() as cursor:
+        cursor.execute("DROP FUNCTION django_idempotency_claim")
+    try:
+        with override_settings(DATABASE_ROUTERS=[Nowhere()]):
+            emit_post_migrate_signal(verbosity=0, interactive=False, db="default")
+        assert not can_claim(connection)
+    finally:
+        emit_post_migrate_signal(verbosity=0, interactive=False, db="default")
+    assert can_claim(connection)
 
 
 # By the digest of its parameters and columns. Never change a line of a release: take a new name, and add it.

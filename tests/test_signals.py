@@ -65,7 +65,9 @@ def test_a_holder_that_comes_back_too_late_is_a_stale_write_and_no_lost_claim(lo
         overtaken(**LEASE)
         return paying(request)
 
-    assert door(view, **LEASE)().content == DONE.body
+    with heard(signals.replayed) as replays:
+        assert door(view, **LEASE)().content == DONE.body
+    assert [sent["response"] for sent in replays] == [DONE]
     lost, rejected = losses
     assert (lost, [sent["attempt"] for sent in rejected]) == ([], [1])
 

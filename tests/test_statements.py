@@ -63,6 +63,8 @@ def test_atomic_mode_adds_three_statements_to_a_first_request(user):
     assert protected.all[0] == claim
     assert protected.all[1:3] == ["BEGIN", lock]
     assert protected.all[-2:] == [complete, "COMMIT"]
+    assert "AND created_at = " in lock  # it leads to the partition
+    assert "AND created_at = " in complete
 
 
 def test_lease_mode_adds_two_statements_to_a_first_request(user):
@@ -290,6 +292,7 @@ def test_on_a_connection_that_stays_the_statements_of_every_request_are_prepared
     for key in "ijk":
         statements_of(view, user, idempotency_key=key)
     assert _prepared() == VERBS[mode]
+    assert connection.connection.prepare_threshold is None  # as Django has it
     plain = statements_of(transaction.atomic(pay) if mode == "atomic" else pay, user)
     assert len(statements_of(view, user, idempotency_key="l").all) == len(plain.all) + (3 if mode == "atomic" else 2)
     assert len(statements_of(view, user, idempotency_key="l").all) == 1

@@ -304,6 +304,35 @@ def test_taking_a_dead_holders_record_counts_on_however_old_it_is(store):
     assert (taken.attempt, taken.taken_over) == (2, True)
 
 
+def test_a_record_that_is_taken_is_held_no_more_and_has_no_reason(store):
+    failed = claimed(store)
+    store.fail(failed, "broke", HOLD, held=True)
+    take(store, failed)
+    record = store.read(failed.id, ATOMIC)
+    assert (record.status, record.held, record.reason) == ("processing", False, "")
+
+
+def test_a_record_that_expires_now_can_be_taken_afresh(store):
+    done = claimed(store)
+    store.complete(done, ANSWER, ATOMIC)
+    with store.contend(done.id, ATOMIC) as record:
+        taken = store.take(replace(record, expires_at=record.now), operation(), uuid4(), ATOMIC)
+    assert taken.attempt == 1
+
+
+@pytest.mark.postgresql
+@LOCKS
+def test_who_only_refers_to_a_record_is_not_taken_for_its_holder(store, other, lock):
+    """As the check of a foreign key does."""
+    claim, policy = claimed(store), Policy(lock=lock)
+    block = transaction.atomic()
+    other(block.__enter__)
+    other(lambda: connection.cursor().execute("SELECT 1 FROM django_idempotency_record FOR KEY SHARE"))
+    with store.contend(claim.id, policy) as found:
+        assert found.token == claim.token
+    commit(other, block)
+
+
 def take(store, claim):
     with store.contend(claim.id, ATOMIC) as record:
         store.take(record, operation(), uuid4(), ATOMIC)
@@ -594,19 +623,19 @@ def test_whatever_is_asked_a_store_that_can_not_be_reached_is_unavailable(store,
 
 
 @pytest.fixture
-def elsewhere():
-    """Another alias of the same database; whoever asks by the first one fails."""
-
-    def refuse(_execute, sql, *_details):
-        pytest.fail(f"another database was asked: {sql}")
-
+def elsewhere(monkeypatch):
+    """Another alias of the same database, while that of the first one leads nowhere."""
     connections.settings["elsewhere"] = {**connection.settings_dict, "TEST": {}}
-    with connection.execute_wrapper(refuse):
+    connection.close()
+    with monkeypatch.context() as patch:
+        patch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
+        patch.setitem(connection.settings_dict, "PORT", free_port())
         yield "elsewhere"
     connections["elsewhere"].close()
     del connections["elsewhere"], connections.settings["elsewhere"]
 
 
+@pytest.mark.row_locks
 @pytest.mark.parametrize("mode", ["atomic", "lease"])
 def test_records_are_in_the_database_that_the_policy_states_and_nowhere_else(store, elsewhere, mode):
     policy = Policy(using=elsewhere, mode=mode, grace=0)
@@ -885,14 +914,14 @@ def only_reads(monkeypatch):
 
 @pytest.mark.postgresql
 @MODES
-def test_a_server_that_only_reads_is_a_store_that_is_unavailable(only_reads, policy):
+def test_a_server_that_only_reads_is_a_store_that_is_unavailable(store, only_reads, policy):
     with pytest.raises(StoreUnavailable, match="read-only"):
         engine.claim(operation(), policy)
 
 
 @pytest.mark.postgresql
 @MODES
-def test_after_a_failover_the_claim_finds_the_server_that_writes(only_reads, policy):
+def test_after_a_failover_the_claim_finds_the_server_that_writes(store, only_reads, policy):
     only_reads()
     assert isinstance(engine.claim(operation(), policy), Claimed)
 

@@ -212,7 +212,7 @@ def is_conflict(error: Exception) -> bool:
     driver = error.__cause__
     return (
         getattr(driver, "sqlstate", None) in CONFLICT_STATES
-        or (error.args[:1] or (None,))[0] in CONFLICT_NUMBERS
+        or next(iter(error.args), None) in CONFLICT_NUMBERS
         or getattr(driver, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
     )
 

@@ -37,6 +37,8 @@ DATABASE = (
     "test_stores.py",
     "test_statements.py",
     "test_laws.py",
+    "test_partitions.py::test_keys_are_claimed_and_replayed_at_every_isolation_level",
+    "test_partitions.py::test_maintenance_goes_by_the_indexes_and_completion_into_one_partition",
 )
 # The modules that decide, with the tests that are about them.
 TESTS: Mapping[str, Sequence[str]] = {

@@ -85,7 +85,9 @@ def test_what_is_explained_is_a_mutant_that_there_is():
 
 def test_the_tests_that_mutants_are_tried_on_are_there():
     for names in TESTS.values():
-        assert all((ROOT / "tests" / name).is_file() for name in names)
+        for name in names:
+            path, _, test = name.partition("::")
+            assert f"def {test}" in (ROOT / "tests" / path).read_text()
 
 
 # --- How they are tried ----------------------------------------------------------------------------------------------
