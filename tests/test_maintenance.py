@@ -499,7 +499,7 @@ def test_however_large_a_batch_no_statement_has_more_parameters_than_the_databas
 ):
     for number in range(70):
         make(f"{number}")
-    monkeypatch.setattr(type(connection.features), "max_query_params", 60)
+    monkeypatch.setattr(connection.features, "max_query_params", 60)
     sent = []
 
     def count(execute, sql, params, *details):

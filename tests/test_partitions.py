@@ -1124,6 +1124,7 @@ def warnings():
         ("LOCK TABLE ONLY", False, True),
     ],
 )
+@pytest.mark.server
 def test_an_enable_that_is_killed_can_be_begun_again(table, elsewhere, step, halfway, partitioned):
     plain = described()
     make_keys()
@@ -1141,6 +1142,7 @@ def test_an_enable_that_is_killed_can_be_begun_again(table, elsewhere, step, hal
 @postgresql
 @plain_table
 @pytest.mark.parametrize("step", ["ALTER TABLE .* VALIDATE", "LOCK TABLE"])
+@pytest.mark.server
 def test_ensure_takes_back_what_an_enable_left_that_was_killed(table, step):
     plain = described()
     kill("enable", "--yes", before=step)
@@ -1151,6 +1153,7 @@ def test_ensure_takes_back_what_an_enable_left_that_was_killed(table, step):
 @postgresql
 @plain_table
 @pytest.mark.parametrize("step", ["INSERT", "DROP TABLE", "ALTER TABLE .* ADD CONSTRAINT"])
+@pytest.mark.server
 def test_a_disable_that_is_killed_leaves_the_table_partitioned_and_can_be_begun_again(table, elsewhere, step):
     plain = described()
     make_keys()
@@ -1166,6 +1169,7 @@ def test_a_disable_that_is_killed_leaves_the_table_partitioned_and_can_be_begun_
 
 @postgresql
 @plain_table
+@pytest.mark.server
 def test_nobody_waits_for_the_copying_of_a_disable_that_was_killed(table, elsewhere):
     """The server would go on with it, under its lock, and notice only at its end."""
     door(paying)("done")
@@ -1185,6 +1189,7 @@ def test_nobody_waits_for_the_copying_of_a_disable_that_was_killed(table, elsewh
 @postgresql
 @plain_table
 @pytest.mark.parametrize("step", ["ALTER TABLE .* ATTACH PARTITION", "CREATE TABLE {second}", "ALTER TABLE {second} "])
+@pytest.mark.server
 def test_an_ensure_that_is_killed_can_be_begun_again(table, elsewhere, step):
     make_keys()
     enable()
@@ -1209,6 +1214,7 @@ def test_an_ensure_that_is_killed_can_be_begun_again(table, elsewhere, step):
         ("DROP TABLE .*_p1", [], (YESTERDAY,)),
     ],
 )
+@pytest.mark.server
 def test_a_drop_that_is_killed_goes_on(days, elsewhere, capsys, step, retired, left_behind):
     old("old")
     make_keys()
@@ -1231,6 +1237,7 @@ def test_a_drop_that_is_killed_goes_on(days, elsewhere, capsys, step, retired, l
 @postgresql
 @plain_table
 @pytest.mark.parametrize("then", [["drop"], ["disable", "--yes"]], ids=["drop", "disable"])
+@pytest.mark.server
 def test_a_drop_that_is_killed_while_it_waits_is_ended_by_the_server_and_goes_on(days, elsewhere, observer, then):
     """Its wait would keep others from making partitions, and from converting the table."""
     old("old")
