@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from django.db import DatabaseError, connections
 
 from django_idempotency.exceptions import NotConvertible
+from django_idempotency.logs import cause, log
 from django_idempotency.partition_layout import TABLE, Bounds, Interval, half_detached, layout, postgresql, stamp
 from django_idempotency.partitions import (
     LOCK_TIMEOUT,
@@ -30,8 +31,6 @@ from django_idempotency.partitions import (
     template,
 )
 from django_idempotency.stores.database import UNTIL, is_conflict
-
-logger = logging.getLogger("django_idempotency")
 
 T = TypeVar("T")
 
@@ -286,7 +285,8 @@ def _take_back(alias: str) -> None:
         if layout(using=alias).halfway:
             forget_half_way(alias)
     except DatabaseError as error:
-        logger.error("%s is left at %s: run idempotency_partitions ensure (%s)", UNTIL, TABLE, str(error).strip())
+        message = "%s is left at %s: run idempotency_partitions ensure (%s)"
+        log(logging.ERROR, "half_way", message, UNTIL, TABLE, cause(error))
 
 
 def _convertible(alias: str) -> Table:

@@ -184,7 +184,7 @@ class _Claimant:
         if seen.record.token == self.token:  # an earlier round got through, but its answer did not
             return Claimed(self.operation, self.token, seen.record.attempts)
         decision = self._decide(seen.record)
-        if seen.busy:
+        if isinstance(decision, Available) and seen.busy:
             return ASK_AGAIN
         if isinstance(decision, Available) or _crashed_just_now(seen.record, decision):
             return self._change_hands()
@@ -451,7 +451,7 @@ def _keep_after_rollback(run: Execution, verdict: Keep) -> None:
 def _give_up(run: Execution, error: BaseException) -> NoReturn:
     """Nothing was committed: leave the record to a retry, and let the error pass."""
     run.abandon(run.verdict if isinstance(run.verdict, Release) else Fail(type(error).__name__))
-    if _is_unreachable(error) and (run.concluded or not run.locked):  # an error of ours, not of the view's
+    if _is_unreachable(error) and not run.locked:  # an error of ours, not of the view's
         raise StoreUnavailable(str(error)) from error
     raise error
 

@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import ParamSpec, TypeVar
 from uuid import UUID
 
 from django.db import DatabaseError, connections, transaction
-from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F, Q, QuerySet
-from django.db.models.expressions import Combinable
+from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F, Q, QuerySet, TextField
+from django.db.models.expressions import Combinable, RawSQL
 from django.db.models.functions import Coalesce
 
 from django_idempotency import signals, tallies
@@ -31,6 +31,7 @@ Records = QuerySet[IdempotencyRecord]
 P = ParamSpec("P")
 T = TypeVar("T")
 
+TABLE = IdempotencyRecord._meta.db_table
 ATTEMPTS = 5
 PAGE = 10_000
 OTHER_PARAMETERS = 50
@@ -270,7 +271,7 @@ def cleaning(
     that are past their time go too. ``cleanup`` does all of it, and returns the sum.
     """
     tallies.forget(using=database(using))
-    return _sweeping(purgeable(using=using), "purge_at", _delete, batch, pause, max_seconds)
+    return _sweeping(purgeable(using=using), DELETE, batch, pause, max_seconds)
 
 
 cleanup = _whole("cleanup", cleaning)
@@ -284,7 +285,7 @@ def dropping_bodies(
     using: str | None = None,
 ) -> Iterator[Cleaned]:
     """Drop the response bodies of records past ``expires_at`` that stay for audit; ``drop_bodies`` does all of it."""
-    return _sweeping(with_needless_body(using=using), "expires_at", _drop_body, batch, pause, max_seconds)
+    return _sweeping(with_needless_body(using=using), DROP_BODY, batch, pause, max_seconds)
 
 
 drop_bodies = _whole("drop_bodies", dropping_bodies)
@@ -301,7 +302,7 @@ def with_needless_body(*, using: str | None = None) -> Records:
     return _records(using).filter(kept_for_audit, expires_at__lt=DatabaseNow())
 
 
-Sweep = Callable[[Records], object]
+Change = Callable[[Records], object]
 
 
 def _delete(rows: Records) -> object:
@@ -312,34 +313,83 @@ def _drop_body(rows: Records) -> object:
     return rows.update(response_body=None, updated_at=DatabaseNow())
 
 
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What is done to records once the time ``due`` is past; and in PostgreSQL the same, to those ``picked``."""
+
+    due: str
+    change: Change
+    statement: str
+
+
+DELETE = Sweep("purge_at", _delete, f"DELETE FROM {TABLE} USING picked")
+DROP_BODY = Sweep(
+    "expires_at",
+    _drop_body,
+    f"UPDATE {TABLE} SET response_body = NULL, updated_at = statement_timestamp() FROM picked",
+)
+
+# In PostgreSQL a batch is one statement. It goes to each row by the place where it was locked, without a descent of the
+# primary key; by the time of creation, which leads to the partition; and by the id, which alone says whose it is. A row
+# that was changed after the statement began has left its place, and waits for another pass.
+SWEEP = f"""
+WITH picked (id, created_at, place, due) AS MATERIALIZED (
+    {{picked}}
+), swept AS (
+    {{statement}}
+    WHERE {TABLE}.id = picked.id AND {TABLE}.created_at = picked.created_at AND {TABLE}.ctid = picked.place
+    RETURNING 1
+)
+SELECT count(*), max(due), statement_timestamp(), (SELECT count(*) FROM swept) FROM picked
+"""
+PLACE = RawSQL(f"{TABLE}.ctid", (), output_field=TextField())
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """How many records were ``picked``, the ``last`` of them due when, and how many of them were swept."""
+
+    picked: int
+    last: datetime
+    now: datetime
+    rows: int
+
+
 def _sweeping(
-    rows: Records, due: str, sweep: Sweep, batch: int | None, pause: float | None, max_seconds: float | None
+    rows: Records, sweep: Sweep, batch: int | None, pause: float | None, max_seconds: float | None
 ) -> Iterator[Cleaned]:
     batch = _size(conf().cleanup_batch if batch is None else batch, rows.db)
     pause = conf().cleanup_pause if pause is None else pause
     ends = _deadline(max_seconds)
+    sweep_once = _sweep_at_once if connections[rows.db].vendor == "postgresql" else _sweep
     left, began = rows, time.monotonic()
     while True:
-        swept = _sweep(left.order_by(due), due, sweep, batch)
-        finished = len(swept) < batch
+        due = left.order_by(sweep.due)
+        swept = in_transaction(rows.db, partial(sweep_once, due, sweep, batch))
+        finished = swept.picked < batch
         began, before = time.monotonic(), began
-        _id, last, now = swept[-1] if swept else (None, LONG_AGO, LONG_AGO)
-        lag = 0.0 if finished else (now - last).total_seconds()
-        yield Cleaned(rows=len(swept), seconds=began - before, lag=lag, finished=finished)
+        lag = 0.0 if finished else (swept.now - swept.last).total_seconds()
+        yield Cleaned(rows=swept.rows, seconds=began - before, lag=lag, finished=finished)
         if finished or ends():
             return
         # Not from the beginning: until it is vacuumed, that part of the index is full of what is dead already.
-        left = rows.filter(**{f"{due}__gte": last})
+        left = rows.filter(**{f"{sweep.due}__gte": swept.last})
         time.sleep(pause)
 
 
-def _sweep(rows: Records, due: str, sweep: Sweep, batch: int) -> list[tuple[UUID, datetime, datetime]]:
-    def run() -> list[tuple[UUID, datetime, datetime]]:
-        swept = list(locked(rows).values_list("pk", due, DatabaseNow())[:batch])
-        sweep(_records(rows.db).filter(pk__in=[id for id, _due, _now in swept]))
-        return swept
+def _sweep(rows: Records, sweep: Sweep, batch: int) -> Swept:
+    picked = list(locked(rows).values_list("pk", sweep.due, DatabaseNow())[:batch])
+    sweep.change(_records(rows.db).filter(pk__in=[id for id, _due, _now in picked]))
+    _id, last, now = picked[-1] if picked else (None, LONG_AGO, LONG_AGO)
+    return Swept(len(picked), last, now, len(picked))
 
-    return in_transaction(rows.db, run)
+
+def _sweep_at_once(rows: Records, sweep: Sweep, batch: int) -> Swept:
+    picked = locked(rows).values_list("pk", "created_at", PLACE, sweep.due)[:batch]
+    sql, values = picked.query.get_compiler(rows.db).as_sql()
+    with connections[rows.db].cursor() as cursor:
+        cursor.execute(SWEEP.format(picked=sql, statement=sweep.statement), values)
+        return Swept(*cursor.fetchone())
 
 
 # --- Forgetting ------------------------------------------------------------------------------------------------------
@@ -368,7 +418,7 @@ def forgetting(
     """
     batch = _size(PAGE if batch is None else batch, database(using))
     pause = conf().cleanup_pause if pause is None else pause
-    erase: Sweep = (lambda rows: None) if dry_run else _empty if bodies else _delete
+    erase: Change = (lambda rows: None) if dry_run else _empty if bodies else _delete
     ends = _deadline(max_seconds)
     while True:
         page = _records(using).order_by("pk")
@@ -385,7 +435,7 @@ def forgetting(
 forget = _whole("forget", forgetting)
 
 
-def _forget(mine: Records, erase: Sweep, *, held: bool) -> Forgotten:
+def _forget(mine: Records, erase: Change, *, held: bool) -> Forgotten:
     found = list(mine.values_list("pk", "status", "held"))
     if not found:
         return Forgotten()

@@ -102,7 +102,7 @@ class Snapshot:
 class Claimed:
     """The caller holds the key and must run. ``token`` is the fencing token of this attempt.
 
-    ``created``: when the record was made, in the store's own words, if it told.
+    ``created``, ``place``: when and where the record was made, in the store's own words, if it told.
     """
 
     operation: Operation
@@ -110,6 +110,7 @@ class Claimed:
     attempt: int = 1
     taken_over: bool = False
     created: str | None = field(default=None, compare=False)
+    place: str | None = field(default=None, compare=False)
 
     @property
     def id(self) -> UUID:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import Any, TypeVar
 
@@ -293,7 +293,7 @@ def dropping(*, using: str | None = None) -> Iterator[Dropped]:
     """``drop``, a partition at a time."""
     alias = postgresql(using)
     with at_work(alias, alone=False) as undisturbed:
-        found = layout(using=alias)
+        found = patiently(partial(layout, using=alias))
         over = [part for part in found.partitions if part.bounds.upper is not None and part.bounds.upper <= found.now]
         if not undisturbed:
             yield Dropped(partitioned=found.partitioned, kept={partition.name: CONVERTED for partition in over})
@@ -343,6 +343,11 @@ def _examined(alias: str, name: str) -> Partition:
     return partition
 
 
+def _looked_at(alias: str, name: str) -> Partition:
+    """``_examined``, in no transaction: whoever looks may be a deadlock's victim, and looks again."""
+    return patiently(partial(_examined, alias, name))
+
+
 def _retirement(name: str) -> list[str]:
     # Whoever has locked, changed or made a row in it is waited for: nothing in it can come to life between the look
     # and the end. And whoever comes later finds it empty, and closed.
@@ -364,25 +369,25 @@ def _retire(alias: str, name: str) -> None:
                 for statement in closing:
                     cursor.execute(statement)
 
-    if _examined(alias, name).retired:
+    if _looked_at(alias, name).retired:
         return
     try:
         patiently(retire)
     except DatabaseError as error:
         if is_conflict(error):
             raise _Stays(IN_USE) from error
-        _examined(alias, name)
+        _looked_at(alias, name)
         raise
 
 
 def _detach(alias: str, name: str) -> None:
     """Wait until the transactions that use the table have ended; nobody waits for us meanwhile."""
-    begun = _examined(alias, name).detaching
+    begun = _looked_at(alias, name).detaching
     try:
         with connections[alias].cursor() as cursor:
             cursor.execute(detachment(name, begun=begun))
     except DatabaseError as error:
-        _examined(alias, name)
+        _looked_at(alias, name)
         raise _Stays(str(error).strip()) from error
 
 
@@ -405,8 +410,12 @@ def _left_behind(alias: str) -> list[str]:
 def _drop_detached(alias: str, name: str) -> Dropped:
     if name not in _left_behind(alias):
         return Dropped()  # somebody else has dropped it
-    with connections[alias].cursor() as cursor:
-        cursor.execute(f"DROP TABLE IF EXISTS {name}")
+
+    def remove() -> None:
+        with connections[alias].cursor() as cursor:
+            cursor.execute(f"DROP TABLE IF EXISTS {name}")
+
+    patiently(remove)
     return Dropped(dropped=(name,))
 
 

@@ -9,7 +9,8 @@ from dataclasses import asdict
 from typing import Any
 
 from celery import shared_task
-from celery.signals import worker_process_shutdown
+
+from django_idempotency import celery_exit  # noqa: F401 (listens)
 
 # A message lives for ``expires`` seconds, a run for ``time_limit``, and both together no longer than to the next
 # message: so no run overlaps with the next, without a lock. ``max_seconds`` ends a run before the limit has to.
@@ -54,14 +55,6 @@ PARTITIONS_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
         "options": PARTITION_LIMITS,
     },
 }
-
-
-@worker_process_shutdown.connect
-def _end(**_named: Any) -> None:
-    """Python's exit handlers are not called in a child of the prefork pool."""
-    from django_idempotency.heartbeat import heartbeat
-
-    heartbeat.end()
 
 
 @shared_task(name="django_idempotency.reap")

@@ -130,6 +130,16 @@ def test_a_message_whose_handler_may_have_paid_before_it_died_waits_for_a_person
     assert effects() == 1
 
 
+def test_a_message_whose_handler_raises_waits_for_nobody(pay):
+    def crash(message, context):
+        raise LookupError("not yet")
+
+    policy = Policy(mode="lease", on_crash="hold")
+    with pytest.raises(LookupError):
+        consume(MESSAGE, crash, policy=policy)
+    assert consume(MESSAGE, pay, policy=policy) == Ack({"paid": 5, "attempt": 2})
+
+
 def test_consuming_inside_an_open_transaction_is_refused(pay):
     with pytest.raises(ClaimInsideTransaction), transaction.atomic():
         consume(MESSAGE, pay)

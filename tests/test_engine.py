@@ -75,7 +75,7 @@ FAILURE = {"response_status": 409, "response_headers": [], "response_body": None
         (record("processing", locked_until=at(7.01)), InFlight(8)),
         (record("processing", locked_until=at(0)), Available()),
         (record("started", locked_until=at(-1)), Available()),
-        (record("processing", locked_until=at(-1), hold_on_crash=True), Held(engine.CRASHED)),
+        (record("processing", locked_until=at(-1), hold_on_crash=True), Held("its lease ran out while it was running")),
         (record("processing", hold_on_crash=True), InFlight(30)),
         # atomic: the row lock decides, once the grace is over; leases don't matter
         (record("processing", mode="atomic"), Available()),

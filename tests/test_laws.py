@@ -56,7 +56,7 @@ from tests.holder import AFTER_EFFECT, holding
 from tests.pgbouncer import free_port
 from tests.proxy import Cut
 from tests.threads import in_threads, just_before
-from tests.waiting import eventually
+from tests.waiting import eventually, someone_waits_for_a_lock
 
 pytestmark = pytest.mark.usefixtures("payer")
 row_locks = pytest.mark.row_locks
@@ -293,15 +293,22 @@ def test_l4_it_is_found_once_whoever_has_the_record_locked_lets_go_of_it(proxy, 
     lockers.shutdown()
 
 
-def someone_waits_for_a_lock():
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
-        return cursor.fetchone()[0]
+class Clock:
+    """In the place of ``time``: sleeping takes no time."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
 
 
 @postgresql
 def test_l4_while_nobody_knows_whether_commit_took_place_no_new_key_is_safe(proxy, monkeypatch):
-    monkeypatch.setattr(engine, "PATIENCE", 0.2)
+    clock = Clock()
+    monkeypatch.setattr(engine, "time", clock)
 
     def view(request):
         proxy.cut, proxy.away_once_cut = Cut.AFTER_COMMIT, True
@@ -310,6 +317,7 @@ def test_l4_while_nobody_knows_whether_commit_took_place_no_new_key_is_safe(prox
     unsure = door(view)()
     assert (unsure.status_code, unsure.headers["Retry-After"]) == (503, "1")
     assert b'"safe_new_key": false' in unsure.content
+    assert 5 <= clock.now < 5.1
     proxy.come_back()
     assert is_replay(door(view)())
     assert effects() == 1
@@ -448,6 +456,18 @@ def test_l5_whoever_is_cut_off_before_its_commit_and_overtaken_answers_as_the_wi
     assert is_replay(lost)
     assert lost.content == won[0].content
     assert (effects(), len(rejected), record().attempts) == (1, 1, 2)
+
+
+@postgresql
+def test_l5_whoever_is_cut_off_before_its_commit_and_has_no_record_any_more_is_told_to_ask_again(proxy):
+    def view(request):
+        proxy.cut = Cut.BEFORE_COMMIT
+        proxy.meanwhile = lambda: in_threads(1, lambda _: IdempotencyRecord.objects.all().delete())
+        return paying(request)
+
+    with heard(signals.stale_write_rejected) as rejected:
+        assert door(view)().status_code == 409
+    assert (effects(), len(rejected)) == (0, 1)
 
 
 COMPLETION = r"\s*UPDATE .?django_idempotency_record"

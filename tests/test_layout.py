@@ -19,7 +19,7 @@ LAYERS = [
     {"policy", "conf", "encryption", "privacy"},
     {"models"},
     {"stores"},
-    {"heartbeat", "tallies", "responses", "engine"},
+    {"heartbeat", "tallies", "responses", "engine", "celery_exit"},
     {"doors"},
     {"placement", "decorators", "middleware", "rest_framework", "consumers"},
     {"maintenance"},
@@ -42,6 +42,7 @@ ORDERED = [
     ["encryption", "privacy"],
     ["heartbeat", "engine"],
     ["heartbeat", "tallies"],
+    ["heartbeat", "celery_exit"],
     ["dashboard", "admin"],
     ["checks", "deploy_checks"],
     ["confirmations", "admin"],
@@ -58,7 +59,7 @@ EXTRAS = [
     *("prometheus_client", "opentelemetry"),
 ]
 NEEDS_AN_EXTRA = {
-    *("rest_framework", "consumers.celery", "encryption", "tasks"),
+    *("rest_framework", "consumers.celery", "celery_exit", "encryption", "tasks"),
     *("instrumentation.prometheus", "instrumentation.opentelemetry"),
 }
 NEEDS_A_LATER_DJANGO = {"builtin_tasks"}

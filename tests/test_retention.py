@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
+from django.db import connection, connections, transaction
 from django.test import RequestFactory
 
 from django_idempotency import signals
@@ -162,6 +162,18 @@ def test_a_late_retry_of_what_is_held_is_told_so_however_late(send):
         send(key := uuid7(-DAY), view=idempotent(**hold)(interrupted))
     IdempotencyRecord.objects.update(expires_at=ahead(-2), purge_at=ahead(-1))
     assert send(key, view=idempotent(**hold, **LATE)(paying)).status_code == 409
+
+
+@pytest.mark.postgresql
+def test_a_late_retry_while_somebody_has_the_table_locked_is_left_for_later(send, other_thread):
+    block = transaction.atomic()
+    other_thread(block.__enter__)
+    other_thread(lambda: connection.cursor().execute("LOCK TABLE django_idempotency_record"))
+    connection.cursor().execute("SET lock_timeout = '20ms'")
+    assert send(uuid7(-DAY)).status_code == 503
+    connection.close()
+    other_thread(block.__exit__, None, None, None)
+    assert code(send(uuid7(-DAY))) == REFUSED
 
 
 def test_without_the_knob_nothing_is_refused(send):

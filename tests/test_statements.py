@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
@@ -63,8 +62,9 @@ def test_atomic_mode_adds_three_statements_to_a_first_request(user):
     assert protected.all[0] == claim
     assert protected.all[1:3] == ["BEGIN", lock]
     assert protected.all[-2:] == [complete, "COMMIT"]
-    assert "AND created_at = " in lock  # it leads to the partition
-    assert "AND created_at = " in complete
+    for statement in (lock, complete):
+        assert "AND ctid = " in statement  # so that it reads no index
+        assert "AND created_at = " in statement  # it leads to the partition
 
 
 def test_lease_mode_adds_two_statements_to_a_first_request(user):
@@ -149,18 +149,21 @@ def test_holding_a_crashed_run_takes_no_more_than_the_claim_and_one_short_transa
 def test_the_claims_commit_does_not_wait_for_the_disk_and_the_answers_commit_does(slow_disk):
     claims, completions = zip(*(_timed_run(Policy(), key) for key in "abcde"), strict=True)
     assert statistics.median(claims) < slow_disk / 2
-    assert statistics.median(completions) > slow_disk
+    assert statistics.median(completions) > slow_disk / 2
 
 
 def test_in_lease_mode_the_claim_is_on_disk_before_anything_is_done(slow_disk):
     claims, completions = zip(*(_timed_run(Policy(mode="lease"), key) for key in "abcde"), strict=True)
-    assert statistics.median(claims) > slow_disk
-    assert statistics.median(completions) > slow_disk
+    assert statistics.median(claims) > slow_disk / 2
+    assert statistics.median(completions) > slow_disk / 2
 
 
 @pytest.fixture
 def slow_disk():
-    """Have each flush of the WAL that a commit of this session waits for take so many seconds."""
+    """Have each flush of the WAL that a commit of this session waits for take so many seconds.
+
+    Less, where another database of the server flushes it meanwhile.
+    """
     with connection.cursor() as cursor:
         cursor.execute("SET commit_siblings = 0")
         cursor.execute("SET commit_delay = 100000")
@@ -208,15 +211,17 @@ def test_every_statement_goes_by_primary_key_with_100000_records_stuck_in_proces
     policy = Policy()
     whose = (Operation("user:1", "k", bytes(32)).id, uuid4())
     answer = ("completed", 200, "[]", b"")
-    known = (*whose, "2026-11-21 12:00:00.123456+00")
+    created = {"created_at": "2026-11-21 12:00:00.123456+00"}
+    ways = {"": {}, " of a new record": created, " at its place": {"ctid": "(1,1)", **created}}
     statements = {
-        "the row lock": (postgresql.stated(postgresql.LOCK, policy), whose),
-        "the row lock of a new record": (postgresql.stated(postgresql.LOCK, policy, created=True), known),
-        "the completion": (postgresql.stated(postgresql.COMPLETE, policy), (*answer, *whose)),
-        "the completion of a new record": (
-            postgresql.stated(postgresql.COMPLETE, policy, created=True),
-            answer + known,
-        ),
+        f"{what}{way}": (postgresql.stated(statement, policy, *known), (*values, *whose, *known.values()))
+        for what, statement, values in (
+            ("the row lock", postgresql.LOCK, ()),
+            ("the completion", postgresql.COMPLETE, answer),
+        )
+        for way, known in ways.items()
+    }
+    statements |= {
         "the count of replays": (postgresql.COUNT_REPLAYS, ([whose[0]], [1])),
     }
     for name, (statement, values) in statements.items():
@@ -224,7 +229,7 @@ def test_every_statement_goes_by_primary_key_with_100000_records_stuck_in_proces
         plan = stuck.fetchone()[0][0]["Plan"]
         scans = [node for node in _nodes(plan) if node.get("Relation Name") == postgresql.TABLE]
         used = {node.get("Index Name", "no index") for node in scans if node["Node Type"] != "ModifyTable"}
-        assert used == {f"{postgresql.TABLE}_pkey"}, name
+        assert used == {"no index" if "at its place" in name else f"{postgresql.TABLE}_pkey"}, name
         assert _buffers(plan) < 60, name
 
 
@@ -254,93 +259,3 @@ def _nodes(plan):
 
 def _buffers(plan) -> int:
     return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
-
-
-# --- Prepared statements ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def threshold(monkeypatch):
-    """Connect anew, with this as ``prepare_threshold``, or with none stated."""
-
-    def connect(**stated):
-        connection.close()
-        options = {name: value for name, value in connection.settings_dict["OPTIONS"].items() if name != NAME}
-        monkeypatch.setitem(connection.settings_dict, "OPTIONS", options | stated)
-
-    yield connect
-    connection.close()
-
-
-NAME = "prepare_threshold"
-
-
-def _prepared():
-    """The verbs of the statements that the session has prepared."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT statement FROM pg_prepared_statements")
-        return sorted(statement.split()[0] for (statement,) in cursor.fetchall())
-
-
-VERBS = {"atomic": ["SELECT", "SELECT", "UPDATE"], "lease": ["SELECT", "UPDATE"]}
-
-
-@MODES
-def test_on_a_connection_that_stays_the_statements_of_every_request_are_prepared(user, threshold, mode):
-    threshold()
-    view = idempotent(mode=mode)(pay)
-    for key in "ijk":
-        statements_of(view, user, idempotency_key=key)
-    assert _prepared() == VERBS[mode]
-    assert connection.connection.prepare_threshold is None  # as Django has it
-    plain = statements_of(transaction.atomic(pay) if mode == "atomic" else pay, user)
-    assert len(statements_of(view, user, idempotency_key="l").all) == len(plain.all) + (3 if mode == "atomic" else 2)
-    assert len(statements_of(view, user, idempotency_key="l").all) == 1
-
-
-def test_the_first_claim_on_a_connection_is_one_round_trip(user, threshold):
-    threshold()
-    engine.claim(Operation("user:1", "k", bytes(32)), Policy())
-    assert not _prepared()
-
-
-@MODES
-def test_a_stated_threshold_has_them_prepared_at_once(user, threshold, mode):
-    threshold(prepare_threshold=5)
-    statements_of(idempotent(mode=mode)(pay), user, idempotency_key="k")
-    assert _prepared() == VERBS[mode]
-
-
-def test_a_threshold_of_none_is_heeded(user, threshold):
-    threshold(prepare_threshold=None)
-    for key in "jkl":
-        statements_of(idempotent(pay), user, idempotency_key=key)
-    assert not _prepared()
-
-
-@MODES
-@pytest.mark.parametrize("statement", ["DISCARD ALL", "DEALLOCATE ALL"])
-def test_whoever_throws_the_prepared_statements_away_meets_no_error(user, threshold, mode, statement):
-    threshold()
-    view = idempotent(mode=mode)(pay)
-    for key in "ijk":
-        statements_of(view, user, idempotency_key=key)
-    assert _prepared() == VERBS[mode]
-    connection.cursor().execute(statement)
-    for key in "kl":
-        request = RequestFactory().post("/pay/", {"amount": 1}, headers={"Idempotency-Key": key})
-        request.user = user
-        assert view(request).content == b"paid"
-    assert LedgerEntry.objects.count() == 4
-
-
-@pytest.mark.pgbouncer
-def test_behind_a_pooler_nothing_is_prepared(user, monkeypatch, pgbouncer):
-    address = urlsplit(pgbouncer(f"/{connection.settings_dict['NAME']}"))
-    monkeypatch.setitem(connection.settings_dict, "HOST", address.hostname)
-    monkeypatch.setitem(connection.settings_dict, "PORT", address.port)
-    connection.close()
-    for key in "jkl":
-        statements_of(idempotent(pay), user, idempotency_key=key)
-    assert not _prepared()
-    connection.close()

@@ -58,7 +58,7 @@ from django_idempotency.stores.postgresql import PostgreSQLStore
 from testproject.models import LedgerEntry
 from tests.pgbouncer import free_port
 from tests.threads import OtherThread, in_threads, wait_little_for_locks
-from tests.waiting import eventually
+from tests.waiting import eventually, someone_waits_for_a_lock
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
@@ -171,6 +171,28 @@ def test_a_second_claim_shows_the_record_there_is_and_changes_nothing(store, pol
     assert IdempotencyRecord.objects.values().get() == before
 
 
+@pytest.mark.postgresql
+@pytest.mark.parametrize(
+    ("policy", "body", "answered", "tried"),
+    [
+        (ATOMIC, b"", False, True),
+        (ATOMIC, b"", True, False),
+        (ATOMIC, b"other", False, False),
+        (LEASE, b"", False, False),
+    ],
+    ids=["a duplicate in atomic mode", "of what is answered", "of another request", "in lease mode"],
+)
+def test_a_second_claim_tries_the_row_lock_only_where_the_holders_life_depends_on_it(policy, body, answered, tried):
+    store = PostgreSQLStore()
+    claim = claimed(store, policy)
+    if answered:
+        store.complete(claim, ANSWER, policy)
+    store.claim(operation(body=body), uuid4(), policy)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT xmax <> '0' FROM django_idempotency_record")  # who has had a version of the row locked
+        assert cursor.fetchall() == [(tried,)]
+
+
 def test_a_key_is_its_own_in_every_scope(store):
     assert claimed(store, scope="a").id != claimed(store, scope="b").id
 
@@ -181,6 +203,7 @@ def test_an_answer_is_kept_to_the_byte(store, failure):
     assert store.complete(claim, ANSWER, ATOMIC, failure=failure)
     record = store.read(claim.id, ATOMIC)
     assert record.response == ANSWER
+    assert type(record.response.body) is type(record.fingerprint) is bytes
     assert (record.status, record.token) == ("failed" if failure else "completed", None)
     assert store.claim(claim.operation, uuid4(), ATOMIC).record.response == ANSWER
 
@@ -247,6 +270,17 @@ def test_only_the_holder_gets_the_row_lock(store):
     with transaction.atomic():
         assert not store.lock(lost, ATOMIC)
         assert store.lock(owner, ATOMIC)
+
+
+def test_a_holder_finds_its_record_though_it_was_written_to_meanwhile(store):
+    """PostgreSQL has put it elsewhere then."""
+    holder = claimed(store)
+    IdempotencyRecord.objects.update(replays=1)
+    with transaction.atomic():
+        assert store.lock(holder, ATOMIC)
+        IdempotencyRecord.objects.update(replays=2)
+        assert store.complete(holder, ANSWER, ATOMIC)
+    assert store.read(holder.id, ATOMIC).response == ANSWER
 
 
 @pytest.mark.usefixtures("impatient")
@@ -583,17 +617,11 @@ def test_a_record_made_by_other_means_in_the_same_moment_is_seen_when_asked_for_
     made = other(DatabaseStore().claim, operation(), uuid4(), ATOMIC)
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(in_threads, 1, lambda _: engine.claim(operation(), LEASE))
-        eventually(someone_waits)
+        eventually(someone_waits_for_a_lock)
         commit(other, block)
         (outcome,) = asking.result(10)
     assert outcome.attempt == 2
     assert outcome.id == made.id
-
-
-def someone_waits() -> bool:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
-        return bool(cursor.fetchone()[0])
 
 
 ASKING = {
@@ -813,6 +841,19 @@ def test_a_claim_without_its_row_lock_yet_is_let_alone_for_the_grace(store):
     outcome = engine.claim(operation(), Policy(grace=0.3))
     assert outcome.taken_over
     assert time.monotonic() - began > 0.2
+
+
+def test_whoever_comes_within_the_grace_looks_again_every_hundredth_of_a_second(store, monkeypatch):
+    pauses, claim = [], claimed(store)
+
+    def complete_at_the_third(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            store.complete(claim, ANSWER, ATOMIC)
+
+    monkeypatch.setattr(engine.time, "sleep", complete_at_the_third)
+    assert engine.claim(operation(), Policy(grace=5)) == Replay(ANSWER)
+    assert pauses == [0.01] * 3
 
 
 def _dead(store, policy):

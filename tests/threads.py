@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -67,13 +67,34 @@ def wait_little_for_locks() -> None:
 @contextmanager
 def just_before(statement: str, act: Callable[[], Any]) -> Iterator[None]:
     """Call ``act`` once, just before this thread sends its first statement that matches."""
-    acts = [act]
+    with _at(statement, before=[act]):
+        yield
+
+
+@contextmanager
+def just_after(statement: str, act: Callable[[], Any]) -> Iterator[None]:
+    """Call ``act`` once, when this thread's first statement that matches has been executed, but is not committed."""
+    with _at(statement, after=[act]):
+        yield
+
+
+@contextmanager
+def _at(
+    statement: str, *, before: Sequence[Callable[[], Any]] = (), after: Sequence[Callable[[], Any]] = ()
+) -> Iterator[None]:
+    seen: list[str] = []
 
     def wrapper(execute: Any, sql: str, *details: Any) -> Any:
-        if re.match(statement, sql, re.DOTALL) and acts:
-            acts.pop()()
-        return execute(sql, *details)
+        if seen or not re.match(statement, sql, re.DOTALL):
+            return execute(sql, *details)
+        seen.append(sql)
+        for act in before:
+            act()
+        result = execute(sql, *details)
+        for act in after:
+            act()
+        return result
 
     with connection.execute_wrapper(wrapper):
         yield
-    assert not acts, f"no statement {statement!r} was sent"
+    assert seen, f"no statement {statement!r} was sent"

@@ -1,4 +1,4 @@
-"""Waiting for what another process or thread does, with a bound."""
+"""Waiting for what another process or thread does, with a bound; other databases of the server are not asked."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
+
+from django.db import connection
 
 T = TypeVar("T")
 
@@ -18,3 +20,12 @@ def eventually(probe: Callable[[], T], *, within: float = 10.0, every: float = 0
             raise TimeoutError(f"{probe!r} was still {answer!r} after {within} s")
         threading.Event().wait(every)
     return answer
+
+
+def someone_waits_for_a_lock() -> bool:
+    """On PostgreSQL."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' LIMIT 1"
+        )
+        return cursor.fetchone() is not None

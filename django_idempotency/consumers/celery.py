@@ -10,11 +10,10 @@ from typing import Any, ParamSpec, TypeVar, overload
 from celery import current_task
 from celery.exceptions import Ignore
 from celery.exceptions import Reject as RejectTask
-from celery.signals import worker_process_shutdown
 from django.core.serializers.json import DjangoJSONEncoder
 
+from django_idempotency import celery_exit  # noqa: F401 (listens)
 from django_idempotency.consumers.base import Ack, Message, Reject, RetryLater, consume
-from django_idempotency.heartbeat import heartbeat
 from django_idempotency.outcomes import Door
 from django_idempotency.policy import Policy
 
@@ -58,12 +57,6 @@ def idempotent_task(function: Any = None, /, *, policy: Policy | None = None) ->
                 raise RejectTask(reason, requeue=False)
 
     return run
-
-
-@worker_process_shutdown.connect
-def _end(**_named: Any) -> None:
-    """Python's exit handlers are not called in a child of the prefork pool."""
-    heartbeat.end()
 
 
 def _put_back(task: Any, delay: float) -> None:

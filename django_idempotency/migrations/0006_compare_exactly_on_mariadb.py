@@ -19,4 +19,4 @@ class Migration(migrations.Migration):
     dependencies = [("django_idempotency", "0005_claim_in_one_call_on_postgresql")]
 
     # Not atomic: MariaDB can take no DDL back.
-    operations = [migrations.RunPython(compare_exactly, migrations.RunPython.noop, atomic=False, elidable=False)]
+    operations = [migrations.RunPython(compare_exactly, migrations.RunPython.noop, atomic=False)]

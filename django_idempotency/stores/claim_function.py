@@ -18,8 +18,8 @@ from django_idempotency.models import IdempotencyRecord
 # Above READ COMMITTED all statements have one snapshot, as old as the call: there it makes no record in a partitioned
 # table, and returns no row.
 #
-# The row lock is tried only where the holder's life depends on it, and ends with the call; the token says so, because
-# with the status named PostgreSQL would walk the partial index of all live rows.
+# The row lock is tried only where the holder's life depends on it, and ends with the call. Whoever gets it because the
+# holder has committed since the look finds the answer when it contends for the record.
 #
 # A claim in atomic mode commits asynchronously: the completing commit is synchronous and WAL is a prefix, so a claim
 # lost in a crash of the server was never completed.
@@ -30,7 +30,7 @@ CREATE OR REPLACE FUNCTION django_idempotency_claim(
     new_token uuid, new_mode text, new_hold_on_crash boolean, lease interval, retention interval, kept_for interval
 )
 RETURNS TABLE (
-    claimed text, free boolean, id uuid, scope text, key varchar, fingerprint bytea, mode varchar,
+    claimed text, place tid, free boolean, id uuid, scope text, key varchar, fingerprint bytea, mode varchar,
     hold_on_crash boolean, created_at timestamptz, status varchar, attempts integer, held boolean, reason text,
     token uuid, locked_at timestamptz, locked_until timestamptz, expires_at timestamptz, response_status smallint,
     response_headers jsonb, response_body bytea, now timestamptz
@@ -56,7 +56,8 @@ BEGIN
         VALUES (
             new_id, new_scope, new_key, new_method, new_path, new_fingerprint, new_mode, new_hold_on_crash, now,
             'processing', new_token, now, now + lease, now, now + retention, now + kept_for
-        );
+        )
+        RETURNING ctid INTO place;
         IF new_mode = 'atomic' THEN
             PERFORM set_config('synchronous_commit', 'off', true);
         END IF;
@@ -66,12 +67,12 @@ BEGIN
     END IF;
     IF old.token IS NOT NULL AND old.mode = 'atomic' AND old.fingerprint = new_fingerprint THEN
         PERFORM FROM django_idempotency_record AS record
-        WHERE record.id = new_id AND record.created_at = old.created_at AND record.token IS NOT NULL
+        WHERE record.id = new_id AND record.created_at = old.created_at
         FOR NO KEY UPDATE SKIP LOCKED;
         free := FOUND;
     END IF;
     RETURN QUERY SELECT
-        NULL, free, old.id, old.scope, old.key, old.fingerprint, old.mode, old.hold_on_crash, old.created_at,
+        NULL, place, free, old.id, old.scope, old.key, old.fingerprint, old.mode, old.hold_on_crash, old.created_at,
         old.status, old.attempts, old.held, old.reason, old.token, old.locked_at, old.locked_until, old.expires_at,
         old.response_status, old.response_headers, old.response_body, now;
 END

@@ -253,9 +253,6 @@ def _first(rows: QuerySet[IdempotencyRecord]) -> Snapshot | None:
 def snapshot(row: Any) -> Snapshot:
     """A record of a row's values, in the order of the snapshot's fields."""
     record = dict(zip(Snapshot.__dataclass_fields__, row, strict=True))
-    record["fingerprint"] = bytes(record["fingerprint"])
-    if record["response_body"] is not None:
-        record["response_body"] = bytes(record["response_body"])
     if isinstance(record["response_headers"], str):
         record["response_headers"] = json.loads(record["response_headers"])
     return Snapshot(**record)

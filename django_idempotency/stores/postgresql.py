@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any
 from uuid import UUID
-from weakref import WeakKeyDictionary
 
 import psycopg
 from django.db import IntegrityError, connections, transaction
-from django.db.backends.utils import CursorWrapper
 
 from django_idempotency.exceptions import StoreConflict
 from django_idempotency.models import IdempotencyRecord, Status
@@ -27,6 +25,7 @@ from django_idempotency.stores.database import (
     snapshot,
     store_errors,
 )
+from django_idempotency.stores.prepared import execute, learn
 
 TABLE = IdempotencyRecord._meta.db_table
 
@@ -41,8 +40,9 @@ SELECT pg_backend_pid(), * FROM django_idempotency_claim(
 """
 
 # By id and token, and the time of creation where it is known, which leads to the partition. Not by the status:
-# PostgreSQL would walk the partial index of all live rows.
-LOCK = f"SELECT 1 FROM {TABLE} WHERE id = %s AND token = %s{{created}} FOR NO KEY UPDATE"
+# PostgreSQL would walk the partial index of all live rows. And first by the place where the claim put the row: that
+# reads no index, in whose pages serializable transactions with different keys would meet.
+LOCK = f"SELECT 1 FROM {TABLE} WHERE id = %s AND token = %s{{known}} FOR NO KEY UPDATE"
 
 COMPLETE = f"""
 UPDATE {TABLE} SET
@@ -50,7 +50,7 @@ UPDATE {TABLE} SET
     expires_at = statement_timestamp() + interval '{{retention}} s',
     purge_at = statement_timestamp() + interval '{{kept}} s',
     response_status = %s, response_headers = %s, response_body = %s
-WHERE id = %s AND token = %s{{created}}
+WHERE id = %s AND token = %s{{known}}
 """
 
 COUNT_REPLAYS = f"""
@@ -59,50 +59,21 @@ FROM unnest(%s::uuid[], %s::bigint[]) AS seen (id, count) WHERE {TABLE}.id = see
 """
 
 
-def stated(statement: str, policy: Policy, *, created: bool = False) -> str:
-    """``statement`` with what the policy settles written out: fewer parameters to convert on every request."""
+def stated(statement: str, policy: Policy, *known: str) -> str:
+    """``statement`` with what the policy settles written out: fewer parameters to convert on every request.
+
+    ``known``: columns that are to be equal to further parameters.
+    """
     lease, retention, kept = (repr(float(seconds)) for seconds in (policy.lease, policy.retention, policy.kept_for))
-    return _stated(statement, str(policy.mode), holds_on_crash(policy), lease, retention, kept, created)
+    return _stated(statement, str(policy.mode), holds_on_crash(policy), lease, retention, kept, known)
 
 
 @lru_cache(maxsize=1024)
-def _stated(statement: str, mode: str, hold: bool, lease: str, retention: str, kept: str, created: bool) -> str:
-    known = " AND created_at = %s" if created else ""
-    return statement.format(mode=mode, hold=hold, lease=lease, retention=retention, kept=kept, created=known)
-
-
-class PreparedCursor(psycopg.Cursor[Any]):
-    """A cursor whose statements are prepared at their first execution, whatever the connection's threshold."""
-
-    def execute(self, query: Any, params: Any = None, **options: Any) -> Self:
-        threshold = self.connection.prepare_threshold
-        self.connection.prepare_threshold = 0
-        try:
-            return super().execute(query, params, **options)
-        finally:
-            self.connection.prepare_threshold = threshold
-
-
-# How many claims on a connection were answered by the very process that it was opened to: no pooler stands between.
-# One that serves a single request does not reach the threshold.
-_direct: WeakKeyDictionary[psycopg.Connection[Any], int] = WeakKeyDictionary()
-THRESHOLD = 2
-
-
-def _cursor(policy: Policy) -> CursorWrapper:
-    """Django's cursor; one that prepares, where that is safe.
-
-    Prepared, our statements cost the server half. Behind a pooler in transaction mode they must not be: the next
-    transaction may have another process. A ``prepare_threshold`` in the database's ``OPTIONS`` decides, if stated.
-    """
-    connection: Any = connections[alias(policy)]
-    connection.close_if_health_check_failed()
-    connection.ensure_connection()
-    inner = connection.connection
-    stated = "prepare_threshold" in connection.settings_dict["OPTIONS"]
-    if inner.prepare_threshold is not None if stated else _direct.get(inner) == THRESHOLD:
-        return connection._prepare_cursor(PreparedCursor(inner))  # type: ignore[no-any-return]
-    return connection.cursor()  # type: ignore[no-any-return]
+def _stated(
+    statement: str, mode: str, hold: bool, lease: str, retention: str, kept: str, columns: tuple[str, ...]
+) -> str:
+    known = "".join(f" AND {column} = %s" for column in columns)
+    return statement.format(mode=mode, hold=hold, lease=lease, retention=retention, kept=kept, known=known)
 
 
 class PostgreSQLStore(DatabaseStore):
@@ -110,59 +81,49 @@ class PostgreSQLStore(DatabaseStore):
         who = (operation.id, operation.scope, operation.key)
         what = (operation.method, operation.path, operation.fingerprint)
         try:
-            process, created, free, *old = self._ask(stated(CLAIM, policy), (*who, *what, token), policy)
+            process, created, place, free, *old = self._ask(stated(CLAIM, policy), (*who, *what, token), policy)
         except IntegrityError as error:
             if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):
                 raise
             return None  # a record that was made without the function's lock
-        self._learn(process, policy)
+        learn(process, alias(policy))
         if created:
-            return Claimed(operation, token, created=created)
+            return Claimed(operation, token, created=created, place=place)
         return Seen(snapshot(old), busy=free is False)  # NULL where nobody tried
 
-    def _ask(self, statement: str, values: Any, policy: Policy) -> Any:
-        if row := self._fetch(statement, values, policy):
-            return row
-        with store_errors(), transaction.atomic(using=alias(policy), durable=True):
-            with _cursor(policy) as cursor:
-                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            return self._fetch(statement, values, policy)
-
     @staticmethod
-    def _learn(process: int, policy: Policy) -> None:
-        connection = connections[alias(policy)].connection
-        claims = _direct.get(connection, 0)
-        if connection.info.backend_pid != process:
-            _direct.pop(connection, None)
-        elif claims < THRESHOLD:
-            _direct[connection] = claims + 1
+    def _ask(statement: str, values: Any, policy: Policy) -> Any:
+        using = alias(policy)
+        with store_errors():
+            if row := execute(statement, values, using).row:
+                return row
+            with transaction.atomic(using=using, durable=True):
+                with connections[using].cursor() as cursor:
+                    cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+                return execute(statement, values, using).row
 
     def lock(self, claim: Claimed, policy: Policy) -> bool:
         try:
-            return self._fetch(*_held(LOCK, claim, policy), policy) is not None
+            return self._held(LOCK, (), claim, policy)
         except StoreConflict:
             return False
 
     def complete(self, claim: Claimed, response: StoredResponse, policy: Policy, *, failure: bool = False) -> bool:
         status = Status.FAILED if failure else Status.COMPLETED
-        statement, whose = _held(COMPLETE, claim, policy)
         answer = (status.value, response.status, json.dumps(response.headers), response.body)
-        with store_errors(), _cursor(policy) as cursor:
-            cursor.execute(statement, (*answer, *whose))
-            return bool(cursor.rowcount == 1)
+        return self._held(COMPLETE, answer, claim, policy)
 
     def count_replays(self, counts: dict[UUID, int], policy: Policy) -> None:
         with store_errors(), connections[alias(policy)].cursor() as cursor:
             cursor.execute(COUNT_REPLAYS, (list(counts), list(counts.values())))
 
     @staticmethod
-    def _fetch(statement: str, values: Any, policy: Policy) -> Any:
-        with store_errors(), _cursor(policy) as cursor:
-            cursor.execute(statement, values)
-            return cursor.fetchone()
-
-
-def _held(statement: str, claim: Claimed, policy: Policy) -> tuple[str, tuple[Any, ...]]:
-    """``statement`` about the record that ``claim`` holds, with its last parameters."""
-    created = () if claim.created is None else (claim.created,)
-    return stated(statement, policy, created=bool(created)), (claim.id, claim.token, *created)
+    def _held(statement: str, values: tuple[Any, ...], claim: Claimed, policy: Policy) -> bool:
+        """Whether ``statement`` met the record, still held by ``claim``: at its place, or where a write put it."""
+        created = {"created_at": claim.created} if claim.created else {}
+        with store_errors():
+            for known in [{"ctid": claim.place, **created}, created] if claim.place else [created]:
+                held = (*values, claim.id, claim.token, *known.values())
+                if execute(stated(statement, policy, *known), held, alias(policy)).rows:
+                    return True
+        return False

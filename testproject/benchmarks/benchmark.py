@@ -170,7 +170,9 @@ class Benchmark:
         rows = self._share_of(1_000_000)
         figures = partitioning.measure(self.cluster, rows=rows, rounds=3 * self.plan.rounds)
         say("\n(partitions) a claim:\n", report.table(figures["claims"], report.PARTITIONS))
-        say("\n(partitions) a day of {rows:,} keys is dropped in {drop[ms]:.0f} ms; claims:\n".format(**figures))
+        say("\n(partitions) a day of {rows:,} keys is dropped in {drop[ms]:.0f} ms:\n".format(**figures))
+        say(report.table(figures["drop"]["steps"], report.STEPS))
+        say("\nClaims:\n")
         say(report.table(figures["drop"]["claims"], report.DROP))
         return figures
 

@@ -6,8 +6,9 @@ import json
 import sys
 import time
 import uuid
+from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import django
 from django.db import connections
@@ -117,16 +118,53 @@ def drop(name: str) -> dict[str, Any]:
         time.sleep(2)
         begun = time.monotonic()
         time.sleep(QUIET)
-        drops = time.monotonic()
-        dropped = next(step.dropped for step in dropping(using=name) if step.dropped)
-        done = time.monotonic()
+        sent: list[Sent] = []
+        with connections[name].execute_wrapper(_timing(sent)):
+            drops = time.monotonic()
+            dropped = next(step.dropped for step in dropping(using=name) if step.dropped)
+            done = time.monotonic()
         time.sleep(2)
     windows = {"before": (begun, drops - AROUND), "while it is dropped": (drops - AROUND, done + AROUND)}
     return {
         "partition": dropped[0],
         "ms": (done - drops) * 1000,
+        "steps": {title: {"ms": seconds * 1000} for title, seconds in _steps(drops, sent, done).items()},
         "claims": {title: paced.percentiles(load.within([window])) for title, window in windows.items()},
     }
+
+
+class Sent(NamedTuple):
+    """A statement, and when it was sent and answered."""
+
+    sql: str
+    begun: float
+    ended: float
+
+
+def _timing(sent: list[Sent]) -> Callable[..., Any]:
+    def wrapper(execute: Any, sql: str, *details: Any) -> Any:
+        begun = time.monotonic()
+        result = execute(sql, *details)
+        sent.append(Sent(sql, begun, time.monotonic()))
+        return result
+
+    return wrapper
+
+
+def _steps(drops: float, sent: Sequence[Sent], done: float) -> dict[str, float]:
+    locks, closes, detaches = (_first(sent, words) for words in ("LOCK TABLE", "ADD CONSTRAINT", "DETACH"))
+    committed = sent[sent.index(closes) + 1].begun  # no statement, so it is between two
+    return {
+        "looking": locks.begun - drops,
+        "emptying and closing it, under its lock": closes.ended - locks.begun,
+        "committing that, and removing the files": committed - closes.ended,
+        "detaching it": detaches.ended - committed,
+        "dropping it": done - detaches.ended,
+    }
+
+
+def _first(sent: Sequence[Sent], words: str) -> Sent:
+    return next(statement for statement in sent if words in statement.sql)
 
 
 if __name__ == "__main__":

@@ -66,6 +66,7 @@ PARTITIONS = {
     "cpu_ratio": ("× ", "{:.3f}"),
     "buffers": ("buffers", "{:.1f}"),
 }
+STEPS = {"ms": ("ms", "{:.1f}")}
 DROP = {name: CLEANUP[name] for name in ("keys", "p50", "p99", "longest")}
 REAPER = {"buffers": ("buffers", "{}"), "ms": ("ms", "{:.1f}")}
 DAYS = {

@@ -25,7 +25,7 @@ from django.db import connections
 
 PATIENCE = 20  # seconds; far more than any statement here takes
 LOOK_AFTER = 0.004  # a statement that takes longer may be waiting for a lock
-TIMESTAMPTZ = 1184  # its type's number
+TIMESTAMPTZ, TID = 1184, 27  # their types' numbers
 WRITTEN_TIME = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}\+00")  # as a claim tells when its record was made
 HOUR = 3600
 IDLE = "(time passes)"
@@ -86,7 +86,7 @@ class Actor:
         connection = connections["default"]
         connection.ensure_connection()
         connection.close_at = None
-        connection.connection.execute("SET synchronous_commit = off")  # nobody here is to survive a crash of the server
+        connection.connection.execute("SET synchronous_commit = off")
         self.pid = connection.connection.info.backend_pid
         self.connection = connection
         for name in ("_commit", "_rollback"):
@@ -171,6 +171,11 @@ def STOP() -> None:
     """Work that ends a thread."""
 
 
+def _tell(sql: str) -> None:
+    with monitor.cursor() as cursor:
+        cursor.execute(sql)
+
+
 def _rows(cursor: Any) -> Hashable:
     """What a statement answered, with times by the hour: so far from now that no schedule takes as long."""
     result = cursor.pgresult
@@ -182,10 +187,20 @@ def _rows(cursor: Any) -> Hashable:
 
 
 def _value(value: bytes | None, type_: int) -> Hashable:
+    if type_ == TID and value is not None:
+        return _places.setdefault(value.decode(), len(_places))
     if value is None or (type_ != TIMESTAMPTZ and not WRITTEN_TIME.fullmatch(value)):
         return value
     text = value.decode()
     return round((datetime.fromisoformat(text).astimezone(UTC) - datetime.now(UTC)).total_seconds() / HOUR)
+
+
+_places: dict[str, int] = {}  # where somebody was told that a row is, in a schedule
+
+
+def place(value: str | None) -> int | None:
+    """Which of the places that somebody was told of, if it is one: whoever looks there finds the row."""
+    return _places.get(value or "")
 
 
 def pause(seconds: float) -> None:
@@ -249,6 +264,7 @@ class Explorer:
         self.moved = threading.Condition()
         self.actors = {name: Actor(name, self.moved) for name in self.works}
         self.found, self.known, self.looked = Found(), set[Hashable](), dict[tuple[str, ...], Hashable]()
+        _tell("SET synchronous_commit = off")  # nothing here is to survive a crash of the server
         try:
             todo: list[tuple[str, ...]] = [()]
             while todo:
@@ -256,6 +272,7 @@ class Explorer:
                 assert self.found.schedules + self.found.cut <= self.most, "more schedules than expected"
         finally:
             self._end()
+            _tell("RESET synchronous_commit")
         self.found.states = len(self.known)
         return self.found
 
@@ -305,6 +322,7 @@ class Explorer:
 
     def _reset(self) -> None:
         OUTSIDE.tokens = 0
+        _places.clear()
         self.prepare()
         self.killed, self.idled = 0, 0
         self.blocked: list[str] = []

@@ -29,6 +29,7 @@ ROOT = HERE.parent.parent
 DATABASE = (
     "test_engine.py",
     "test_decorators.py",
+    "test_consumers.py",
     "test_heartbeat.py",
     "test_retention.py",
     "test_signals.py",
@@ -38,6 +39,7 @@ DATABASE = (
     "test_statements.py",
     "test_laws.py",
     "test_partitions.py::test_keys_are_claimed_and_replayed_at_every_isolation_level",
+    "test_partitions.py::test_a_key_claimed_across_midnight_is_claimed_once",
     "test_partitions.py::test_maintenance_goes_by_the_indexes_and_completion_into_one_partition",
 )
 # The modules that decide, with the tests that are about them.

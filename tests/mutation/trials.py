@@ -39,7 +39,7 @@ KEPT = ROOT / ".mutants"
 PLUGINS = ("pytest_django.plugin", "_hypothesis_pytestplugin")
 OPTIONS = ("-q", "-x", "-m", "not server", "-p", "no:cacheprovider", "--hypothesis-seed=1")
 LEAST_TIME, TIMES_AS_LONG = 20.0, 3.0  # before a test is taken to hang
-PASSED = 0
+PASSED, FAILED, INTERRUPTED = 0, 1, 2  # the last where a module of the tests could not even be imported
 
 
 def path_of(module: str) -> Path:
@@ -359,6 +359,8 @@ class _Chosen:
 def _outcome(code: int, test: str) -> Outcome:
     if code == -signal.SIGALRM:
         return Outcome(hung=True, test=test)
+    if code > INTERRUPTED:  # no test has noticed anything
+        raise RuntimeError(f"A trial could not be made: {code}, at {test or 'no test'}")
     return Outcome(killed=code != PASSED, test=test)
 
 
