@@ -967,6 +967,8 @@ def test_two_who_drop_at_once_are_harmless(days):
     assert not layout().partitions[0].retired
 
 
+@postgresql
+@plain_table
 def test_who_is_a_deadlocks_victim_while_it_looks_looks_again(days, monkeypatch):
     """Of two who drop, one may look at a partition that the other has locked while it waits for all who look."""
     looks = 0
