@@ -45,7 +45,7 @@ class Conf:
     trace_record_id: bool = False
     reap_batch: int = 500
     cleanup_batch: int = 1000
-    cleanup_pause: float = 0.1
+    cleanup_pause: float = 0.5
     tally: float | None = 8 * 24 * 60 * 60
     encryption_keys: Sequence[str] = field(default=(), repr=False)
     policy: Policy = field(default_factory=Policy)
