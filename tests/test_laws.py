@@ -218,6 +218,32 @@ def terminate(*pids):
 
 
 @postgresql
+@pytest.mark.parametrize("requests_before", [0, 6])  # what the third and later ones say is prepared
+def test_l3_a_view_that_was_idle_for_too_long_leaves_no_answer(requests_before, other_thread):
+    def view(request):
+        response = paying(request)
+        if request.idempotency.attempt == 1:
+            with connection.cursor() as cursor:
+                cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 1")
+            backend = connection.connection.info.backend_pid
+            eventually(lambda: other_thread(lambda: is_gone(backend)))
+        return response
+
+    for number in range(requests_before):
+        assert door(paying)(key=f"earlier-{number}").status_code == 201
+    answer = door(view)()
+    assert (answer.status_code, effects(), record().response_status) == (503, requests_before, None)
+    assert door(view)().status_code == 201
+    assert effects() == requests_before + 1
+
+
+def is_gone(backend):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [backend])
+        return not cursor.fetchone()
+
+
+@postgresql
 def test_l3_a_connection_that_breaks_before_commit_is_no_success(proxy):
     def view(request):
         proxy.cut = Cut.BEFORE_COMMIT

@@ -198,9 +198,10 @@ class DatabaseStore(Store):
                 _rows(policy).filter(pk=id).update(replays=F("replays") + count, last_replayed_at=DatabaseNow())
 
 
-# PostgreSQL, where another connection may help: a server that only reads, such as the primary before a failover, and a
-# prepared statement that is gone, because somebody said DISCARD ALL or DEALLOCATE ALL.
-STALE_STATES = ("25006", "26000")
+# PostgreSQL, where another connection may help: a server that only reads, such as the primary before a failover; a
+# transaction that was idle, or lasted, for too long; and a prepared statement that is gone, because somebody said
+# DISCARD ALL or DEALLOCATE ALL.
+STALE_STATES = ("25006", "25P03", "25P04", "26000")
 # PostgreSQL: lock not available, serialization failure, deadlock.
 CONFLICT_STATES = ("55P03", "40001", "40P01")
 # MariaDB and MySQL: lock wait timeout, deadlock, record changed since last read, lock not available.

@@ -37,6 +37,7 @@ DATABASE = (
     "test_models.py",
     "test_stores.py",
     "test_statements.py",
+    "test_prepared.py",
     "test_laws.py",
     "test_partitions.py::test_keys_are_claimed_and_replayed_at_every_isolation_level",
     "test_partitions.py::test_a_key_claimed_across_midnight_is_claimed_once",
@@ -50,6 +51,7 @@ TESTS: Mapping[str, Sequence[str]] = {
     "engine.py": DATABASE,
     "stores/database.py": DATABASE,
     "stores/postgresql.py": DATABASE,
+    "stores/prepared.py": DATABASE,
     "stores/claim_function.py": DATABASE,
 }
 IN_THE_DATABASE = "stores/claim_function.py"  # what it makes is there only after that is made anew
