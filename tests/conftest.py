@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 from django.conf import settings
 from django.contrib.auth import get_user_model
-from django.db import connection
+from django.db import connection, connections
 from django.test import override_settings
 
 from tests import brokers, partitioned
 from tests.callers import PAYER, stop_heartbeat
 from tests.databases import create_database, database_url, drop_database
-from tests.pgbouncer import running_pgbouncer
+from tests.pgbouncer import free_port, running_pgbouncer
 from tests.proxy import Proxy, running_proxy
 from tests.requirements import REQUIREMENTS, lacking, missing_import, without_extras
 from tests.threads import OtherThread
@@ -123,6 +123,20 @@ def other_thread() -> Iterator[OtherThread]:
     thread = OtherThread()
     yield thread
     thread.close()
+
+
+@pytest.fixture
+def other_alias(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Another alias of the default database, while "default" leads nowhere."""
+    alias = "elsewhere"
+    connections.settings[alias] = {**connection.settings_dict, "TEST": {}}
+    connection.close()
+    with monkeypatch.context() as patch:
+        patch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
+        patch.setitem(connection.settings_dict, "PORT", free_port())
+        yield alias
+    connections[alias].close()
+    del connections[alias], connections.settings[alias]
 
 
 @pytest.fixture(scope="session")

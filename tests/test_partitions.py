@@ -648,6 +648,15 @@ def test_keys_are_claimed_and_replayed_at_every_isolation_level(days, elsewhere,
 
 @postgresql
 @plain_table
+def test_above_read_committed_too_a_key_is_claimed_in_the_database_that_the_policy_states(days, other_alias):
+    policy = Policy(using=other_alias)
+    with connections[other_alias].cursor() as cursor:
+        cursor.execute("SET default_transaction_isolation = 'repeatable read'")
+    assert isinstance(store_for(policy).claim(operation(), uuid4(), policy), Claimed)
+
+
+@postgresql
+@plain_table
 def test_callers_who_come_at_midnight_run_each_key_once(table):
     midnights = [layout().now + number * timedelta(milliseconds=100) for number in range(2, 22)]
     divide(*midnights)

@@ -6,10 +6,11 @@ import socket
 import subprocess
 import sys
 from functools import partial
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
-from django.db import DataError, connection, connections, transaction
+from django.db import DatabaseError, DataError, ProgrammingError, connection, connections, transaction
 from django.db.backends.postgresql.base import DatabaseWrapper
 from django.http import HttpResponse
 from django.test.utils import CaptureQueriesContext
@@ -21,6 +22,7 @@ from tests.callers import MODES, door, effects, operation, paying
 from tests.databases import environment
 from tests.servers import ROOT
 from tests.statements import sent_statements
+from tests.threads import in_threads
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("payer")]
 
@@ -184,6 +186,19 @@ def test_whoever_watches_statements_sees_them(connect):
         assert len([statement for statement in statements if "django_idempotency_" in statement]) == 3
 
 
+@pytest.mark.parametrize(("patched", "by_a_cursor"), [("select", True), ("socket", False)])
+def test_libpq_may_block_unless_gevent_has_patched_what_psycopg_waits_by(connect, monkeypatch, patched, by_a_cursor):
+    connect()
+    prepare()
+    gevent = SimpleNamespace(is_module_patched=lambda name: name == patched)
+    monkeypatch.setitem(sys.modules, "gevent.monkey", gevent)
+    went = []
+    by_cursor = prepared._by_cursor
+    monkeypatch.setattr(prepared, "_by_cursor", lambda *given: (went.append(given), by_cursor(*given))[1])
+    assert door(paying)().status_code == 201
+    assert bool(went) == by_a_cursor
+
+
 @pytest.mark.parametrize("whose", ["tool's", "backend's"])
 @pytest.mark.parametrize("name", prepared.CURSORS)
 def test_whoever_has_a_hand_in_every_cursor_has_it_in_ours(connect, monkeypatch, name, whose):
@@ -230,6 +245,13 @@ def test_where_they_are_thrown_away_in_a_transaction_it_is_rolled_back_and_a_ret
     assert effects() == 3
     assert door(view)("thrown").status_code == 201
     assert effects() == 4
+
+
+def test_after_any_other_error_statements_are_prepared_as_before(connect):
+    connect(prepare_threshold=5)
+    with pytest.raises(ProgrammingError):
+        prepared.execute("SELECT no_such_function(%s)", [1], "default")
+    prepare()
 
 
 @pytest.mark.parametrize(("statement", "value"), [("SELECT %s::text", "\0"), ("SELECT %s::timestamptz", "infinity")])
@@ -279,6 +301,61 @@ def test_a_statement_that_was_left_in_the_middle_is_not_committed(connect):
     prepare()
     assert door(view)("left").status_code == 503
     assert effects() == 3
+
+
+def test_another_threads_connection_and_a_transaction_to_be_rolled_back_are_refused_as_by_a_cursor(connect, no_cursor):
+    def ask():
+        return prepared.execute("SELECT %s::integer", [1], "default").row
+
+    def ask_by(borrowed):
+        connections["default"] = borrowed
+        try:
+            with pytest.raises(DatabaseError, match="created in a thread"):
+                ask()
+        finally:
+            del connections["default"]
+
+    connect(prepare_threshold=5)
+    ask()
+    no_cursor()
+    assert ask() == (1,)
+    in_threads(1, lambda _index, mine=connections["default"]: ask_by(mine))
+    with transaction.atomic():
+        transaction.set_rollback(True)
+        with pytest.raises(transaction.TransactionManagementError):
+            ask()
+
+
+def test_threads_that_share_a_connection_take_turns(connect):
+    """Django lets them, once somebody says inc_thread_sharing."""
+
+    def ask(number):
+        return prepared.execute("SELECT %s::integer FROM pg_sleep(0.1)", [number], "default").row
+
+    def ask_by(borrowed, number):
+        connections["default"] = borrowed
+        try:
+            return ask(number)
+        finally:
+            del connections["default"]
+
+    connect(prepare_threshold=5)
+    ask(0)
+    mine = connections["default"]
+    mine.inc_thread_sharing()
+    try:
+        assert in_threads(3, partial(ask_by, mine)) == [(0,), (1,), (2,)]
+    finally:
+        mine.dec_thread_sharing()
+
+
+def test_where_django_checks_a_connections_health_first_it_does_for_us(connect, monkeypatch):
+    connect(prepare_threshold=5)
+    monkeypatch.setitem(connection.settings_dict, "CONN_HEALTH_CHECKS", True)
+    for _ in range(2):
+        connection.health_check_done = False
+        assert prepared.execute("SELECT %s::integer", [1], "default").row == (1,)
+        cut()
 
 
 @in_each_mode

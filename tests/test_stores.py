@@ -23,7 +23,6 @@ from django.db import (
     OperationalError,
     ProgrammingError,
     connection,
-    connections,
     transaction,
 )
 from django.utils import timezone
@@ -423,6 +422,19 @@ def test_a_completed_record_can_not_be_taken(store):
     assert store.read(done.id, ATOMIC).response == ANSWER
 
 
+def test_a_completed_record_can_not_be_held(store):
+    done = claimed(store)
+    store.complete(done, ANSWER, ATOMIC)
+    with pytest.raises(IllegalMove), store.contend(done.id, HOLD) as record:
+        store.hold(record, "too late", HOLD)
+    assert store.read(done.id, ATOMIC).response == ANSWER
+
+
+def test_in_atomic_mode_no_crash_waits_for_a_person(store):
+    policy = Policy(on_crash="hold")
+    assert not store.read(claimed(store, policy).id, policy).hold_on_crash
+
+
 def test_holding_sets_a_record_aside_with_its_reason(store):
     dead = claimed(store, HOLD)
     with store.contend(dead.id, HOLD) as record:
@@ -650,25 +662,12 @@ def test_whatever_is_asked_a_store_that_can_not_be_reached_is_unavailable(store,
             ask(store, claim)
 
 
-@pytest.fixture
-def elsewhere(monkeypatch):
-    """Another alias of the same database, while that of the first one leads nowhere."""
-    connections.settings["elsewhere"] = {**connection.settings_dict, "TEST": {}}
-    connection.close()
-    with monkeypatch.context() as patch:
-        patch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
-        patch.setitem(connection.settings_dict, "PORT", free_port())
-        yield "elsewhere"
-    connections["elsewhere"].close()
-    del connections["elsewhere"], connections.settings["elsewhere"]
-
-
 @pytest.mark.row_locks
 @pytest.mark.parametrize("mode", ["atomic", "lease"])
-def test_records_are_in_the_database_that_the_policy_states_and_nowhere_else(store, elsewhere, mode):
-    policy = Policy(using=elsewhere, mode=mode, grace=0)
-    holding = Policy(using=elsewhere, mode="lease", on_crash="hold")
-    records = IdempotencyRecord.objects.using(elsewhere)
+def test_records_are_in_the_database_that_the_policy_states_and_nowhere_else(store, other_alias, mode):
+    policy = Policy(using=other_alias, mode=mode, grace=0)
+    holding = Policy(using=other_alias, mode="lease", on_crash="hold")
+    records = IdempotencyRecord.objects.using(other_alias)
 
     def run(verdict, key="k"):
         with engine.execution(engine.claim(operation(key), policy), policy) as run:

@@ -97,7 +97,7 @@ class PostgreSQLStore(DatabaseStore):
         with store_errors():
             if row := execute(statement, values, using).row:
                 return row
-            with transaction.atomic(using=using, durable=True):
+            with transaction.atomic(using=using):
                 with connections[using].cursor() as cursor:
                     cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
                 return execute(statement, values, using).row

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
@@ -39,7 +40,8 @@ KEPT = ROOT / ".mutants"
 PLUGINS = ("pytest_django.plugin", "_hypothesis_pytestplugin")
 OPTIONS = ("-q", "-x", "-m", "not server", "-p", "no:cacheprovider", "--hypothesis-seed=1")
 LEAST_TIME, TIMES_AS_LONG = 20.0, 3.0  # before a test is taken to hang
-PASSED, FAILED, INTERRUPTED = 0, 1, 2  # the last where a module of the tests could not even be imported
+# The third where a module of the tests could not be imported, the last where Django could not even be set up.
+PASSED, FAILED, INTERRUPTED, INTERNAL_ERROR = range(4)
 
 
 def path_of(module: str) -> Path:
@@ -238,6 +240,8 @@ class _Tracing:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        for function in _caching():  # who only finds what is kept from an earlier test, runs it, too, if it is alone
+            function.cache_clear()
         self.test, began = item.nodeid, time.monotonic()
         try:
             return (yield)
@@ -249,6 +253,12 @@ class _Tracing:
         for module, by_test in self.lines.items():
             self.touched.lines[module] = {test: sorted(lines) for test, lines in by_test.items()}
         path.write_text(json.dumps(asdict(self.touched)))
+
+
+def _caching() -> list[Any]:
+    """The package's functions that keep what they have returned."""
+    kept = type(lru_cache(len))
+    return [thing for thing in gc.get_objects() if type(thing) is kept and thing.__module__.startswith(PACKAGE)]
 
 
 # --- Trials ----------------------------------------------------------------------------------------------------------
@@ -263,7 +273,10 @@ def _imported(plan: Plan, files: Sequence[str], touched: Touched, *, makes_datab
         sys.meta_path.insert(0, _Changed(plan.mutant))
         return _pytest(files, _Chosen(plan.tests, touched, told))
 
-    outcome = _outcome(*_ended(*_forked(run)))
+    code, test = _ended(*_forked(run))
+    if code == INTERNAL_ERROR and not test:  # with nothing changed there is none
+        return Outcome(killed=True, test="import")
+    outcome = _outcome(code, test)
     if makes_database or outcome.hung:
         _make_database()
     return outcome
