@@ -41,6 +41,7 @@ DATABASE = (
     "test_laws.py",
     "test_partitions.py::test_keys_are_claimed_and_replayed_at_every_isolation_level",
     "test_partitions.py::test_a_key_claimed_across_midnight_is_claimed_once",
+    "test_partitions.py::test_above_read_committed_too_a_key_is_claimed_in_the_database_that_the_policy_states",
     "test_partitions.py::test_maintenance_goes_by_the_indexes_and_completion_into_one_partition",
 )
 # The modules that decide, with the tests that are about them.
