@@ -191,6 +191,7 @@ def _trace(files: Sequence[str], kept: Path) -> None:
     tracing = _Tracing()
 
     def trace(_told: int) -> int:
+        tracing.begin()
         code = _pytest(files, tracing)
         if code == PASSED:
             tracing.keep(kept)
@@ -218,7 +219,8 @@ class _Tracing:
         self.lines: dict[str, dict[str, set[int]]] = {module: {} for module in self.modules.values()}
         self.test: str | None = BEFORE_TESTS
 
-    def pytest_configure(self) -> None:
+    def begin(self) -> None:
+        """Before pytest does: its plugin for Django imports the package, which runs some functions then."""
         threading.settrace(self._trace)
         sys.settrace(self._trace)
 
