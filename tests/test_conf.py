@@ -60,6 +60,7 @@ def test_a_bad_value_is_an_error_that_says_which(settings, stated, sentence):
 
 
 def test_without_the_setting_there_are_the_defaults(settings):
+    settings.IDEMPOTENCY = {"LEASE": 7}  # of a deletion alone nobody is told
     del settings.IDEMPOTENCY
     assert conf().header == "Idempotency-Key"
     assert (conf().policy.mode, conf().policy.lease, conf().policy.fail_open) == ("atomic", 60, False)
