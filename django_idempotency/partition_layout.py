@@ -23,6 +23,8 @@ TABLE = IdempotencyRecord._meta.db_table
 MOST = 100_000  # rows that are counted
 LONGEST = timedelta(days=7)  # longer ones, such as months, are not all equally long: for others to make
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+RESERVED = 3  # days ahead that reserves see to, where intervals are shorter than a day
+RESERVE = "idempotency_record_reserve_"  # a CHECK; what follows are the seconds of an interval
 HAS_DEFAULT = "there is a default partition, beside which none can be detached concurrently"
 
 
@@ -55,7 +57,8 @@ class Partition:
     """As the catalog has it. ``name`` is quoted.
 
     ``default``: takes what no other does. ``keyed``: an id can be in it once. ``detaching``: somebody has begun to
-    detach it. ``retired``: emptied by ``drop``, and closed to whatever might still arrive.
+    detach it. ``retired``: emptied by ``drop``, and closed to whatever might still arrive. ``reserve``: it stands for
+    several, each of so many seconds, and is to be divided into them before its time comes.
     """
 
     oid: int
@@ -65,6 +68,7 @@ class Partition:
     keyed: bool = True
     detaching: bool = False
     retired: bool = False
+    reserve: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,36 +97,81 @@ class Contents:
 
 def future_width(partitions: Sequence[Partition]) -> timedelta | None:
     """How long each further partition is to be: as long as the latest."""
-    widths = [partition.bounds.width for partition in partitions if partition.bounds.width is not None]
-    return widths[-1] if widths else None
+    widths = [
+        timedelta(seconds=partition.reserve) if partition.reserve else partition.bounds.width
+        for partition in partitions
+    ]
+    return next((width for width in reversed(widths) if width is not None), None)
 
 
-def usual_ahead(width: timedelta) -> int:
-    """How many future partitions ``ensure`` sees to, if it isn't told: a week of days, a day and a half of hours."""
-    return 36 if width < Interval.DAY.width else 7
+def usual_ahead(width: timedelta | None) -> int:
+    """How many future partitions ``ensure`` sees to, if it isn't told: a week of days, half a day of hours."""
+    return 12 if width is not None and width < Interval.DAY.width else 7
 
 
-def missing(partitions: Sequence[Partition], now: datetime, ahead: int) -> list[Bounds]:
+def missing(
+    partitions: Sequence[Partition], now: datetime, ahead: int, *, without: Sequence[Partition] = ()
+) -> list[Bounds]:
     """The partitions to add, so that there is one for now and for each of the next ``ahead`` intervals.
 
     They go on in step with the latest, and are shorter where another one begins. What is past stays as it is.
+    ``without``: partitions that make room for them.
     """
-    width, taken = future_width(partitions), [partition.bounds for partition in partitions if not partition.default]
+    width = future_width(partitions)
     if width is None or width > LONGEST:
         return []
-    last = max(bounds.upper for bounds in taken if bounds.upper is not None)
+    ends = [partition.bounds.upper for partition in partitions if partition.bounds.upper and not partition.reserve]
+    taken = _taken(partitions, without)
+    found = _gaps(taken, now, now + ahead * width, width, in_step_with=max(ends, default=EPOCH))
+    # What is in the default partition by now can't have another.
+    has_default = any(partition.default for partition in partitions)
+    return [bounds for bounds in found if not (has_default and bounds.covers(now))]
+
+
+def reserves(
+    partitions: Sequence[Partition], now: datetime, ahead: int, *, without: Sequence[Partition] = ()
+) -> list[Bounds]:
+    """The reserves to add: up to a day each, from where the intervals ahead end, if those are shorter than that.
+
+    A claim looks into every partition, and finds few of them; and new records have one for days, whatever keeps
+    ``ensure`` from running.
+    """
+    width, day = future_width(partitions), Interval.DAY.width
+    if width is None or width >= day:
+        return []
+    taken = _taken(partitions, without) + missing(partitions, now, ahead, without=without)
+    return _gaps(taken, now, now + RESERVED * day, day, in_step_with=EPOCH)
+
+
+def to_divide(partitions: Sequence[Partition], now: datetime, ahead: int) -> list[Partition]:
+    """The reserves that begin within half of the next ``ahead`` intervals: seldom, and in time."""
+    width = future_width(partitions) or timedelta()
+    soon = now + max(1, ahead // 2) * width
+    return [
+        partition
+        for partition in partitions
+        if partition.reserve and partition.bounds.lower and now < partition.bounds.lower <= soon
+    ]
+
+
+def _taken(partitions: Sequence[Partition], without: Sequence[Partition]) -> list[Bounds]:
+    return [partition.bounds for partition in partitions if not partition.default and partition not in without]
+
+
+def _gaps(
+    taken: Sequence[Bounds], now: datetime, until: datetime, width: timedelta, *, in_step_with: datetime
+) -> list[Bounds]:
+    """What is not taken from ``now`` up to and with ``until``, in pieces of ``width`` or less."""
     found: list[Bounds] = []
     when: datetime | None = now
-    while when is not None and when <= now + ahead * width:
+    while when is not None and when <= until:
         bounds = next((bounds for bounds in taken if bounds.covers(when)), None)
         if bounds is None:
-            begin = last + (when - last) // width * width
+            begin = in_step_with + (when - in_step_with) // width * width
             bounds = _free(begin, begin + width, when, taken)
             found.append(bounds)
         when = bounds.upper
-    # What is in the default partition by now can't have another.
-    has_default = len(taken) < len(partitions)
-    return [bounds for bounds in found if not (has_default and bounds.covers(now))]
+    return found
 
 
 def _free(begin: datetime, end: datetime, when: datetime, taken: Sequence[Bounds]) -> Bounds:
@@ -146,12 +195,12 @@ def covered_until(partitions: Sequence[Partition], now: datetime) -> datetime | 
 
 
 def is_short(partitions: Sequence[Partition], now: datetime) -> bool:
-    """Whether fewer than two whole future days, or 24 future hours, are covered."""
+    """Whether fewer than two whole future days are covered; or two intervals, if those are longer."""
     until, width = covered_until(partitions, now), future_width(partitions)
     if until is None or width is None:
         return until is not None
-    least = 24 if width < Interval.DAY.width else 2
-    return until < _floor(now, width) + (least + 1) * width
+    width = max(width, Interval.DAY.width)
+    return until < EPOCH + ((now - EPOCH) // width + 3) * width
 
 
 def why_kept(bounds: Bounds, contents: Contents) -> str:
@@ -177,10 +226,6 @@ def half_detached(partitions: Sequence[Partition]) -> str:
 
 def detachment(name: str, *, begun: bool = False) -> str:
     return f"ALTER TABLE {TABLE} DETACH PARTITION {name} {'FINALIZE' if begun else 'CONCURRENTLY'}"
-
-
-def _floor(when: datetime, width: timedelta) -> datetime:
-    return EPOCH + (when - EPOCH) // width * width
 
 
 def stamp(when: datetime) -> str:
@@ -215,7 +260,11 @@ SELECT part.oid, name, {_microseconds(LOWER)} AS lower, {_microseconds(UPPER)} A
         SELECT FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attname = 'id'
         WHERE indrelid = part.oid AND indisunique AND indisvalid AND indpred IS NULL AND indkey::text = attnum::text
     ),
-    inhdetachpending, EXISTS (SELECT FROM pg_constraint WHERE conrelid = part.oid AND conname = '{RETIRED}')
+    inhdetachpending, EXISTS (SELECT FROM pg_constraint WHERE conrelid = part.oid AND conname = '{RETIRED}'),
+    (
+        SELECT max(substr(conname, {len(RESERVE) + 1})::integer) FROM pg_constraint
+        WHERE conrelid = part.oid AND starts_with(conname, '{RESERVE}')
+    )
 FROM (
     SELECT pg_class.oid, format('%I.%I', nspname, relname) AS name, inhdetachpending,
         coalesce(pg_get_expr(relpartbound, pg_class.oid), '') AS bounds

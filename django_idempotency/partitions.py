@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial, reduce
 from operator import add
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, IntegrityError, connections, transaction
 
 from django_idempotency.partition_layout import (
+    RESERVE,
     TABLE,
     Bounds,
     Interval,
@@ -31,7 +32,9 @@ from django_idempotency.partition_layout import (
     layout,
     missing,
     postgresql,
+    reserves,
     stamp,
+    to_divide,
     usual_ahead,
     why_all_stay,
     why_kept,
@@ -42,9 +45,11 @@ T = TypeVar("T")
 
 GONE = "gone meanwhile"
 IN_USE = "in use by a long transaction"
+HAS_RECORDS = "it has records already"
 CONVERTED = "the table is being converted"
 LOCK_TIMEOUT = "100ms"  # nobody waits longer than that behind a lock that we are waiting for
 ATTEMPTS, PAUSE = 20, 0.25  # for a lock that is not to be had, with so many seconds between
+DIVISIONS = 4  # attempts to divide a reserve; ``ensure`` comes again
 
 
 # --- Changing the table ----------------------------------------------------------------------------------------------
@@ -152,11 +157,12 @@ def template(cursor: Any, partitions: Sequence[Partition]) -> Template:
     return Template(options=tuple(options), identity=identity, owner=owner)
 
 
-def creation(schema: str, name: str, bounds: Bounds, like: Template) -> list[str]:
+def creation(schema: str, name: str, bounds: Bounds, like: Template, *, reserve: int | None = None) -> list[str]:
     """The statements that make a partition. They hold up nobody: the table's lock conflicts with no claim's."""
     table = f"{schema}.{TABLE}"
+    mark = "" if reserve is None else f", CONSTRAINT {RESERVE}{reserve} CHECK (true)"
     return [
-        like.created(name, f"LIKE {table} INCLUDING ALL"),
+        like.created(name, f"LIKE {table} INCLUDING ALL{mark}"),
         f"ALTER TABLE {name} ADD PRIMARY KEY (id)",
         *like.identified(name),
         *like.owned(name),
@@ -184,10 +190,12 @@ def name_of(schema: str, bounds: Bounds) -> str:
 class Ensured:
     """``created``: the partitions made. ``partitioned``: false if the table is plain, where there is nothing to do.
 
-    ``covered_until``: new records have a partition up to then (ISO 8601); ``None``: for ever, or the table is plain.
+    ``undivided``: the reserves that are due to be divided but could not be, with the reason. ``covered_until``: new
+    records have a partition up to then (ISO 8601); ``None``: for ever, or the table is plain.
     """
 
     created: tuple[str, ...] = ()
+    undivided: Mapping[str, str] = field(default_factory=dict)
     partitioned: bool = True
     covered_until: str | None = None
 
@@ -196,7 +204,10 @@ class Ensured:
 
 
 def ensure(*, ahead: int | None = None, using: str | None = None) -> Ensured:
-    """See to it that there are partitions for now and for the ``ahead`` intervals to come (default: 7 days, 36 hours).
+    """See to it that there are partitions for now and for the ``ahead`` intervals to come (default: 7 days, 12 hours).
+
+    Where intervals are shorter than a day, reserves of up to a day each follow, for three days. One that begins within
+    half of ``ahead`` is divided; it remains whole, and is as good for claims, where a long transaction is in the way.
 
     Two at once are harmless, and so is calling it on a plain table.
     """
@@ -208,50 +219,76 @@ def ensuring(*, ahead: int | None = None, using: str | None = None) -> Iterator[
     alias = postgresql(using)
     if layout(using=alias).halfway:
         forget_half_way(alias)
-    while True:
-        ensured = _ensure_one(alias, ahead)
+    while (ensured := _ensure_one(alias, ahead)).created:
         yield ensured
-        if not ensured.created:
-            return
+    yield ensured
+    for reserve in _reserves_due(layout(using=alias), ahead):
+        yield _divide(alias, reserve.name, ahead)
 
 
 def ensure_plan(*, ahead: int | None = None, using: str | None = None) -> list[str]:
-    """The statements that ``ensure`` would run."""
+    """The statements that ``ensure`` would run, if nothing changed meanwhile."""
     alias = postgresql(using)
+    found = layout(using=alias)
     with connections[alias].cursor() as cursor:
-        return [statement for _name, statements in _due(cursor, alias, ahead) for statement in statements]
+        made = _due(cursor, found, ahead)
+        plan = [statement for due in made for statement in due.statements]
+        for reserve in _reserves_due(found, ahead):
+            instead = [due for due in _creations(cursor, found, ahead, without=[reserve]) if due not in made]
+            plan += _division(reserve, instead)
+    return plan
 
 
 def _ensure_one(alias: str, ahead: int | None) -> Ensured:
     with short_transaction(alias, lock_timeout="10s") as cursor:
         if layout(using=alias).partitioned:
-            # Whoever else ensures, waits here; claims don't: it conflicts with none of their locks.
-            cursor.execute(f"LOCK TABLE ONLY {TABLE} IN SHARE UPDATE EXCLUSIVE MODE")
-        name, statements = next(iter(_due(cursor, alias, ahead)), (None, []))
-        for statement in statements:
+            cursor.execute(LOCK)
+        due = _due(cursor, layout(using=alias), ahead)[:1]
+        for statement in due[0].statements if due else ():
             cursor.execute(statement)
-        found = layout(using=alias)
-    until = covered_until(found.partitions, found.now) if found.partitioned else None
-    return Ensured(
-        created=() if name is None else (name,),
-        partitioned=found.partitioned,
-        covered_until=None if until is None else stamp(until),
-    )
+        return _ensured(alias, created=tuple(one.name for one in due))
 
 
-def _due(cursor: Any, alias: str, ahead: int | None) -> list[tuple[str, list[str]]]:
+# Whoever else ensures, waits here; claims don't: it conflicts with none of their locks.
+LOCK = f"LOCK TABLE ONLY {TABLE} IN SHARE UPDATE EXCLUSIVE MODE"
+
+
+def _ensured(alias: str, **what: Any) -> Ensured:
     found = layout(using=alias)
-    if (width := future_width(found.partitions)) is None:
-        return []
-    like = template(cursor, found.partitions)
-    wanted = missing(found.partitions, found.now, usual_ahead(width) if ahead is None else ahead)
+    until = covered_until(found.partitions, found.now) if found.partitioned else None
+    return Ensured(partitioned=found.partitioned, covered_until=None if until is None else stamp(until), **what)
+
+
+class _Due(NamedTuple):
+    name: str
+    statements: list[str]
+
+
+def _due(cursor: Any, found: Layout, ahead: int | None) -> list[_Due]:
     unkeyed = [
-        (partition.name, [f"ALTER TABLE {partition.name} ADD PRIMARY KEY (id)"])
+        _Due(partition.name, [f"ALTER TABLE {partition.name} ADD PRIMARY KEY (id)"])
         for partition in found.partitions
         if not partition.keyed and partition.bounds.lower is not None and partition.bounds.lower > found.now
     ]
-    named = [(_free_name(cursor, name_of(found.schema, bounds)), bounds) for bounds in wanted]
-    return unkeyed + [(name, creation(found.schema, name, bounds, like)) for name, bounds in named]
+    return unkeyed + _creations(cursor, found, ahead)
+
+
+def _creations(cursor: Any, found: Layout, ahead: int | None, *, without: Sequence[Partition] = ()) -> list[_Due]:
+    if (width := future_width(found.partitions)) is None:
+        return []
+    ahead, like = _ahead(found, ahead), template(cursor, found.partitions)
+    made = []
+    for bounds in missing(found.partitions, found.now, ahead, without=without):
+        name = _free_name(cursor, name_of(found.schema, bounds))
+        made.append(_Due(name, creation(found.schema, name, bounds, like)))
+    for bounds in reserves(found.partitions, found.now, ahead, without=without):
+        name = _free_name(cursor, name_of(found.schema, bounds) + "_reserve")
+        made.append(_Due(name, creation(found.schema, name, bounds, like, reserve=int(width.total_seconds()))))
+    return made
+
+
+def _ahead(found: Layout, ahead: int | None) -> int:
+    return usual_ahead(future_width(found.partitions)) if ahead is None else ahead
 
 
 def _free_name(cursor: Any, name: str) -> str:
@@ -261,6 +298,48 @@ def _free_name(cursor: Any, name: str) -> str:
         if cursor.fetchone() == (True,):
             break
     return candidate
+
+
+# --- Dividing a reserve ----------------------------------------------------------------------------------------------
+
+
+def _reserves_due(found: Layout, ahead: int | None) -> list[Partition]:
+    return to_divide(found.partitions, found.now, _ahead(found, ahead))
+
+
+def _divide(alias: str, name: str, ahead: int | None) -> Ensured:
+    try:
+        return patiently(partial(_divide_now, alias, name, ahead), attempts=DIVISIONS)
+    except IntegrityError:
+        return _ensured(alias, undivided={name: HAS_RECORDS})
+    except DatabaseError as error:
+        if not is_conflict(error):
+            raise
+        return _ensured(alias, undivided={name: IN_USE})
+
+
+def _divide_now(alias: str, name: str, ahead: int | None) -> Ensured:
+    with short_transaction(alias, lock_timeout=LOCK_TIMEOUT) as cursor:
+        cursor.execute(LOCK)
+        found = layout(using=alias)
+        reserve = next((partition for partition in _reserves_due(found, ahead) if partition.name == name), None)
+        if reserve is None:
+            return _ensured(alias)
+        made = _creations(cursor, found, ahead, without=[reserve])
+        for statement in _division(reserve, made):
+            cursor.execute(statement)
+        return _ensured(alias, created=tuple(due.name for due in made))
+
+
+def _division(reserve: Partition, made: Sequence[_Due]) -> list[str]:
+    """Claims wait while one takes the other's place, but not for the making. A record in it makes this fail."""
+    return [
+        *(statement for due in made for statement in due.statements[:-1]),
+        f"LOCK TABLE ONLY {TABLE} IN ACCESS EXCLUSIVE MODE",
+        f"ALTER TABLE {reserve.name} ADD CONSTRAINT {RETIRED} CHECK (false)",
+        f"DROP TABLE {reserve.name}",
+        *(due.statements[-1] for due in made),
+    ]
 
 
 # --- Dropping --------------------------------------------------------------------------------------------------------
@@ -427,8 +506,9 @@ class Standing:
     """One partition. ``rows`` and ``bytes``, indexes included, as the database estimates them; ``None`` if it doesn't.
 
     ``live`` and ``held``: counts of up to ``MOST``. ``purge_at``: of the last answer in it. ``keyed``: false if it
-    lacks the index that a claim looks by. ``retired`` and ``detaching``: a ``drop`` has emptied it, and begun to detach
-    it; one that was interrupted goes on. ``kept``: why it can't be dropped; empty if it can.
+    lacks the index that a claim looks by. ``reserve``: it is to be divided before its time comes. ``retired`` and
+    ``detaching``: a ``drop`` has emptied it, and begun to detach it; one that was interrupted goes on. ``kept``: why it
+    can't be dropped; empty if it can.
     """
 
     name: str
@@ -440,6 +520,7 @@ class Standing:
     held: int
     purge_at: datetime | None
     keyed: bool
+    reserve: bool
     retired: bool
     detaching: bool
     kept: str
@@ -491,6 +572,7 @@ def _standing(alias: str, partition: Partition, found: Layout) -> Standing:
         held=contents.held,
         purge_at=contents.purge_at,
         keyed=partition.keyed,
+        reserve=partition.reserve is not None,
         retired=partition.retired,
         detaching=partition.detaching,
         kept="" if partition.retired else why_kept(partition.bounds, contents) or why_all_stay(found.partitions),

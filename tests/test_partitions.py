@@ -14,6 +14,7 @@ from uuid import uuid4
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection, connections, transaction
+from hypothesis import strategies as st
 from psycopg.errors import DeadlockDetected
 
 from django_idempotency import checks, conversion, engine, interventions, maintenance, partitions
@@ -29,9 +30,12 @@ from django_idempotency.partition_layout import (
     Partition,
     covered_until,
     detachment,
+    future_width,
     is_short,
     layout,
     missing,
+    reserves,
+    to_divide,
     why_kept,
 )
 from django_idempotency.partitions import drop, ensure, name_of, status
@@ -42,6 +46,7 @@ from django_idempotency.stores.database import ahead, store_errors
 from tests.callers import claim, door, effects, is_replay, operation, paying, record, shift
 from tests.holder import commanding
 from tests.partitioned import divide
+from tests.properties import given
 from tests.threads import OtherThread, in_threads, just_before, wait_little_for_locks
 from tests.waiting import eventually
 
@@ -60,6 +65,7 @@ def divided(*ends, **flags):
 
 
 MIDNIGHT = NOON.replace(hour=0)
+MONDAY = datetime(1970, 1, 1, tzinfo=UTC) + (NOON - datetime(1970, 1, 1, tzinfo=UTC)) // (7 * DAYS) * (7 * DAYS)
 ACTIVITY = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database()"
 
 
@@ -123,11 +129,106 @@ def test_future_partitions_count_only_without_a_gap():
     assert covered_until(divided(None, MIDNIGHT, MIDNIGHT + DAYS, detaching=True), NOON) == NOON
 
 
-@pytest.mark.parametrize(("width", "enough"), [(DAYS, 3), (HOURS, 25)], ids=["day", "hour"])
-def test_two_days_or_24_hours_are_enough(width, enough):
-    start = MIDNIGHT if width == DAYS else NOON
-    assert not is_short(divided(None, start, *(start + number * width for number in range(1, enough + 1))), NOON)
-    assert is_short(divided(None, start, *(start + number * width for number in range(1, enough))), NOON)
+@pytest.mark.parametrize(("width", "enough"), [(DAYS, 3), (HOURS, 60), (7 * DAYS, 3)], ids=["day", "hour", "week"])
+def test_two_days_are_enough_or_two_intervals_that_are_longer(width, enough):
+    start = {DAYS: MIDNIGHT, HOURS: NOON}.get(width, MONDAY)
+    now = start if width > DAYS else NOON
+    assert not is_short(divided(None, start, *(start + number * width for number in range(1, enough + 1))), now)
+    assert is_short(divided(None, start, *(start + number * width for number in range(1, enough))), now)
+
+
+# --- Reserves: pure --------------------------------------------------------------------------------------------------
+
+
+def reserved(*ends, seconds=HOUR):
+    return divided(*ends, reserve=seconds)
+
+
+def test_beyond_the_hours_ahead_days_are_in_reserve():
+    found = divided(None, NOON, NOON + HOURS)
+    assert [bounds.upper for bounds in missing(found, NOON, 12)] == [NOON + hour * HOURS for hour in range(2, 14)]
+    after = NOON + 13 * HOURS
+    assert reserves(found, NOON, 12) == [
+        Bounds(after, MIDNIGHT + 2 * DAYS),
+        Bounds(MIDNIGHT + 2 * DAYS, MIDNIGHT + 3 * DAYS),
+        Bounds(MIDNIGHT + 3 * DAYS, MIDNIGHT + 4 * DAYS),
+    ]
+    assert reserves([*found, *reserved(NOON + HOURS, MIDNIGHT + 4 * DAYS)], NOON, 12) == []
+
+
+def test_days_need_no_reserve_and_neither_does_what_is_not_ours_to_make():
+    assert reserves(divided(None, MIDNIGHT, MIDNIGHT + DAYS), NOON, 7) == []
+    assert reserves(divided(None, NOON), NOON, 7) == []
+    assert reserves(divided(None, NOON, NOON + HOURS, None), NOON, 12) == []
+
+
+def test_a_reserve_is_divided_when_it_begins_within_half_of_what_is_wanted_ahead():
+    found = [*divided(None, NOON, NOON + 7 * HOURS), *reserved(NOON + 7 * HOURS, MIDNIGHT + DAYS, MIDNIGHT + 2 * DAYS)]
+    first = found[2]
+    assert to_divide(found, NOON, 12) == []
+    assert to_divide(found, NOON + HOURS, 12) == [first]
+    assert to_divide(found, NOON, 14) == [first]
+    assert to_divide(found, NOON + 6 * HOURS, 1) == [first]
+    assert to_divide(found, NOON + 7 * HOURS, 12) == found[3:]  # the first is in use by now
+    assert missing(found, NOON + HOURS, 12) == []
+    assert [bounds.lower for bounds in missing(found, NOON + HOURS, 12, without=[first])] == [
+        NOON + hour * HOURS for hour in range(7, 12)
+    ]
+    assert reserves(found, NOON + HOURS, 12, without=[first]) == [
+        Bounds(MIDNIGHT + 2 * DAYS, MIDNIGHT + 3 * DAYS),
+        Bounds(MIDNIGHT + 3 * DAYS, MIDNIGHT + 4 * DAYS),
+    ]
+
+
+def test_hours_go_on_where_only_reserves_are_left():
+    found = reserved(MIDNIGHT, MIDNIGHT + DAYS)
+    assert {bounds.width for bounds in missing(found, NOON, 14)} == {HOURS}
+
+
+@given(
+    st.lists(st.integers(1, 50 * HOUR), max_size=30),
+    st.sampled_from([HOUR // 4, HOUR, 5 * HOUR, 7 * HOUR]),
+    st.integers(1, 40),
+)
+def test_whenever_ensure_is_run_there_are_days_ahead_and_few_partitions(pauses, width, ahead):
+    """With reserves that can be divided and such that can't, by turns."""
+    width, now = timedelta(seconds=width), NOON
+    found = divided(None, NOON, NOON + width)
+    for turn, pause in enumerate([0, *pauses]):
+        now += timedelta(seconds=pause)
+        found = ensured(found, now, ahead, divides=turn % 3 < 2)
+        until = covered_until(found, now)
+        assert until > now + 3 * DAYS
+        assert not is_short(found, now)
+        ends = sorted((partition.bounds.lower, partition.bounds.upper) for partition in found[1:])
+        assert all(upper <= lower for (_, upper), (lower, _) in pairwise(ends))
+        future = [partition for partition in found[1:] if partition.bounds.upper > now]
+        assert len(future) <= 2 * ahead + 6
+        if turn % 3 < 2:
+            assert all(partition.bounds.covers(now) for partition in future if is_early(partition, now, ahead, width))
+
+
+def is_early(partition, now, ahead, width):
+    return partition.reserve and partition.bounds.lower <= now + max(1, ahead // 2) * width
+
+
+def ensured(found, now, ahead, *, divides):
+    """As ``ensure`` leaves them."""
+
+    def added(found, without=()):
+        width = future_width(found)
+        more = [Partition(0, "", bounds) for bounds in missing(found, now, ahead, without=without)]
+        more += [
+            Partition(0, "", bounds, reserve=int(width.total_seconds()))
+            for bounds in reserves(found, now, ahead, without=without)
+        ]
+        left = [partition for partition in found if partition not in without]
+        return sorted([*left, *more], key=lambda partition: partition.bounds.upper)
+
+    found = added(found)
+    for reserve in to_divide(found, now, ahead) if divides else []:
+        found = added(found, [reserve])
+    return found
 
 
 @pytest.mark.parametrize(
@@ -574,6 +675,197 @@ def test_without_a_partition_a_request_is_refused_and_told_what_to_run(table, ca
         claim(policy=Policy())
 
 
+# --- Reserves --------------------------------------------------------------------------------------------------------
+
+
+def make(*made):
+    """Partitions as ``ensure`` makes them: bounds in hours from half an hour ago on, and how long a reserve's are."""
+    enable()
+    run_sql(f"DROP TABLE {', '.join(partition.name for partition in layout().partitions)}")
+    begin = layout().now - HOURS / 2
+    for number, (lower, upper, reserve) in enumerate(made):
+        bounds = Bounds(None if lower is None else begin + lower * HOURS, begin + upper * HOURS)
+        name = f"public.{TABLE}_p{number}"
+        for statement in partitions.creation("public", name, bounds, partitions.Template(), reserve=reserve):
+            run_sql(statement)
+    return begin
+
+
+@pytest.fixture
+def hours(table):
+    """Partitions of these two hours, and the rest in reserve; when they begin."""
+    return make((None, 0, None), (0, 2, None), (2, 20, HOUR), (20, 120, HOUR))
+
+
+RESERVE = f"public.{TABLE}_p2"
+
+
+def places(begin):
+    """The future partitions by their bounds, in hours from then on, and whether they are reserves."""
+    found = layout()
+    return [
+        ((partition.bounds.lower - begin) / HOURS, (partition.bounds.upper - begin) / HOURS, bool(partition.reserve))
+        for partition in found.partitions
+        if partition.bounds.lower is not None and partition.bounds.lower > found.now
+    ]
+
+
+@postgresql
+@plain_table
+def test_hours_are_made_for_half_a_day_and_reserves_for_three_days(table):
+    make((None, 0, None), (0, 1, None))
+    made = ensure()
+    standing = status().partitions
+    assert [one.reserve for one in standing] == [*[False] * 14, *[True] * (len(standing) - 14)]
+    assert 3 <= len(standing) - 14 <= 4
+    assert all(one.name.endswith("_reserve") is one.reserve and one.keyed for one in standing)
+    assert len(made.created) == len(standing) - 2
+    assert status().covered_until >= layout().now + 3 * DAYS
+    assert checks.check_partitions(None, ["default"]) == []
+    assert ensure() == partitions.Ensured(covered_until=made.covered_until)
+
+
+@postgresql
+@plain_table
+def test_a_reserve_whose_time_has_come_is_divided(hours, elsewhere):
+    door(paying)("before")
+    made = ensure()
+    assert places(hours) == [*((hour, hour + 1, False) for hour in range(2, 13)), (13, 20, True), (20, 120, True)]
+    assert (len(made.created), made.undivided) == (12, {})
+    assert (ensure().created, checks.check_partitions(None, ["default"])) == ((), [])
+    assert is_replay(elsewhere(door(paying), "before"))
+    assert elsewhere(door(paying), "after").status_code == 201
+    make_record(hours + 2.5 * HOURS)
+    make_record(hours + 19.5 * HOURS)
+    assert IdempotencyRecord.objects.count() == 4
+
+
+@postgresql
+@plain_table
+def test_a_reserve_that_has_a_record_already_stays_with_it(hours, capsys):
+    """The clock of the database was ahead for a while."""
+    make_record(hours + 3 * HOURS)
+    assert ensure().undivided == {RESERVE: "it has records already"}
+    assert (rows(RESERVE), places(hours)) == (1, [(2, 20, True), (20, 120, True)])
+    call_command("idempotency_partitions", "ensure")
+    assert f"{RESERVE} stays undivided: it has records already" in capsys.readouterr().out
+
+
+@postgresql
+@plain_table
+def test_a_record_that_comes_just_before_the_lock_keeps_the_reserve(hours, elsewhere):
+    late = hours + 3 * HOURS
+    with just_before("LOCK TABLE ONLY .* ACCESS EXCLUSIVE", lambda: elsewhere(make_record, late)):
+        assert RESERVE in ensure().undivided
+    assert rows(RESERVE) == 1
+
+
+@postgresql
+@plain_table
+def test_a_reserve_stays_while_a_long_transaction_is_in_the_way_and_nobody_waits_for_that(
+    hours, impatient, elsewhere, observer
+):
+    with long_transaction(elsewhere):
+        with just_before("LOCK TABLE ONLY .* ACCESS EXCLUSIVE", lambda: observer(wait_little_for_locks)):
+            assert ensure().undivided == {RESERVE: "in use by a long transaction"}
+        assert observer(door(paying), "meanwhile").status_code == 201
+    assert places(hours) == [(2, 20, True), (20, 120, True)]
+    assert len(ensure().created) == 12
+
+
+@postgresql
+@plain_table
+def test_claims_wait_for_the_change_of_places_but_not_for_the_making(hours, elsewhere):
+    elsewhere(wait_little_for_locks)
+    answers = []
+
+    def come():
+        answers.append(elsewhere(door(paying), f"k{len(answers)}").status_code)
+
+    with just_before("ALTER TABLE .* ADD PRIMARY KEY", come), just_before("LOCK TABLE ONLY .* ACCESS EXCLUSIVE", come):
+        assert ensure().created
+    assert answers == [201, 201]
+
+
+@postgresql
+@plain_table
+def test_two_who_divide_a_reserve_at_once_do_it_once(hours):
+    made = in_threads(4, lambda _: ensure())
+    assert len([name for one in made for name in one.created]) == 12
+    assert len(places(hours)) == 13
+
+
+@postgresql
+@plain_table
+def test_callers_run_each_key_once_while_a_reserve_is_divided(hours):
+    """Every claim looks into what is just being changed."""
+    divided = threading.Event()
+
+    def come(number):
+        if number == 0:
+            try:
+                return len(ensure().created)
+            finally:
+                divided.set()
+        count = 0
+        while count < 20 or not divided.is_set():
+            answer = door(paying)(f"k{count}")
+            count += answer.status_code == 201
+        return count
+
+    made, *counts = in_threads(5, come)
+    assert made == 12
+    assert effects() == max(counts) == IdempotencyRecord.objects.count()
+
+
+@postgresql
+@plain_table
+def test_a_reserve_that_is_in_use_is_a_partition_like_others_and_hours_go_on_behind_it(table):
+    """Nobody has run ensure for a day."""
+    begin = make((None, -5, None), (-5, -4, None), (-4, 3, HOUR), (3, 96, HOUR))
+    assert door(paying)().status_code == 201
+    assert rows(RESERVE) == 1
+    ensure()
+    assert places(begin)[:3] == [(3, 4, False), (4, 5, False), (5, 6, False)]
+    assert is_replay(door(paying)())
+
+
+@postgresql
+@plain_table
+@pytest.mark.parametrize(
+    "step",
+    ["CREATE TABLE", "LOCK TABLE ONLY .* ACCESS EXCLUSIVE", "ALTER TABLE .* ADD CONSTRAINT", "DROP TABLE", ".*ATTACH"],
+)
+@pytest.mark.server
+def test_a_division_that_is_killed_leaves_the_reserve_and_can_be_begun_again(hours, elsewhere, step):
+    make_keys()
+    kill("ensure", before=step)
+    assert_keys_are_as_before(elsewhere)
+    assert places(hours) == [(2, 20, True), (20, 120, True)]
+    run_again("ensure")
+    assert_keys_are_as_before(elsewhere)
+    assert len(places(hours)) == 13
+    assert run_sql(rf"SELECT count(*) FROM pg_class WHERE relname LIKE '{TABLE}\_p%' AND relkind = 'r'") == [(15,)]
+
+
+@postgresql
+@plain_table
+def test_the_plan_tells_how_a_reserve_is_divided(hours, told, capsys):
+    planned = told("ensure", "--plan")["statements"]
+    sent = []
+
+    def listen(execute, sql, *details):
+        sent.append(sql)
+        return execute(sql, *details)
+
+    with connection.execute_wrapper(listen):
+        told("ensure")
+    assert [sql for sql in sent if sql in planned] == planned
+    assert len(planned) > 12
+    call_command("idempotency_partitions", "status")
+    assert capsys.readouterr().out.count("a reserve") == 2
+
+
 # --- One key, several partitions -------------------------------------------------------------------------------------
 
 
@@ -793,15 +1085,20 @@ def test_a_claim_that_began_before_the_end_of_a_partition_finds_it_closed(days):
 
 
 def insert_late():
+    with store_errors():
+        make_record(layout().now - 2 * HOURS)
+
+
+def make_record(created_at):
+    """By a raw INSERT, past the claim."""
     columns = (
         "id, scope, key, method, path, fingerprint, mode, created_at, status, updated_at, expires_at, purge_at,"
         " response_status, response_headers"
     )
-    with store_errors():
-        run_sql(f"""
-            INSERT INTO {TABLE} ({columns}) SELECT gen_random_uuid(), 's', 'k', '', '', '', 'atomic',
-                now() - interval '2 hours', 'completed', now(), now(), now(), 200, '{{}}'
-        """)
+    run_sql(f"""
+        INSERT INTO {TABLE} ({columns}) SELECT gen_random_uuid(), 's', 'k', '', '', '', 'atomic',
+            '{created_at}', 'completed', now(), now(), now(), 200, '{{}}'
+    """)
 
 
 @contextmanager

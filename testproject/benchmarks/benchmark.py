@@ -172,6 +172,8 @@ class Benchmark:
         say("\n(partitions) a claim:\n", report.table(figures["claims"], report.PARTITIONS))
         say("\n(partitions) a day of {rows:,} keys is dropped in {drop[ms]:.0f} ms:\n".format(**figures))
         say(report.table(figures["drop"]["steps"], report.STEPS))
+        plain = figures["drop"]["plain"]
+        say(f"\nA DROP TABLE of as large a table, {plain['bytes'] / 1e6:.0f} MB: {plain['ms']:.0f} ms.")
         say("\nClaims:\n")
         say(report.table(figures["drop"]["claims"], report.DROP))
         return figures

@@ -21,6 +21,8 @@ RATE = 500  # keys a second
 QUIET = 10  # seconds before the drop
 AROUND = 0.5  # seconds before and after it that count as its own
 AGE = 3  # days
+COPY = "as_large"
+SETTLING = 40  # seconds: there are file systems that take ten times as long to remove what was written just before
 
 
 def measure(cluster: Cluster, *, rows: int, rounds: int) -> dict[str, Any]:
@@ -111,11 +113,17 @@ def _partitions(name: str) -> int:
 
 
 def drop(name: str) -> dict[str, Any]:
-    """What dropping the oldest partition takes while claims come, and the slowest of those that are due meanwhile."""
+    """What dropping the oldest partition takes while claims come, and the slowest of those that are due meanwhile.
+
+    And what a plain DROP TABLE of as large a table takes, beside the same load.
+    """
     from django_idempotency.partitions import dropping
 
+    _copy_oldest(name)
     with paced.load(name, rate=RATE) as load:
         time.sleep(2)
+        plain = _drop_copy(name)
+        time.sleep(5)
         begun = time.monotonic()
         time.sleep(QUIET)
         sent: list[Sent] = []
@@ -128,9 +136,32 @@ def drop(name: str) -> dict[str, Any]:
     return {
         "partition": dropped[0],
         "ms": (done - drops) * 1000,
+        "plain": plain,
         "steps": {title: {"ms": seconds * 1000} for title, seconds in _steps(drops, sent, done).items()},
         "claims": {title: paced.percentiles(load.within([window])) for title, window in windows.items()},
     }
+
+
+def _copy_oldest(name: str) -> None:
+    """Both have been on disk for a while before anything is timed, as a day has that is long past."""
+    from django_idempotency.partition_layout import layout
+
+    oldest = layout(using=name).partitions[0].name
+    with connections[name].cursor() as cursor:
+        cursor.execute(f"CREATE TABLE {COPY} (LIKE {oldest} INCLUDING ALL)")
+        cursor.execute(f"INSERT INTO {COPY} SELECT * FROM {oldest}")
+        cursor.execute(f"VACUUM ANALYZE {COPY}")
+        cursor.execute("CHECKPOINT")
+    time.sleep(SETTLING)
+
+
+def _drop_copy(name: str) -> dict[str, float]:
+    with connections[name].cursor() as cursor:
+        cursor.execute(f"SELECT pg_total_relation_size('{COPY}')")
+        (size,) = cursor.fetchone()
+        begun = time.monotonic()
+        cursor.execute(f"DROP TABLE {COPY}")
+        return {"ms": (time.monotonic() - begun) * 1000, "bytes": size}
 
 
 class Sent(NamedTuple):

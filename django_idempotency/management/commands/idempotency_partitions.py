@@ -106,7 +106,8 @@ def _ensured(ensured: Ensured) -> str:
     if not ensured.partitioned:
         return "The table is not partitioned: nothing to do."
     until = "without end" if ensured.covered_until is None else f"until {ensured.covered_until}"
-    return f"{len(ensured.created)} partitions made; there are some {until}."
+    undivided = "".join(f"\n{name} stays undivided: {reason}" for name, reason in ensured.undivided.items())
+    return f"{len(ensured.created)} partitions made; there are some {until}.{undivided}"
 
 
 def _dropped(dropped: Dropped) -> str:
@@ -130,6 +131,7 @@ def _line(standing: Standing) -> str:
     ends = (end and stamp(end) for end in (standing.lower, standing.upper))
     rows = "?" if standing.rows is None else standing.rows
     fate = "is being dropped: run drop" if standing.retired else standing.kept or "can be dropped"
+    fate += ", a reserve" if standing.reserve else ""
     unkeyed = "" if standing.keyed else "; has no unique index on id, so every claim reads it whole"
     return (
         f"{standing.name}: {' – '.join(end or '…' for end in ends)}; {rows} rows, {standing.bytes} bytes,"
