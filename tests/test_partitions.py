@@ -762,13 +762,18 @@ def test_a_record_that_comes_just_before_the_lock_keeps_the_reserve(hours, elsew
 
 @postgresql
 @plain_table
-def test_a_reserve_stays_while_a_long_transaction_is_in_the_way_and_nobody_waits_for_that(
-    hours, impatient, elsewhere, observer
+def test_a_reserve_stays_while_a_long_transaction_is_in_the_way_and_nobody_waits_long_for_that(
+    hours, elsewhere, observer
 ):
-    with long_transaction(elsewhere):
-        with just_before("LOCK TABLE ONLY .* ACCESS EXCLUSIVE", lambda: observer(wait_little_for_locks)):
-            assert ensure().undivided == {RESERVE: "in use by a long transaction"}
-        assert observer(door(paying), "meanwhile").status_code == 201
+    observer(run_sql, "SET statement_timeout = '2s'")
+    with long_transaction(elsewhere), ThreadPoolExecutor(1) as pool:
+        ensuring = pool.submit(in_threads, 1, lambda _: ensure())
+        meanwhile = []
+        while not ensuring.done():
+            meanwhile.append(observer(door(paying), f"k{len(meanwhile)}").status_code)
+        (ensured,) = ensuring.result()
+    assert ensured.undivided == {RESERVE: "in use by a long transaction"}
+    assert set(meanwhile) == {201}
     assert places(hours) == [(2, 20, True), (20, 120, True)]
     assert len(ensure().created) == 12
 
