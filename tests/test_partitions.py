@@ -774,6 +774,7 @@ def test_a_reserve_stays_while_a_long_transaction_is_in_the_way_and_nobody_waits
         (ensured,) = ensuring.result()
     assert ensured.undivided == {RESERVE: "in use by a long transaction"}
     assert set(meanwhile) == {201}
+    assert observer(run_sql, "SHOW statement_timeout") == [("2s",)]  # none was begun again on a new connection
     assert places(hours) == [(2, 20, True), (20, 120, True)]
     assert len(ensure().created) == 12
 
