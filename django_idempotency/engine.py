@@ -28,6 +28,7 @@ from django_idempotency.exceptions import (
     DigestCollision,
     LateRetry,
     StoreConflict,
+    StoreRefused,
     StoreUnavailable,
 )
 from django_idempotency.heartbeat import heartbeat
@@ -158,7 +159,7 @@ def refuse_late(operation: Operation, policy: Policy) -> None:
 def _reconnecting(store: Store, policy: Policy, ask: Callable[[], T]) -> T:
     try:
         return ask()
-    except StoreConflict:
+    except StoreRefused:
         raise
     except StoreUnavailable:
         # The first statement on a persistent connection finds out that the server has hung up since.

@@ -58,7 +58,11 @@ class StoreUnavailable(IdempotencyError):
         self.ran = ran
 
 
-class StoreConflict(StoreUnavailable):
+class StoreRefused(StoreUnavailable):
+    """The store answered that it can't do this now, and would say the same on another connection."""
+
+
+class StoreConflict(StoreRefused):
     """Another transaction was in the way (lock not available, serialization failure): nothing was written."""
 
 

@@ -7,7 +7,7 @@ import sqlite3
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from unittest.mock import ANY
@@ -524,6 +524,54 @@ def test_whoever_is_kept_from_making_a_record_gives_up_in_time(other, monkeypatc
     assert isinstance(engine.claim(operation(), ATOMIC), Claimed)
 
 
+@pytest.mark.postgresql
+def test_a_claim_that_takes_too_long_is_given_up_and_not_begun_again_on_another_connection(other):
+    block = transaction.atomic()
+    other(block.__enter__)
+    other(lambda: connection.cursor().execute(MAKING, [operation().id]))
+    with (
+        _connecting_with("statement_timeout=300ms"),
+        _kept_connection(),
+        pytest.raises(StoreUnavailable, match="statement timeout"),
+    ):
+        engine.claim(operation(), ATOMIC)
+    commit(other, block)
+
+
+@pytest.mark.postgresql
+def test_without_a_partition_no_other_connection_is_tried():
+    table = IdempotencyRecord._meta.db_table
+    connection.cursor().execute(f"ALTER TABLE {table} ADD CONSTRAINT {UNTIL} CHECK (key <> 'refused')")
+    try:
+        with _kept_connection(), pytest.raises(StoreUnavailable, match="idempotency_partitions ensure"):
+            engine.claim(operation("refused"), ATOMIC)
+    finally:
+        connection.cursor().execute(f"ALTER TABLE {table} DROP CONSTRAINT {UNTIL}")
+
+
+@contextmanager
+def _kept_connection():
+    connection.ensure_connection()
+    before = connection.connection
+    yield
+    assert connection.connection is before
+
+
+@pytest.mark.row_locks
+def test_where_there_is_no_server_one_connection_is_tried(monkeypatch):
+    """Each may take as long as the driver waits for an answer."""
+    tried = []
+    connect = connection.get_new_connection
+    monkeypatch.setattr(connection, "get_new_connection", lambda named: tried.append(named) or connect(named))
+    connection.close()
+    with monkeypatch.context() as patch:
+        patch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
+        patch.setitem(connection.settings_dict, "PORT", free_port())
+        with pytest.raises(StoreUnavailable):
+            engine.claim(operation(), ATOMIC)
+    assert len(tried) == 1
+
+
 MAKING = "SELECT pg_advisory_xact_lock(uuid_hash_extended(%s, 0))"
 
 ZONES = {"postgresql": "SET TIME ZONE 'Asia/Tokyo'", "mysql": "SET time_zone = '+09:00'", "sqlite": "SELECT 1"}
@@ -938,15 +986,18 @@ def test_headers_come_back_as_they_were_stored(store):
 
 
 @pytest.fixture
-def only_reads(monkeypatch):
+def only_reads():
     """Connect anew, to a server that only reads; and to one that writes, with the next connection."""
+    with _connecting_with("default_transaction_read_only=on") as undo:
+        yield undo
+
+
+@contextmanager
+def _connecting_with(setting):
     connection.close()
-    with monkeypatch.context() as patch:
-        patch.setitem(
-            connection.settings_dict,
-            "OPTIONS",
-            connection.settings_dict["OPTIONS"] | {"options": "-c default_transaction_read_only=on"},
-        )
+    with pytest.MonkeyPatch.context() as patch:
+        options = connection.settings_dict["OPTIONS"] | {"options": f"-c {setting}"}
+        patch.setitem(connection.settings_dict, "OPTIONS", options)
         connection.ensure_connection()
         yield patch.undo
     connection.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timedelta
 from typing import Any
@@ -25,7 +25,7 @@ from django.db.models import F, Max, QuerySet, Value
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Coalesce
 
-from django_idempotency.exceptions import StoreConflict, StoreUnavailable
+from django_idempotency.exceptions import StoreConflict, StoreRefused, StoreUnavailable
 from django_idempotency.logs import cause, log
 from django_idempotency.models import DatabaseNow, IdempotencyRecord, Status, check_move
 from django_idempotency.outcomes import Claimed, Operation, Snapshot, StoredResponse
@@ -51,8 +51,7 @@ def store_errors() -> Iterator[None]:
     try:
         yield
     except (OperationalError, InterfaceError) as error:
-        kind = StoreConflict if is_conflict(error) else StoreUnavailable
-        raise kind(str(error).strip()) from error
+        raise _kind(error)(str(error).strip()) from error
     except (InternalError, ProgrammingError) as error:
         if getattr(error.__cause__, "sqlstate", None) not in STALE_STATES:
             raise
@@ -63,8 +62,14 @@ def store_errors() -> Iterator[None]:
             raise StoreConflict(str(error).strip()) from error
         if violated in ("", UNTIL):
             log(logging.CRITICAL, "no_partition", "%s (%s)", NO_PARTITION, cause(error))
-            raise StoreUnavailable(NO_PARTITION) from error
+            raise StoreRefused(NO_PARTITION) from error
         raise
+
+
+def _kind(error: Exception) -> type[StoreUnavailable]:
+    if is_conflict(error):
+        return StoreConflict
+    return StoreRefused if _says(error, TOO_LONG_STATES, TOO_LONG_NUMBERS) else StoreUnavailable
 
 
 def _violated_check(error: IntegrityError) -> str | None:
@@ -109,7 +114,7 @@ class DatabaseStore(Store):
 
     def reconnect(self, policy: Policy) -> bool:
         connection = connections[alias(policy)]
-        if connection.in_atomic_block:
+        if connection.in_atomic_block or connection.connection is None:
             return False
         connection.close()
         return True
@@ -206,16 +211,18 @@ STALE_STATES = ("25006", "25P03", "25P04", "26000")
 CONFLICT_STATES = ("55P03", "40001", "40P01")
 # MariaDB and MySQL: lock wait timeout, deadlock, record changed since last read, lock not available.
 CONFLICT_NUMBERS = (1205, 1213, 1020, 3572)
+# A limit of the database's own on how long a statement may take; or somebody cancelled it.
+TOO_LONG_STATES, TOO_LONG_NUMBERS = ("57014",), (1969, 1317, 3024)
 
 
 def is_conflict(error: Exception) -> bool:
     """Whether ``error`` says that another transaction was in the way."""
-    driver = error.__cause__
-    return (
-        getattr(driver, "sqlstate", None) in CONFLICT_STATES
-        or next(iter(error.args), None) in CONFLICT_NUMBERS
-        or getattr(driver, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
-    )
+    is_sqlites = getattr(error.__cause__, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+    return is_sqlites or _says(error, CONFLICT_STATES, CONFLICT_NUMBERS)
+
+
+def _says(error: Exception, states: Sequence[str], numbers: Sequence[int]) -> bool:
+    return getattr(error.__cause__, "sqlstate", None) in states or next(iter(error.args), None) in numbers
 
 
 def told(error: Exception) -> str:
