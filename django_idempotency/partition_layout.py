@@ -96,12 +96,13 @@ class Contents:
 
 
 def future_width(partitions: Sequence[Partition]) -> timedelta | None:
-    """How long each further partition is to be: as long as the latest."""
-    widths = [
-        timedelta(seconds=partition.reserve) if partition.reserve else partition.bounds.width
-        for partition in partitions
-    ]
-    return next((width for width in reversed(widths) if width is not None), None)
+    """How long each further partition is to be: as long as the latest, or as what the latest reserve is meant for.
+
+    Of these the longer: where two others leave a gap, what fills it may be short.
+    """
+    latest = [partition.bounds.width for partition in partitions if partition.bounds.width and not partition.reserve]
+    meant = [timedelta(seconds=partition.reserve) for partition in partitions if partition.reserve]
+    return max([*latest[-1:], *meant[-1:]], default=None)
 
 
 def usual_ahead(width: timedelta | None) -> int:
@@ -109,53 +110,53 @@ def usual_ahead(width: timedelta | None) -> int:
     return 12 if width is not None and width < Interval.DAY.width else 7
 
 
-def missing(
-    partitions: Sequence[Partition], now: datetime, ahead: int, *, without: Sequence[Partition] = ()
-) -> list[Bounds]:
+def missing(partitions: Sequence[Partition], now: datetime, ahead: int) -> list[Bounds]:
     """The partitions to add, so that there is one for now and for each of the next ``ahead`` intervals.
 
     They go on in step with the latest, and are shorter where another one begins. What is past stays as it is.
-    ``without``: partitions that make room for them.
     """
-    width = future_width(partitions)
+    width, taken = future_width(partitions), [partition.bounds for partition in partitions if not partition.default]
     if width is None or width > LONGEST:
         return []
     ends = [partition.bounds.upper for partition in partitions if partition.bounds.upper and not partition.reserve]
-    taken = _taken(partitions, without)
     found = _gaps(taken, now, now + ahead * width, width, in_step_with=max(ends, default=EPOCH))
     # What is in the default partition by now can't have another.
-    has_default = any(partition.default for partition in partitions)
+    has_default = len(taken) < len(partitions)
     return [bounds for bounds in found if not (has_default and bounds.covers(now))]
 
 
-def reserves(
-    partitions: Sequence[Partition], now: datetime, ahead: int, *, without: Sequence[Partition] = ()
-) -> list[Bounds]:
+def reserves(partitions: Sequence[Partition], now: datetime, ahead: int) -> list[Bounds]:
     """The reserves to add: up to a day each, from where the intervals ahead end, if those are shorter than that.
 
     A claim looks into every partition, and finds few of them; and new records have one for days, whatever keeps
     ``ensure`` from running.
     """
-    width, day = future_width(partitions), Interval.DAY.width
-    if width is None or width >= day:
+    if not _has_reserves(partitions):
         return []
-    taken = _taken(partitions, without) + missing(partitions, now, ahead, without=without)
-    return _gaps(taken, now, now + RESERVED * day, day, in_step_with=EPOCH)
+    taken = [partition.bounds for partition in partitions] + missing(partitions, now, ahead)
+    return _gaps(taken, now, now + RESERVED * Interval.DAY.width, Interval.DAY.width, in_step_with=EPOCH)
 
 
 def to_divide(partitions: Sequence[Partition], now: datetime, ahead: int) -> list[Partition]:
-    """The reserves that begin within half of the next ``ahead`` intervals: seldom, and in time."""
-    width = future_width(partitions) or timedelta()
-    soon = now + max(1, ahead // 2) * width
+    """The reserves that begin within half of the next ``ahead`` intervals: seldom, and in time.
+
+    And those whose division was interrupted.
+    """
+    if not _has_reserves(partitions):
+        return []
+    width = future_width(partitions)
+    assert width is not None
+    soon = now + (ahead + 1) // 2 * width
     return [
         partition
         for partition in partitions
-        if partition.reserve and partition.bounds.lower and now < partition.bounds.lower <= soon
+        if partition.reserve and partition.bounds.lower and (partition.retired or now < partition.bounds.lower <= soon)
     ]
 
 
-def _taken(partitions: Sequence[Partition], without: Sequence[Partition]) -> list[Bounds]:
-    return [partition.bounds for partition in partitions if not partition.default and partition not in without]
+def _has_reserves(partitions: Sequence[Partition]) -> bool:
+    width, has_default = future_width(partitions), any(partition.default for partition in partitions)
+    return width is not None and width < Interval.DAY.width and not has_default
 
 
 def _gaps(
@@ -213,6 +214,18 @@ def why_kept(bounds: Bounds, contents: Contents) -> str:
     return ", ".join(reasons)
 
 
+def why_undivided(contents: Contents) -> str:
+    """Why a reserve can't give way to the partitions that it stands for; empty if it can."""
+    return "it has records already" if contents.live or contents.held or contents.purge_at else ""
+
+
+def why_last(partitions: Sequence[Partition], name: str) -> str:
+    """Why the partition ``name`` has to stay for the sake of those to come; empty if it need not."""
+    others = [partition for partition in partitions if partition.name != name]
+    goes_on = future_width(others) is not None or future_width(partitions) is None
+    return "" if goes_on else "the last that tells how long further ones are to be: run ensure"
+
+
 def why_all_stay(partitions: Sequence[Partition]) -> str:
     """Why no partition can be detached; empty if they can."""
     return HAS_DEFAULT if any(partition.default for partition in partitions) else half_detached(partitions)
@@ -262,8 +275,8 @@ SELECT part.oid, name, {_microseconds(LOWER)} AS lower, {_microseconds(UPPER)} A
     ),
     inhdetachpending, EXISTS (SELECT FROM pg_constraint WHERE conrelid = part.oid AND conname = '{RETIRED}'),
     (
-        SELECT max(substr(conname, {len(RESERVE) + 1})::integer) FROM pg_constraint
-        WHERE conrelid = part.oid AND starts_with(conname, '{RESERVE}')
+        SELECT max(substring(conname FROM '^{RESERVE}([1-9][0-9]{{0,6}})$')::integer) FROM pg_constraint
+        WHERE conrelid = part.oid
     )
 FROM (
     SELECT pg_class.oid, format('%I.%I', nspname, relname) AS name, inhdetachpending,

@@ -15,12 +15,13 @@ from functools import partial, reduce
 from operator import add
 from typing import Any, NamedTuple, TypeVar
 
-from django.db import DatabaseError, IntegrityError, connections, transaction
+from django.db import DatabaseError, connections, transaction
 
 from django_idempotency.partition_layout import (
     RESERVE,
     TABLE,
     Bounds,
+    Contents,
     Interval,
     Layout,
     Partition,
@@ -38,6 +39,8 @@ from django_idempotency.partition_layout import (
     usual_ahead,
     why_all_stay,
     why_kept,
+    why_last,
+    why_undivided,
 )
 from django_idempotency.stores.database import RETIRED, UNTIL, is_conflict
 
@@ -45,11 +48,9 @@ T = TypeVar("T")
 
 GONE = "gone meanwhile"
 IN_USE = "in use by a long transaction"
-HAS_RECORDS = "it has records already"
 CONVERTED = "the table is being converted"
 LOCK_TIMEOUT = "100ms"  # nobody waits longer than that behind a lock that we are waiting for
 ATTEMPTS, PAUSE = 20, 0.25  # for a lock that is not to be had, with so many seconds between
-DIVISIONS = 4  # attempts to divide a reserve; ``ensure`` comes again
 
 
 # --- Changing the table ----------------------------------------------------------------------------------------------
@@ -200,14 +201,15 @@ class Ensured:
     covered_until: str | None = None
 
     def __add__(self, later: Ensured) -> Ensured:
-        return replace(later, created=self.created + later.created)
+        return replace(later, created=self.created + later.created, undivided={**self.undivided, **later.undivided})
 
 
 def ensure(*, ahead: int | None = None, using: str | None = None) -> Ensured:
     """See to it that there are partitions for now and for the ``ahead`` intervals to come (default: 7 days, 12 hours).
 
     Where intervals are shorter than a day, reserves of up to a day each follow, for three days. One that begins within
-    half of ``ahead`` is divided; it remains whole, and is as good for claims, where a long transaction is in the way.
+    half of ``ahead`` is divided. It remains whole, and is as good for claims, where it has a record already or a
+    transaction has used the table for longer than a minute.
 
     Two at once are harmless, and so is calling it on a plain table.
     """
@@ -219,38 +221,42 @@ def ensuring(*, ahead: int | None = None, using: str | None = None) -> Iterator[
     alias = postgresql(using)
     if layout(using=alias).halfway:
         forget_half_way(alias)
-    while (ensured := _ensure_one(alias, ahead)).created:
-        yield ensured
-    yield ensured
+    yield from _filling(alias, ahead)
     for reserve in _reserves_due(layout(using=alias), ahead):
-        yield _divide(alias, reserve.name, ahead)
+        kept = _clear(alias, reserve.name)
+        yield _ensured(alias, undivided=kept)
+        if not kept:
+            yield from _filling(alias, ahead)
 
 
 def ensure_plan(*, ahead: int | None = None, using: str | None = None) -> list[str]:
     """The statements that ``ensure`` would run, if nothing changed meanwhile."""
     alias = postgresql(using)
     found = layout(using=alias)
+    due = _reserves_due(found, ahead)
+    plan = [statement for reserve in due for statement in _removal(reserve.name, reserve.retired, reserve.detaching)]
+    left = tuple(partition for partition in found.partitions if partition not in due)
     with connections[alias].cursor() as cursor:
-        made = _due(cursor, found, ahead)
-        plan = [statement for due in made for statement in due.statements]
-        for reserve in _reserves_due(found, ahead):
-            instead = [due for due in _creations(cursor, found, ahead, without=[reserve]) if due not in made]
-            plan += _division(reserve, instead)
+        for making in _missing(cursor, replace(found, partitions=left), ahead):
+            plan += making.statements
     return plan
 
 
-def _ensure_one(alias: str, ahead: int | None) -> Ensured:
+def _filling(alias: str, ahead: int | None) -> Iterator[Ensured]:
+    while (ensured := _fill_one(alias, ahead)).created:
+        yield ensured
+    yield ensured
+
+
+def _fill_one(alias: str, ahead: int | None) -> Ensured:
     with short_transaction(alias, lock_timeout="10s") as cursor:
         if layout(using=alias).partitioned:
-            cursor.execute(LOCK)
-        due = _due(cursor, layout(using=alias), ahead)[:1]
-        for statement in due[0].statements if due else ():
+            # Whoever else ensures, waits here; claims don't: it conflicts with none of their locks.
+            cursor.execute(f"LOCK TABLE ONLY {TABLE} IN SHARE UPDATE EXCLUSIVE MODE")
+        made = _missing(cursor, layout(using=alias), ahead)[:1]
+        for statement in (statement for making in made for statement in making.statements):
             cursor.execute(statement)
-        return _ensured(alias, created=tuple(one.name for one in due))
-
-
-# Whoever else ensures, waits here; claims don't: it conflicts with none of their locks.
-LOCK = f"LOCK TABLE ONLY {TABLE} IN SHARE UPDATE EXCLUSIVE MODE"
+        return _ensured(alias, created=tuple(making.name for making in made))
 
 
 def _ensured(alias: str, **what: Any) -> Ensured:
@@ -259,31 +265,28 @@ def _ensured(alias: str, **what: Any) -> Ensured:
     return Ensured(partitioned=found.partitioned, covered_until=None if until is None else stamp(until), **what)
 
 
-class _Due(NamedTuple):
+class _Making(NamedTuple):
+    """What makes a partition, or what it lacks."""
+
     name: str
     statements: list[str]
 
 
-def _due(cursor: Any, found: Layout, ahead: int | None) -> list[_Due]:
-    unkeyed = [
-        _Due(partition.name, [f"ALTER TABLE {partition.name} ADD PRIMARY KEY (id)"])
+def _missing(cursor: Any, found: Layout, ahead: int | None) -> list[_Making]:
+    if (width := future_width(found.partitions)) is None:
+        return []
+    wanted_ahead, like = _ahead(found, ahead), template(cursor, found.partitions)
+    made = [
+        _Making(partition.name, [f"ALTER TABLE {partition.name} ADD PRIMARY KEY (id)"])
         for partition in found.partitions
         if not partition.keyed and partition.bounds.lower is not None and partition.bounds.lower > found.now
     ]
-    return unkeyed + _creations(cursor, found, ahead)
-
-
-def _creations(cursor: Any, found: Layout, ahead: int | None, *, without: Sequence[Partition] = ()) -> list[_Due]:
-    if (width := future_width(found.partitions)) is None:
-        return []
-    ahead, like = _ahead(found, ahead), template(cursor, found.partitions)
-    made = []
-    for bounds in missing(found.partitions, found.now, ahead, without=without):
+    for bounds in missing(found.partitions, found.now, wanted_ahead):
         name = _free_name(cursor, name_of(found.schema, bounds))
-        made.append(_Due(name, creation(found.schema, name, bounds, like)))
-    for bounds in reserves(found.partitions, found.now, ahead, without=without):
-        name = _free_name(cursor, name_of(found.schema, bounds) + "_reserve")
-        made.append(_Due(name, creation(found.schema, name, bounds, like, reserve=int(width.total_seconds()))))
+        made.append(_Making(name, creation(found.schema, name, bounds, like)))
+    for bounds in reserves(found.partitions, found.now, wanted_ahead):
+        name, seconds = _free_name(cursor, name_of(found.schema, bounds) + "_reserve"), int(width.total_seconds())
+        made.append(_Making(name, creation(found.schema, name, bounds, like, reserve=seconds)))
     return made
 
 
@@ -300,46 +303,34 @@ def _free_name(cursor: Any, name: str) -> str:
     return candidate
 
 
-# --- Dividing a reserve ----------------------------------------------------------------------------------------------
+# --- Clearing away a reserve, for the partitions that it stands for --------------------------------------------------
+
+# Until the last of these has ended, the time of the reserve would have no partition at all.
+LONG_USE = f"""
+SELECT EXISTS (
+    SELECT FROM pg_locks JOIN pg_stat_activity USING (pid)
+    WHERE relation = '{TABLE}'::regclass AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND xact_start < statement_timestamp() - interval '1 min'
+)
+"""
 
 
 def _reserves_due(found: Layout, ahead: int | None) -> list[Partition]:
     return to_divide(found.partitions, found.now, _ahead(found, ahead))
 
 
-def _divide(alias: str, name: str, ahead: int | None) -> Ensured:
-    try:
-        return patiently(partial(_divide_now, alias, name, ahead), attempts=DIVISIONS)
-    except IntegrityError:
-        return _ensured(alias, undivided={name: HAS_RECORDS})
-    except DatabaseError as error:
-        if not is_conflict(error):
-            raise
-        return _ensured(alias, undivided={name: IN_USE})
+def _clear(alias: str, name: str) -> Mapping[str, str]:
+    """Drop an empty reserve; or tell why not."""
 
+    def why(_found: Layout, _partition: Partition, contents: Contents) -> str:
+        return why_undivided(contents)
 
-def _divide_now(alias: str, name: str, ahead: int | None) -> Ensured:
-    with short_transaction(alias, lock_timeout=LOCK_TIMEOUT) as cursor:
-        cursor.execute(LOCK)
-        found = layout(using=alias)
-        reserve = next((partition for partition in _reserves_due(found, ahead) if partition.name == name), None)
-        if reserve is None:
-            return _ensured(alias)
-        made = _creations(cursor, found, ahead, without=[reserve])
-        for statement in _division(reserve, made):
-            cursor.execute(statement)
-        return _ensured(alias, created=tuple(due.name for due in made))
-
-
-def _division(reserve: Partition, made: Sequence[_Due]) -> list[str]:
-    """Claims wait while one takes the other's place, but not for the making. A record in it makes this fail."""
-    return [
-        *(statement for due in made for statement in due.statements[:-1]),
-        f"LOCK TABLE ONLY {TABLE} IN ACCESS EXCLUSIVE MODE",
-        f"ALTER TABLE {reserve.name} ADD CONSTRAINT {RETIRED} CHECK (false)",
-        f"DROP TABLE {reserve.name}",
-        *(due.statements[-1] for due in made),
-    ]
+    with at_work(alias, alone=False) as undisturbed, connections[alias].cursor() as cursor:
+        cursor.execute(LONG_USE)
+        if cursor.fetchone() == (True,):
+            return {name: IN_USE}
+        kept = _drop(alias, name, why).kept if undisturbed else {name: CONVERTED}
+    return {name: reason for name, reason in kept.items() if reason != GONE}
 
 
 # --- Dropping --------------------------------------------------------------------------------------------------------
@@ -379,7 +370,7 @@ def dropping(*, using: str | None = None) -> Iterator[Dropped]:
             return
         yield Dropped(partitioned=found.partitioned)
         for partition in over:
-            yield _drop(alias, partition.name)
+            yield _drop(alias, partition.name, _why_kept)
         for name in _left_behind(alias):
             yield _drop_detached(alias, name)
 
@@ -390,8 +381,7 @@ def drop_plan(*, using: str | None = None) -> list[str]:
     plan = []
     for standing in found.partitions:
         if not standing.kept:
-            plan += [] if standing.retired else _retirement(standing.name)
-            plan += [detachment(standing.name, begun=standing.detaching), f"DROP TABLE {standing.name}"]
+            plan += _removal(standing.name, standing.retired, standing.detaching)
     return plan + [f"DROP TABLE {name}" for name in found.left_behind]
 
 
@@ -399,16 +389,23 @@ class _Stays(Exception):
     """The partition can't be dropped now, and why."""
 
 
-def _drop(alias: str, name: str) -> Dropped:
+Why = Callable[[Layout, Partition, Contents], str]  # a partition stays; empty if it can go
+
+
+def _why_kept(found: Layout, partition: Partition, contents: Contents) -> str:
+    return why_kept(partition.bounds, contents) or why_last(found.partitions, partition.name)
+
+
+def _drop(alias: str, name: str, why: Why) -> Dropped:
     try:
-        _retire(alias, name)
-        _detach(alias, name)
+        _retire(alias, name, why)
+        _detach(alias, name, why)
     except _Stays as reason:
         return Dropped(kept={name: str(reason)})
     return _drop_detached(alias, name)
 
 
-def _examined(alias: str, name: str) -> Partition:
+def _examined(alias: str, name: str, why: Why) -> Partition:
     """The partition as it is by now. Raises ``_Stays`` unless it can go."""
     found = layout(using=alias)
     partition = next((partition for partition in found.partitions if partition.name == name), None)
@@ -417,14 +414,19 @@ def _examined(alias: str, name: str) -> Partition:
     if not partition.retired:
         with connections[alias].cursor() as cursor:
             contents = contents_of(cursor, name)
-        if reason := why_kept(partition.bounds, contents) or why_all_stay(found.partitions):
+        if reason := why(found, partition, contents) or why_all_stay(found.partitions):
             raise _Stays(reason)
     return partition
 
 
-def _looked_at(alias: str, name: str) -> Partition:
+def _looked_at(alias: str, name: str, why: Why) -> Partition:
     """``_examined``, in no transaction: whoever looks may be a deadlock's victim, and looks again."""
-    return patiently(partial(_examined, alias, name))
+    return patiently(partial(_examined, alias, name, why))
+
+
+def _removal(name: str, retired: bool, detaching: bool) -> list[str]:
+    closing = [] if retired else ["BEGIN", *_retirement(name), "COMMIT"]
+    return [*closing, detachment(name, begun=detaching), f"DROP TABLE {name}"]
 
 
 def _retirement(name: str) -> list[str]:
@@ -437,36 +439,36 @@ def _retirement(name: str) -> list[str]:
     ]
 
 
-def _retire(alias: str, name: str) -> None:
+def _retire(alias: str, name: str, why: Why) -> None:
     """Empty it and close it for good."""
 
     def retire() -> None:
         lock, *closing = _retirement(name)
         with short_transaction(alias, lock_timeout=LOCK_TIMEOUT) as cursor:
             cursor.execute(lock)
-            if not _examined(alias, name).retired:
+            if not _examined(alias, name, why).retired:
                 for statement in closing:
                     cursor.execute(statement)
 
-    if _looked_at(alias, name).retired:
+    if _looked_at(alias, name, why).retired:
         return
     try:
         patiently(retire)
     except DatabaseError as error:
         if is_conflict(error):
             raise _Stays(IN_USE) from error
-        _looked_at(alias, name)
+        _looked_at(alias, name, why)
         raise
 
 
-def _detach(alias: str, name: str) -> None:
+def _detach(alias: str, name: str, why: Why) -> None:
     """Wait until the transactions that use the table have ended; nobody waits for us meanwhile."""
-    begun = _looked_at(alias, name).detaching
+    begun = _looked_at(alias, name, why).detaching
     try:
         with connections[alias].cursor() as cursor:
             cursor.execute(detachment(name, begun=begun))
     except DatabaseError as error:
-        _looked_at(alias, name)
+        _looked_at(alias, name, why)
         raise _Stays(str(error).strip()) from error
 
 
@@ -551,16 +553,19 @@ def status(*, using: str | None = None) -> Status:
         covered_until=covered_until(found.partitions, found.now) if found.partitioned else None,
         short=found.partitioned and is_short(found.partitions, found.now),
         halfway=found.halfway,
-        partitions=tuple(_standing(alias, partition, found) for partition in found.partitions),
+        partitions=tuple(standing for part in found.partitions if (standing := _standing(alias, part, found))),
         left_behind=tuple(_left_behind(alias)),
     )
 
 
-def _standing(alias: str, partition: Partition, found: Layout) -> Standing:
+def _standing(alias: str, partition: Partition, found: Layout) -> Standing | None:
+    """``None`` if it is gone meanwhile."""
     size = "SELECT nullif(reltuples, -1)::bigint, pg_total_relation_size(oid) FROM pg_class WHERE oid = %s"
     with connections[alias].cursor() as cursor:
         cursor.execute(size, [partition.oid])
-        rows, bytes = cursor.fetchone()
+        if (sized := cursor.fetchone()) is None:
+            return None
+        rows, bytes = sized
         contents = contents_of(cursor, partition.name)
     return Standing(
         name=partition.name,
@@ -575,5 +580,5 @@ def _standing(alias: str, partition: Partition, found: Layout) -> Standing:
         reserve=partition.reserve is not None,
         retired=partition.retired,
         detaching=partition.detaching,
-        kept="" if partition.retired else why_kept(partition.bounds, contents) or why_all_stay(found.partitions),
+        kept="" if partition.retired else _why_kept(found, partition, contents) or why_all_stay(found.partitions),
     )

@@ -7,6 +7,7 @@ import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from uuid import uuid4
@@ -37,6 +38,7 @@ from django_idempotency.partition_layout import (
     reserves,
     to_divide,
     why_kept,
+    why_last,
 )
 from django_idempotency.partitions import drop, ensure, name_of, status
 from django_idempotency.policy import Policy
@@ -163,72 +165,87 @@ def test_days_need_no_reserve_and_neither_does_what_is_not_ours_to_make():
 
 
 def test_a_reserve_is_divided_when_it_begins_within_half_of_what_is_wanted_ahead():
-    found = [*divided(None, NOON, NOON + 7 * HOURS), *reserved(NOON + 7 * HOURS, MIDNIGHT + DAYS, MIDNIGHT + 2 * DAYS)]
-    first = found[2]
+    made = divided(None, *(NOON + hour * HOURS for hour in range(8)))
+    found = [*made, *reserved(NOON + 7 * HOURS, MIDNIGHT + DAYS, MIDNIGHT + 2 * DAYS)]
+    first, second = found[-2:]
     assert to_divide(found, NOON, 12) == []
     assert to_divide(found, NOON + HOURS, 12) == [first]
-    assert to_divide(found, NOON, 14) == [first]
+    assert to_divide(found, NOON, 14) == to_divide(found, NOON, 13) == [first]
     assert to_divide(found, NOON + 6 * HOURS, 1) == [first]
-    assert to_divide(found, NOON + 7 * HOURS, 12) == found[3:]  # the first is in use by now
+    assert to_divide(found, NOON + 6 * HOURS, 0) == []
+    assert to_divide(found, NOON + 7 * HOURS, 12) == [second]  # the first is in use by now
+    closed = replace(first, retired=True)
+    assert to_divide([*made, closed], NOON + 9 * HOURS, 12) == [closed]
     assert missing(found, NOON + HOURS, 12) == []
-    assert [bounds.lower for bounds in missing(found, NOON + HOURS, 12, without=[first])] == [
-        NOON + hour * HOURS for hour in range(7, 12)
-    ]
-    assert reserves(found, NOON + HOURS, 12, without=[first]) == [
-        Bounds(MIDNIGHT + 2 * DAYS, MIDNIGHT + 3 * DAYS),
-        Bounds(MIDNIGHT + 3 * DAYS, MIDNIGHT + 4 * DAYS),
-    ]
 
 
-def test_hours_go_on_where_only_reserves_are_left():
+def test_reserves_are_left_alone_where_nothing_would_take_their_place():
+    soon = reserved(NOON + HOURS, MIDNIGHT + DAYS)
+    assert to_divide([*divided(None, NOON, NOON + HOURS), *soon], NOON, 12) == soon
+    for others in (
+        divided(MIDNIGHT + DAYS, MIDNIGHT + 2 * DAYS),
+        divided(MIDNIGHT + DAYS, MIDNIGHT + 32 * DAYS),
+        divided(None, None, default=True),
+    ):
+        found = [*divided(None, NOON, NOON + HOURS), *soon, *others]
+        assert to_divide(found, NOON, 12) == reserves(found, NOON, 12) == []
+
+
+def test_hours_go_on_where_only_reserves_are_left_and_where_the_latest_piece_is_a_short_one():
     found = reserved(MIDNIGHT, MIDNIGHT + DAYS)
+    assert {bounds.width for bounds in missing(found, NOON, 14)} == {HOURS}
+    found += divided(MIDNIGHT + DAYS, MIDNIGHT + DAYS + HOURS / 4)
     assert {bounds.width for bounds in missing(found, NOON, 14)} == {HOURS}
 
 
 @given(
-    st.lists(st.integers(1, 50 * HOUR), max_size=30),
+    st.lists(st.tuples(st.integers(1, 80 * HOUR), st.integers(1, 40)), max_size=30),
     st.sampled_from([HOUR // 4, HOUR, 5 * HOUR, 7 * HOUR]),
-    st.integers(1, 40),
+    st.integers(0, HOUR),
 )
-def test_whenever_ensure_is_run_there_are_days_ahead_and_few_partitions(pauses, width, ahead):
-    """With reserves that can be divided and such that can't, by turns."""
-    width, now = timedelta(seconds=width), NOON
-    found = divided(None, NOON, NOON + width)
-    for turn, pause in enumerate([0, *pauses]):
-        now += timedelta(seconds=pause)
-        found = ensured(found, now, ahead, divides=turn % 3 < 2)
-        until = covered_until(found, now)
-        assert until > now + 3 * DAYS
+def test_whenever_ensure_is_run_there_are_days_ahead_and_few_partitions(runs, width, offset):
+    """Every third time no reserve can be divided."""
+    width, now = timedelta(seconds=width), NOON + timedelta(seconds=offset)
+    found = divided(None, now, now + width)
+    most = 12
+    for turn, (pause, count) in enumerate([(0, 12), *runs]):
+        now, most, divides = now + timedelta(seconds=pause), max(most, count), turn % 3 < 2
+        found = ensured(found, now, count, divides=divides)
+        assert future_width(found) == width
+        assert covered_until(found, now) > now + 3 * DAYS
         assert not is_short(found, now)
         ends = sorted((partition.bounds.lower, partition.bounds.upper) for partition in found[1:])
         assert all(upper <= lower for (_, upper), (lower, _) in pairwise(ends))
-        future = [partition for partition in found[1:] if partition.bounds.upper > now]
-        assert len(future) <= 2 * ahead + 6
-        if turn % 3 < 2:
-            assert all(partition.bounds.covers(now) for partition in future if is_early(partition, now, ahead, width))
+        future = [partition for partition in found[1:] if partition.bounds.lower > now]
+        assert len(future) <= most + 8
+        if divides:
+            assert to_divide(found, now, count) == []
 
 
-def is_early(partition, now, ahead, width):
-    return partition.reserve and partition.bounds.lower <= now + max(1, ahead // 2) * width
+def ensured(found, now, count, *, divides):
+    """As ``ensure`` leaves them, which looks anew after each that it makes."""
 
+    def filled(found):
+        while True:
+            made = [Partition(0, "", bounds) for bounds in missing(found, now, count)]
+            seconds = int(future_width(found).total_seconds())
+            made += [Partition(0, "", bounds, reserve=seconds) for bounds in reserves(found, now, count)]
+            if not made:
+                return found
+            found = sorted([*found, made[0]], key=lambda partition: partition.bounds.upper)
 
-def ensured(found, now, ahead, *, divides):
-    """As ``ensure`` leaves them."""
-
-    def added(found, without=()):
-        width = future_width(found)
-        more = [Partition(0, "", bounds) for bounds in missing(found, now, ahead, without=without)]
-        more += [
-            Partition(0, "", bounds, reserve=int(width.total_seconds()))
-            for bounds in reserves(found, now, ahead, without=without)
-        ]
-        left = [partition for partition in found if partition not in without]
-        return sorted([*left, *more], key=lambda partition: partition.bounds.upper)
-
-    found = added(found)
-    for reserve in to_divide(found, now, ahead) if divides else []:
-        found = added(found, [reserve])
+    found = filled(found)
+    for reserve in to_divide(found, now, count) if divides else []:
+        found = filled([partition for partition in found if partition != reserve])
     return found
+
+
+def test_the_last_that_tells_the_interval_stays():
+    found = divided(None, NOON, NOON + HOURS)
+    assert "run ensure" in why_last(found, "p1")
+    assert why_last(found, "p0") == ""
+    assert why_last([*found, *reserved(NOON + HOURS, MIDNIGHT + DAYS)], "p1") == ""
+    assert why_last(divided(None, NOON), "p0") == ""
 
 
 @pytest.mark.parametrize(
@@ -694,19 +711,18 @@ def make(*made):
 @pytest.fixture
 def hours(table):
     """Partitions of these two hours, and the rest in reserve; when they begin."""
-    return make((None, 0, None), (0, 2, None), (2, 20, HOUR), (20, 120, HOUR))
+    return make((None, 0, None), (0, 1, None), (1, 2, None), (2, 20, HOUR), (20, 120, HOUR))
 
 
-RESERVE = f"public.{TABLE}_p2"
+RESERVE = f"public.{TABLE}_p3"
 
 
 def places(begin):
-    """The future partitions by their bounds, in hours from then on, and whether they are reserves."""
-    found = layout()
+    """What there is from two hours later on: bounds, in hours from then on, and whether it is a reserve."""
     return [
         ((partition.bounds.lower - begin) / HOURS, (partition.bounds.upper - begin) / HOURS, bool(partition.reserve))
-        for partition in found.partitions
-        if partition.bounds.lower is not None and partition.bounds.lower > found.now
+        for partition in layout().partitions
+        if partition.bounds.lower is not None and partition.bounds.lower >= begin + 2 * HOURS
     ]
 
 
@@ -755,47 +771,90 @@ def test_a_reserve_that_has_a_record_already_stays_with_it(hours, capsys):
 @plain_table
 def test_a_record_that_comes_just_before_the_lock_keeps_the_reserve(hours, elsewhere):
     late = hours + 3 * HOURS
-    with just_before("LOCK TABLE ONLY .* ACCESS EXCLUSIVE", lambda: elsewhere(make_record, late)):
+    with just_before(f"LOCK TABLE {RESERVE}", lambda: elsewhere(make_record, late)):
         assert RESERVE in ensure().undivided
     assert rows(RESERVE) == 1
 
 
 @postgresql
 @plain_table
-def test_a_reserve_stays_while_a_long_transaction_is_in_the_way_and_nobody_waits_long_for_that(
-    hours, elsewhere, observer
-):
-    observer(run_sql, "SET statement_timeout = '2s'")
-    with long_transaction(elsewhere), ThreadPoolExecutor(1) as pool:
-        ensuring = pool.submit(in_threads, 1, lambda _: ensure())
-        meanwhile = []
-        while not ensuring.done():
-            meanwhile.append(observer(door(paying), f"k{len(meanwhile)}").status_code)
-        (ensured,) = ensuring.result()
-    assert ensured.undivided == {RESERVE: "in use by a long transaction"}
-    assert set(meanwhile) == {201}
-    assert observer(run_sql, "SHOW statement_timeout") == [("2s",)]  # none was begun again on a new connection
+def test_each_reserve_that_stays_is_told(table, capsys):
+    begin = make((None, 0, None), (0, 1, None), (1, 2, None), (2, 4, HOUR), (4, 6, HOUR), (6, 96, HOUR))
+    make_record(begin + 3 * HOURS)
+    make_record(begin + 5 * HOURS)
+    assert list(ensure().undivided) == [RESERVE, f"public.{TABLE}_p4"]
+    run_sql(f"TRUNCATE TABLE {TABLE}_p4")
+    divided = ensure()
+    assert (list(divided.undivided), len(divided.created)) == ([RESERVE], 2)
+
+
+@postgresql
+@plain_table
+def test_reserves_are_divided_while_views_run_all_the_time(hours, elsewhere, observer):
+    """Somebody is always in a view, which has used the table."""
+    held = []
+
+    def come(number):
+        policy = Policy(grace=0)
+        while len(held) < 2 or not done.is_set():
+            with engine.execution(claim(f"k{number}-{len(held)}", policy=policy), policy) as run:
+                held.append(number)
+                turns[number].wait(0.3)
+                run.settle(Keep(StoredResponse(201)))
+
+    turns, done = [threading.Event(), threading.Event()], threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        views = pool.submit(in_threads, 2, come)
+        eventually(lambda: len(held) >= 2)
+        try:
+            assert elsewhere(ensure).undivided == {}
+        finally:
+            done.set()
+            views.result()
+    assert len(places(hours)) == 13
+
+
+@postgresql
+@plain_table
+def test_a_reserve_stays_while_somebody_has_used_the_table_for_minutes(hours, elsewhere, monkeypatch):
+    monkeypatch.setattr(partitions, "LONG_USE", partitions.LONG_USE.replace("1 min", "1 ms"))
+    with long_transaction(elsewhere):
+        eventually(lambda: run_sql("SELECT pg_sleep(0.002)"))
+        assert ensure().undivided == {RESERVE: "in use by a long transaction"}
+        assert elsewhere(run_sql, "SELECT 1") == [(1,)]
     assert places(hours) == [(2, 20, True), (20, 120, True)]
     assert len(ensure().created) == 12
 
 
 @postgresql
 @plain_table
-def test_claims_wait_for_the_change_of_places_but_not_for_the_making(hours, elsewhere):
-    elsewhere(wait_little_for_locks)
-    answers = []
-
-    def come():
-        answers.append(elsewhere(door(paying), f"k{len(answers)}").status_code)
-
-    with just_before("ALTER TABLE .* ADD PRIMARY KEY", come), just_before("LOCK TABLE ONLY .* ACCESS EXCLUSIVE", come):
-        assert ensure().created
-    assert answers == [201, 201]
+def test_nobody_waits_for_a_reserve_to_be_cleared(hours, elsewhere, observer):
+    """It waits for a transaction; those that come meanwhile go on."""
+    observer(run_sql, "SET statement_timeout = '2s'")
+    with ThreadPoolExecutor(1) as pool:
+        with long_transaction(elsewhere):
+            ensuring = pool.submit(in_threads, 1, lambda _: ensure())
+            waits = f"{ACTIVITY} AND query LIKE '%DETACH%' AND wait_event = 'virtualxid'"
+            eventually(lambda: observer(run_sql, waits) or ensuring.done())
+            for number in range(20):
+                assert observer(door(paying), f"k{number}").status_code == 201
+            assert not ensuring.done()
+            assert observer(run_sql, "SHOW statement_timeout") == [("2s",)]  # none was begun again
+        (ensured,) = ensuring.result()
+    assert len(ensured.created) == 12
 
 
 @postgresql
 @plain_table
-def test_two_who_divide_a_reserve_at_once_do_it_once(hours):
+def test_while_the_table_is_converted_no_reserve_is_cleared(hours, elsewhere):
+    with partitions.at_work("default", alone=True):
+        assert elsewhere(ensure).undivided == {RESERVE: "the table is being converted"}
+    assert len(ensure().created) == 12
+
+
+@postgresql
+@plain_table
+def test_several_who_divide_a_reserve_at_once_do_it_once(hours):
     made = in_threads(4, lambda _: ensure())
     assert len([name for one in made for name in one.created]) == 12
     assert len(places(hours)) == 13
@@ -827,8 +886,8 @@ def test_callers_run_each_key_once_while_a_reserve_is_divided(hours):
 @postgresql
 @plain_table
 def test_a_reserve_that_is_in_use_is_a_partition_like_others_and_hours_go_on_behind_it(table):
-    """Nobody has run ensure for a day."""
-    begin = make((None, -5, None), (-5, -4, None), (-4, 3, HOUR), (3, 96, HOUR))
+    """Nobody has run ensure for some hours."""
+    begin = make((None, -6, None), (-6, -5, None), (-5, -4, None), (-4, 3, HOUR), (3, 96, HOUR))
     assert door(paying)().status_code == 201
     assert rows(RESERVE) == 1
     ensure()
@@ -839,19 +898,31 @@ def test_a_reserve_that_is_in_use_is_a_partition_like_others_and_hours_go_on_beh
 @postgresql
 @plain_table
 @pytest.mark.parametrize(
-    "step",
-    ["CREATE TABLE", "LOCK TABLE ONLY .* ACCESS EXCLUSIVE", "ALTER TABLE .* ADD CONSTRAINT", "DROP TABLE", ".*ATTACH"],
+    ("step", "retired", "detached"),
+    [
+        ("LOCK TABLE .*_p3", False, False),
+        ("ALTER TABLE .*_p3 ADD CONSTRAINT", False, False),
+        ("ALTER TABLE .* DETACH .*_p3", True, False),
+        ("DROP TABLE .*_p3", False, True),
+        ("CREATE TABLE", False, True),
+    ],
 )
 @pytest.mark.server
-def test_a_division_that_is_killed_leaves_the_reserve_and_can_be_begun_again(hours, elsewhere, step):
+def test_a_division_that_is_killed_goes_on(hours, elsewhere, step, retired, detached):
     make_keys()
     kill("ensure", before=step)
     assert_keys_are_as_before(elsewhere)
-    assert places(hours) == [(2, 20, True), (20, 120, True)]
+    assert [partition.retired for partition in layout().partitions] == [
+        *[False] * 3,
+        *[retired] * (not detached),
+        False,
+    ]
+    assert ("django_idempotency.W026" in warnings()) is (retired or detached)
     run_again("ensure")
     assert_keys_are_as_before(elsewhere)
-    assert len(places(hours)) == 13
-    assert run_sql(rf"SELECT count(*) FROM pg_class WHERE relname LIKE '{TABLE}\_p%' AND relkind = 'r'") == [(15,)]
+    assert (len(places(hours)), warnings()) == (13, set())
+    run_again("drop")
+    assert run_sql("SELECT 1 FROM pg_class WHERE relname = %s", [f"{TABLE}_p3"]) == []
 
 
 @postgresql
@@ -866,10 +937,41 @@ def test_the_plan_tells_how_a_reserve_is_divided(hours, told, capsys):
 
     with connection.execute_wrapper(listen):
         told("ensure")
-    assert [sql for sql in sent if sql in planned] == planned
-    assert len(planned) > 12
+    changes = [sql for sql in sent if re.match("LOCK TABLE public|TRUNCATE|CREATE|ALTER|DROP", sql)]
+    assert [sql for sql in planned if sql not in ("BEGIN", "COMMIT")] == [
+        sql.replace("IF EXISTS ", "") for sql in changes
+    ]
+    assert planned[0] == "BEGIN"
+    assert planned.index("COMMIT") == 4
     call_command("idempotency_partitions", "status")
     assert capsys.readouterr().out.count("a reserve") == 2
+
+
+@postgresql
+@plain_table
+def test_a_check_of_somebody_elses_is_no_mark_of_a_reserve(hours):
+    for suffix in ("x", "99999999999", "0"):
+        run_sql(f"ALTER TABLE {TABLE}_p1 ADD CONSTRAINT idempotency_record_reserve_{suffix} CHECK (true)")
+    assert [partition.reserve for partition in layout().partitions] == [None, None, None, HOUR, HOUR]
+
+
+@postgresql
+@plain_table
+def test_after_a_long_rest_drop_leaves_what_ensure_goes_on_from(table):
+    make((None, -91, None), (-91, -90, None), (-90, -89, None), (-89, -80, HOUR))
+    dropped = drop()
+    assert "run ensure" in dropped.kept[RESERVE]
+    assert [standing.kept for standing in status().partitions] == [dropped.kept[RESERVE]]
+    assert len(ensure().created) > 12
+    assert door(paying)().status_code == 201
+    assert drop().dropped == (RESERVE,)
+
+
+@postgresql
+@plain_table
+def test_status_leaves_out_what_somebody_drops_meanwhile(days, elsewhere):
+    with just_before("SELECT nullif", lambda: elsewhere(run_sql, f"DROP TABLE {OLDEST}")):
+        assert status().partitions[0].name == YESTERDAY
 
 
 # --- One key, several partitions -------------------------------------------------------------------------------------
