@@ -819,9 +819,9 @@ def test_reserves_are_divided_while_views_run_all_the_time(hours, elsewhere, obs
 def test_a_reserve_stays_while_somebody_has_used_the_table_for_minutes(hours, elsewhere, monkeypatch):
     monkeypatch.setattr(partitions, "LONG_USE", partitions.LONG_USE.replace("1 min", "1 ms"))
     with long_transaction(elsewhere):
-        eventually(lambda: run_sql("SELECT pg_sleep(0.002)"))
-        assert ensure().undivided == {RESERVE: "in use by a long transaction"}
-        assert elsewhere(run_sql, "SELECT 1") == [(1,)]
+        run_sql("SELECT pg_sleep(0.002)")
+        with in_300_ms(here):
+            assert ensure().undivided == {RESERVE: "in use by a long transaction"}
     assert places(hours) == [(2, 20, True), (20, 120, True)]
     assert len(ensure().created) == 12
 
@@ -857,6 +857,15 @@ def test_while_the_table_is_converted_no_reserve_is_cleared(hours, elsewhere):
 def test_several_who_divide_a_reserve_at_once_do_it_once(hours):
     made = in_threads(4, lambda _: ensure())
     assert len([name for one in made for name in one.created]) == 12
+    assert len(places(hours)) == 13
+
+
+@postgresql
+@plain_table
+@pytest.mark.parametrize("step", [f"LOCK TABLE {RESERVE}", "ALTER TABLE .* DETACH", "DROP TABLE"])
+def test_a_reserve_that_somebody_else_divides_meanwhile_is_divided(hours, elsewhere, step):
+    with just_before(step, lambda: elsewhere(ensure)):
+        assert ensure().undivided == {}
     assert len(places(hours)) == 13
 
 
