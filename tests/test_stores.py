@@ -34,6 +34,7 @@ from django_idempotency.exceptions import (
     DigestCollision,
     IllegalMove,
     StoreConflict,
+    StoreRefused,
     StoreUnavailable,
 )
 from django_idempotency.models import IdempotencyRecord
@@ -617,28 +618,32 @@ def sqlite_error(name: str) -> Exception:
 
 
 @pytest.mark.parametrize(
-    ("error", "cause", "conflict"),
+    ("error", "cause", "kind"),
     [
-        (OperationalError("…"), psycopg.errors.LockNotAvailable(), True),
-        (OperationalError("…"), psycopg.errors.SerializationFailure(), True),
-        (OperationalError("…"), psycopg.errors.DeadlockDetected(), True),
-        (OperationalError("…"), psycopg.errors.AdminShutdown(), False),
-        (OperationalError("…"), psycopg.OperationalError("the connection is closed"), False),
-        *((OperationalError(number, "…"), None, True) for number in (1205, 1213, 1020, 3572)),
-        (OperationalError(2006, 1205), None, False),
-        (OperationalError(), None, False),
-        (OperationalError("…"), sqlite_error("SQLITE_BUSY"), True),
-        (OperationalError("…"), sqlite_error("SQLITE_BUSY_SNAPSHOT"), True),
-        (OperationalError("…"), sqlite_error("SQLITE_LOCKED_SHAREDCACHE"), True),
-        (OperationalError("…"), sqlite_error("SQLITE_FULL"), False),
-        (InterfaceError("connection already closed"), None, False),
+        (OperationalError("…"), psycopg.errors.LockNotAvailable(), StoreConflict),
+        (OperationalError("…"), psycopg.errors.SerializationFailure(), StoreConflict),
+        (OperationalError("…"), psycopg.errors.DeadlockDetected(), StoreConflict),
+        (OperationalError("…"), psycopg.errors.QueryCanceled(), StoreRefused),
+        (OperationalError("…"), psycopg.errors.AdminShutdown(), StoreUnavailable),
+        (OperationalError("…"), psycopg.OperationalError("the connection is closed"), StoreUnavailable),
+        *((OperationalError(number, "…"), None, StoreConflict) for number in (1205, 1213, 1020, 3572)),
+        *((OperationalError(number, "…"), None, StoreRefused) for number in (1969, 1317, 3024)),
+        (OperationalError(2006, 1205), None, StoreUnavailable),
+        (OperationalError(), None, StoreUnavailable),
+        (OperationalError("…"), sqlite_error("SQLITE_BUSY"), StoreConflict),
+        (OperationalError("…"), sqlite_error("SQLITE_BUSY_SNAPSHOT"), StoreConflict),
+        (OperationalError("…"), sqlite_error("SQLITE_LOCKED_SHAREDCACHE"), StoreConflict),
+        (OperationalError("…"), sqlite_error("SQLITE_FULL"), StoreUnavailable),
+        (InterfaceError("connection already closed"), None, StoreUnavailable),
     ],
     ids=str,
 )
-def test_whether_another_transaction_was_in_the_way_is_told_from_a_store_that_is_away(error, cause, conflict):
+def test_whether_another_transaction_was_in_the_way_or_it_took_too_long_is_told_from_a_store_that_is_away(
+    error, cause, kind
+):
     with pytest.raises(StoreUnavailable) as raised, store_errors():
         raise error from cause
-    assert isinstance(raised.value, StoreConflict) == conflict
+    assert type(raised.value) is kind
 
 
 @pytest.mark.postgresql
