@@ -219,12 +219,17 @@ def terminate(*pids):
 
 @postgresql
 @pytest.mark.parametrize("requests_before", [0, 6])  # what the third and later ones say is prepared
-def test_l3_a_view_that_was_idle_for_too_long_leaves_no_answer(requests_before, other_thread):
+@pytest.mark.parametrize("limit", ["idle_in_transaction_session_timeout", "transaction_timeout"])
+def test_l3_a_view_that_was_idle_or_lasted_for_too_long_leaves_no_answer(limit, requests_before, other_thread):
+    """Before PostgreSQL 17 there is only the first of these limits."""
+
     def view(request):
         response = paying(request)
         if request.idempotency.attempt == 1:
             with connection.cursor() as cursor:
-                cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 1")
+                cursor.execute("SELECT 1 FROM pg_settings WHERE name = %s", [limit])
+                known = limit if cursor.fetchone() else "idle_in_transaction_session_timeout"
+                cursor.execute(f"SET LOCAL {known} = 1")
             backend = connection.connection.info.backend_pid
             eventually(lambda: other_thread(lambda: is_gone(backend)))
         return response
