@@ -1,9 +1,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+WORKERS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test faults mutants lint types migrations-check bench clean
+.PHONY: help demo serve test faults lint audit types migrations-check messages docs bench clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,24 +15,34 @@ demo: $(READY) ## retries, duplicates and a killed worker against a real server,
 serve: $(READY) ## the test project's payments service on $PORT (8000), with the admin (admin/admin)
 	@$(BIN)/python -m testproject serve
 
-test: $(READY) ## the tests, on $DATABASE_URL or else on an embedded PostgreSQL
-	@$(BIN)/python -m pytest
+test: $(READY) ## the tests, on $DATABASE_URL or else on an embedded PostgreSQL, in $WORKERS processes (4)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --timeout 900 --timeout-method thread
 
 faults: $(READY) ## the service under crashes, cuts and failovers for ten minutes, and a verdict on its history
 	@$(BIN)/python -m tests.faults
 
-mutants: $(READY) ## the deciding code broken in small ways, and which of these no test notices; an hour and more
-	@$(BIN)/python -m tests.mutation $(MUTANTS)
-
 lint: $(READY) ## ruff
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+
+audit: $(READY) ## bandit, which needs no network; CONTRIBUTING.md says how dependencies are audited
+	@$(BIN)/bandit --quiet --configfile pyproject.toml --severity-level medium --confidence-level medium \
+		--recursive django_idempotency
 
 types: $(READY) ## mypy
 	@$(BIN)/mypy
 
 migrations-check: $(READY) ## no model without its migration
 	@$(BIN)/python -m testproject makemigrations --check --dry-run
+
+messages: $(READY) ## bring the catalogues of translations up to date with the code, and compile them; needs GNU gettext
+	@cd django_idempotency && ../$(BIN)/django-admin makemessages --all --no-wrap --no-obsolete --add-location file
+	@cd django_idempotency && ../$(BIN)/django-admin compilemessages
+
+docs: $(READY) ## the documentation as a site, in site/; every link and anchor is checked
+	@$(BIN)/python -c "import properdocs" 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
+	@$(BIN)/properdocs build --strict --clean --quiet
 
 bench: $(READY) ## what the guarantees cost, beside an unprotected view and other packages; QUICK=1 for a first look
 	@$(BIN)/python -c "import matplotlib" 2>/dev/null || \
@@ -40,7 +51,7 @@ bench: $(READY) ## what the guarantees cost, beside an unprotected view and othe
 		--json .benchmarks/results.json --svg .benchmarks/results.svg
 
 clean: ## remove the virtual environment, the embedded PostgreSQL and what was built
-	rm -rf .venv .benchmarks .mutants .embedded-postgres .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv site .benchmarks .embedded-postgres .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 
 $(READY): pyproject.toml
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv

@@ -1,4 +1,4 @@
-"""Exactly-once requests and messages for Django: claim a key, run once, replay the first answer."""
+"""Exactly-once requests and messages for Django: claim a key, run once, replay the first response."""
 
 from __future__ import annotations
 

@@ -10,6 +10,6 @@ from celery.signals import worker_process_shutdown
 @worker_process_shutdown.connect
 def end(**_named: Any) -> None:
     """Write what was counted: Python's exit handlers are not called in such a child."""
-    from django_idempotency.heartbeat import heartbeat
+    from django_idempotency.engine.background import background
 
-    heartbeat.end()
+    background.end()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from typing import Any
@@ -13,116 +15,223 @@ from django.conf import settings
 from django.core import mail
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
 
 from django_idempotency import policy
+from django_idempotency.options import (
+    BACKENDS,
+    BOOLEAN,
+    MAPPING,
+    CallableRule,
+    conform,
+    is_expression,
+    listed,
+    nearest,
+    number,
+    option,
+    or_none,
+    rules,
+    text,
+    unknown_names,
+    validate,
+)
 from django_idempotency.policy import Policy
 
 INSTRUMENTATION = ("prometheus", "opentelemetry")
-HEADER_NAME = re.compile(r"[A-Za-z0-9-]+")
+KEY_LENGTH = 32  # bytes
+SHORTEST_TOKEN = 16
+SHORTEST_WINDOW = 10  # seconds; what is observed is written about as often
+
+
+def decoded_key(key: object) -> bytes:
+    """Return the bytes of a key in base64, in either alphabet; none if it is not one."""
+    if isinstance(key, bytes):
+        return key
+    try:
+        return base64.b64decode(str(key).encode().translate(bytes.maketrans(b"-_", b"+/")), validate=True)
+    except ValueError:
+        return b""
+
+
+def _is_written_expression(value: object) -> bool:
+    return isinstance(value, str) and is_expression(value)
+
+
+_HEADER = text("the name of a header", re.compile(r"[A-Za-z0-9-]+").fullmatch)
+_TRACE_URL = text(
+    "an http or https URL with {trace_id}, such as 'https://traces.example.com/trace/{trace_id}'",
+    lambda url: re.match(r"https?://[^/\s]", url) is not None and "{trace_id}" in url and not re.search(r"\s", url),
+)
+_EXPRESSIONS = listed(
+    "regular expressions", _is_written_expression, lambda _index, item: f"{item!r} is no regular expression."
+)
+_PATHS = listed(
+    "dotted paths",
+    lambda path: isinstance(path, str) and "." in path,
+    lambda _index, item: f"{item!r} is no dotted path, such as 'shop.consumers.receipts'.",
+)
+_SHARDS = listed("aliases in DATABASES", lambda alias: isinstance(alias, str) and bool(alias))
+_MEDIA_TYPES = listed(
+    "media types",
+    lambda kind: isinstance(kind, str) and re.fullmatch(r"[a-z0-9.+-]+/[a-z0-9.+-]+", kind) is not None,
+    lambda _index, item: f"{item!r} is no media type in lower case, such as 'text/csv'.",
+)
+_TOKENS = listed(
+    f"strings, each of {SHORTEST_TOKEN} visible characters or more",
+    lambda token: isinstance(token, str) and re.fullmatch(f"[!-~]{{{SHORTEST_TOKEN},}}", token) is not None,
+    lambda index, _token: f"the token at index {index} must have {SHORTEST_TOKEN} visible characters or more.",
+)
+_INSTRUMENTATION = listed(
+    "names", INSTRUMENTATION.__contains__, lambda _index, item: f"{item!r}: {nearest(item, INSTRUMENTATION)}"
+)
+_KEYS = listed(
+    f"strings, each {KEY_LENGTH} bytes in base64",
+    lambda key: isinstance(key, str) and len(decoded_key(key)) == KEY_LENGTH,
+    lambda index, _key: f"the key at index {index} must be {KEY_LENGTH} bytes in base64.",
+)
+_KEYS_OR_PROVIDER = CallableRule(
+    f"a list of {_KEYS.what}, or a callable", lambda keys: callable(keys) or _KEYS.accepts(keys), explain=_KEYS.sentence
+)
+Keys = Sequence[str] | Callable[[], Sequence[str | bytes]]
+
+
+def _provided(name: str, keys: Keys) -> tuple[bytes, ...]:
+    """Return the bytes of the keys in a setting, newest first. A callable is asked.
+
+    Raises ``ImproperlyConfigured`` if it fails, or returns what is no list of keys.
+    """
+    if not callable(keys):
+        return tuple(map(decoded_key, keys))
+    try:
+        provided = tuple(map(decoded_key, keys()))
+    except Exception as error:  # a provider may raise anything; its text may hold a secret
+        raise ImproperlyConfigured(f"The callable in {name} failed: {type(error).__name__}.") from error
+    if any(len(key) != KEY_LENGTH for key in provided):
+        raise ImproperlyConfigured(f"The callable in {name} returned a key that is not {KEY_LENGTH} bytes.")
+    return provided
+
+
+# A digest key that is derived is of no use for decryption.
+DERIVED = b"django-idempotency digest"
+KEY_ID = 4  # bytes
+
+
+def digest_key_id(key: bytes) -> bytes:
+    """Return what distinguishes a digest key from others, and reveals nothing of it."""
+    return hashlib.sha256(b"django-idempotency digest key " + key).digest()[:KEY_ID]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conf:
     """The settings that no view overrides, and the policy that every view starts from.
 
+    ``enabled``: whether keys of requests are heeded; without, every view runs as if there were none.
+    ``observe``: seconds; nothing is refused or replayed, and requests that are likely duplicates of others within that
+        time are counted. ``None``: requests are protected.
     ``header``: the request header that carries the key.
     ``exempt_paths``: regular expressions; the middleware leaves paths that match one alone.
-    ``problem_base``: what the ``type`` and ``Link`` of our problem answers start with; the code is appended.
-    ``sent_header``: the request header that says when the request was first sent, for ``late_after``.
+    ``problem_type_base_url``: what the ``type`` and ``Link`` of our problem responses start with; the code is appended.
+    ``request_time_header``: the request header that says when the request was first sent, for ``max_request_age``.
+    ``consumers``: dotted paths of the runners that ``idempotency_consume`` runs, for the checks.
     ``instrumentation``: where metrics go, ``"prometheus"`` or ``"opentelemetry"`` or both; heeded at start alone.
+    ``metrics_tokens``: bearer tokens, one of which the metrics view asks for.
+    ``trace_url``: where a trace is shown, with ``{trace_id}`` in the place of its id, and ``{span_id}`` if wanted.
     ``trace_record_id``: whether spans name the record, whose id is a digest of scope and key.
+    ``limits_cache``: alias in ``CACHES`` of the cache that counts for ``max_new_keys`` and ``max_stored_bytes``.
     ``reap_batch``, ``cleanup_batch``: records that maintenance takes in one transaction.
     ``cleanup_pause``: seconds that cleaning up pauses between two of them.
-    ``encryption_keys``: for ``encrypt``, the newest first; each 32 bytes in base64.
-    ``tally``: seconds that counts of what happened are kept, for the dashboard; ``None`` counts nothing.
+    ``encryption_keys``: for ``encrypt``, the newest first; each 32 bytes in base64. Or a callable that returns them, as
+        such strings or as bytes; it is called once.
+    ``digest_keys``: for fingerprints and child keys, in the same form; by default derived from ``encryption_keys``.
+    ``outbox``: the options of ``django_idempotency.outbox``, which reads them itself.
+    ``stores``: by alias the stores that ``store`` chooses from, each a dict of ``BACKEND``, the path of a class, and
+        ``OPTIONS``.
+    ``require_note``: whether an operator has to say why, for each decision.
+    ``require_second``: whether two operators have to decide the same before it is done; leases are extended by one.
+    ``resolve_content_types``: what an operator's own response may be, by media type; JSON is every ``…+json`` too.
+    ``shards``: aliases of the databases that a callable ``using`` chooses from.
+    ``stats_retention``: seconds that counts of what happened are kept, for the dashboard; ``None`` counts nothing.
     """
 
-    header: str = "Idempotency-Key"
-    exempt_paths: Sequence[str] = ()
-    problem_base: str = "https://django-idempotency.readthedocs.io/en/stable/errors/#"
-    sent_header: str | None = None
-    instrumentation: Sequence[str] = ()
-    trace_record_id: bool = False
-    reap_batch: int = 500
-    cleanup_batch: int = 1000
-    cleanup_pause: float = 0.5
-    tally: float | None = 8 * 24 * 60 * 60
-    encryption_keys: Sequence[str] = field(default=(), repr=False)
+    enabled: bool = option(True, BOOLEAN)
+    observe: float | None = option(None, or_none(number(SHORTEST_WINDOW, policy.LONGEST)))
+    header: str = option("Idempotency-Key", _HEADER)
+    exempt_paths: Sequence[str] = option((), _EXPRESSIONS)
+    problem_type_base_url: str = option(
+        "https://django-idempotency.readthedocs.io/en/stable/errors/#", text("the beginning of a URL")
+    )
+    request_time_header: str | None = option(None, or_none(_HEADER))
+    consumers: Sequence[str] = option((), _PATHS)
+    instrumentation: Sequence[str] = option((), _INSTRUMENTATION)
+    metrics_tokens: Sequence[str] = option((), _TOKENS, secret=True)
+    trace_record_id: bool = option(False, BOOLEAN)
+    trace_url: str | None = option(None, or_none(_TRACE_URL))
+    limits_cache: str = option("default", text("an alias in CACHES"))
+    reap_batch: int = option(500, number(1, 1_000_000))
+    cleanup_batch: int = option(1000, number(1, 1_000_000))
+    cleanup_pause: float = option(0.5, number(0, 1_000_000))
+    require_note: bool = option(False, BOOLEAN)
+    require_second: bool = option(False, BOOLEAN)
+    resolve_content_types: Sequence[str] = option(("application/json", "text/plain"), _MEDIA_TYPES)
+    shards: Sequence[str] = option((), _SHARDS)
+    stats_retention: float | None = option(8 * 24 * 60 * 60, or_none(number(1, policy.LONGEST)))
+    encryption_keys: Keys = option((), _KEYS_OR_PROVIDER, secret=True)
+    digest_keys: Keys = option((), _KEYS_OR_PROVIDER, secret=True)
+    stores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata={"rule": BACKENDS})
+    outbox: Mapping[str, Any] = field(default_factory=dict, metadata={"rule": MAPPING})
     policy: Policy = field(default_factory=Policy)
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.header, str) and HEADER_NAME.fullmatch(self.header)):
-            raise ImproperlyConfigured(f"HEADER is {self.header!r}; it must be the name of a header.")
-        if not (
-            self.sent_header is None or (isinstance(self.sent_header, str) and HEADER_NAME.fullmatch(self.sent_header))
-        ):
-            raise ImproperlyConfigured(
-                f"SENT_HEADER is {self.sent_header!r}; it must be the name of a header, or None."
-            )
-        if not isinstance(self.problem_base, str):
-            raise ImproperlyConfigured(f"PROBLEM_BASE is {self.problem_base!r}; it must be the beginning of a URL.")
-        if not (
-            isinstance(self.exempt_paths, list | tuple) and all(isinstance(path, str) for path in self.exempt_paths)
-        ):
-            raise ImproperlyConfigured(f"EXEMPT_PATHS is {self.exempt_paths!r}; it must be a list of strings.")
-        if not isinstance(self.instrumentation, list | tuple):
-            raise ImproperlyConfigured(f"INSTRUMENTATION is {self.instrumentation!r}; it must be a list of names.")
-        for name in self.instrumentation:
-            if name not in INSTRUMENTATION:
-                raise ImproperlyConfigured(f"INSTRUMENTATION names {name!r}: {policy.nearest(name, INSTRUMENTATION)}")
-        if not isinstance(self.trace_record_id, bool):
-            raise ImproperlyConfigured(f"TRACE_RECORD_ID is {self.trace_record_id!r}; it must be True or False.")
-        try:
-            _ = self.exempt
-        except re.error as error:
-            raise ImproperlyConfigured(f"EXEMPT_PATHS: {error.pattern!r} is no regular expression: {error}.") from error
-        for name, smallest in (("reap_batch", 1), ("cleanup_batch", 1), ("cleanup_pause", 0)):
-            value = getattr(self, name)
-            if not _is_number(value, smallest, 1_000_000):
-                raise ImproperlyConfigured(f"{name.upper()} is {value!r}; it must be a number from {smallest}.")
-        if self.tally is not None and not _is_number(self.tally, 1, policy.LONGEST):
-            raise ImproperlyConfigured(f"TALLY is {self.tally!r}; it must be a number of seconds, or None.")
-        if isinstance(self.encryption_keys, str) or not isinstance(self.encryption_keys, Sequence):
-            raise ImproperlyConfigured("ENCRYPTION_KEYS must be a list of strings.")
-        _ = self.encryption
+        validate(self)
+
+    @property
+    def protects(self) -> bool:
+        """Whether entry points for requests do what they are for."""
+        return self.enabled and self.observe is None
+
+    @property
+    def observes(self) -> bool:
+        """Whether they only watch."""
+        return self.enabled and self.observe is not None
 
     @cached_property
     def encryption(self) -> tuple[bytes, ...]:
-        return tuple(_key(number, text) for number, text in enumerate(self.encryption_keys))
+        return _provided("ENCRYPTION_KEYS", self.encryption_keys)
+
+    @cached_property
+    def digests(self) -> Mapping[bytes, bytes]:
+        """The keys of digests by their ids, newest first: those stated, and then those of the encryption keys.
+
+        Digests that were made before a key was stated remain comparable.
+        """
+        derived = (hmac.digest(key, DERIVED, "sha256") for key in self.encryption)
+        return {digest_key_id(key): key for key in (*self.own_digest_keys, *derived)}
+
+    @cached_property
+    def own_digest_keys(self) -> tuple[bytes, ...]:
+        return _provided("DIGEST_KEYS", self.digest_keys)
 
     @cached_property
     def meta_name(self) -> str:
         return _meta_name(self.header)
 
     @cached_property
-    def sent_meta_name(self) -> str | None:
-        return self.sent_header and _meta_name(self.sent_header)
+    def request_time_meta_name(self) -> str | None:
+        return self.request_time_header and _meta_name(self.request_time_header)
 
     @cached_property
     def exempt(self) -> re.Pattern[str] | None:
         return re.compile("|".join(f"(?:{path})" for path in self.exempt_paths)) if self.exempt_paths else None
 
 
-def _is_number(value: object, smallest: float, largest: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and smallest <= value <= largest
-
-
-def _key(number: int, text: object) -> bytes:
-    try:
-        key = base64.b64decode(text.encode().translate(bytes.maketrans(b"-_", b"+/")), validate=True)  # type: ignore[attr-defined]
-    except (AttributeError, ValueError):
-        key = b""
-    if len(key) != 32:  # and no word of what it is
-        raise ImproperlyConfigured(f"ENCRYPTION_KEYS[{number}] must be 32 bytes in base64.") from None
-    return key
-
-
 def _meta_name(header: str) -> str:
     return "HTTP_" + header.upper().replace("-", "_")
 
 
-GLOBAL_NAMES = frozenset(field.name for field in fields(Conf)) - {"policy"}
-NAMES = frozenset(name.upper() for name in GLOBAL_NAMES | policy.NAMES)
+GLOBAL_NAMES = frozenset(rules(Conf))
+RULES = {name.upper(): rule for name, rule in {**rules(Policy), **rules(Conf)}.items()}
+NAMES = frozenset(RULES)
+SECRETS = frozenset(declared.name.upper() for declared in fields(Conf) if not declared.repr)
 
 
 def stated() -> dict[str, Any]:
@@ -132,7 +241,7 @@ def stated() -> dict[str, Any]:
 
 def errors() -> list[str]:
     """A sentence for each name in ``IDEMPOTENCY`` that means nothing."""
-    return policy.unknown_names(stated(), NAMES)
+    return unknown_names(stated(), NAMES)
 
 
 @lru_cache(maxsize=1)
@@ -145,9 +254,19 @@ def conf() -> Conf:
         raise ImproperlyConfigured(f"IDEMPOTENCY is {stated()!r}; it must be a dict.")
     if wrong := errors():
         raise ImproperlyConfigured("IDEMPOTENCY: " + " ".join(wrong))
-    options = {name.lower(): value for name, value in stated().items()}
+    options = {name.lower(): _conforming(name, value) for name, value in stated().items()}
     general = {name: options.pop(name) for name in list(options) if name in GLOBAL_NAMES}
     return Conf(**general, policy=Policy(**options))
+
+
+def _conforming(name: str, value: Any) -> Any:
+    rule, setting = RULES[name], f'IDEMPOTENCY["{name}"]'
+    if isinstance(rule, CallableRule) and isinstance(value, str) and "." in value:
+        try:
+            value = import_string(value)
+        except ImportError as error:
+            raise ImproperlyConfigured(f"{setting} is {value!r}, which can't be imported: {error}.") from error
+    return conform(setting, value, rule, secret=name in SECRETS)
 
 
 @lru_cache(maxsize=1024)
@@ -165,8 +284,30 @@ def in_test_run() -> bool:
     return hasattr(mail, "outbox")
 
 
+def max_fields() -> int | None:
+    """Return how many fields Django takes in a query or a form; ``None`` for no limit."""
+    limit: int | None = settings.DATA_UPLOAD_MAX_NUMBER_FIELDS
+    return limit
+
+
+def max_body_in_memory() -> int | None:
+    """Return how many bytes of a body Django keeps in memory; ``None`` for no limit."""
+    limit: int | None = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    return limit
+
+
+def language() -> str:
+    """Return the language of the project: of texts that are for nobody's session."""
+    code: str = settings.LANGUAGE_CODE
+    return code
+
+
 def middleware() -> list[str]:
     return list(settings.MIDDLEWARE)
+
+
+def has_urls() -> bool:
+    return bool(getattr(settings, "ROOT_URLCONF", None))
 
 
 def _forget(*, setting: str, **_named: object) -> None:

@@ -1,4 +1,4 @@
-"""The door for plain Django views: functions and classes, sync and async."""
+"""The entry point for plain Django views: functions and classes, sync and async."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from django_idempotency.placement import protect
 from django_idempotency.policy import Policy
+from django_idempotency.wrapping import protect
 
 V = TypeVar("V", bound=Callable[..., Any])
 Options = ParamSpec("Options")
@@ -20,19 +20,41 @@ class _Idempotent(Generic[Options]):
     @overload
     def __call__(self, view: V, /) -> V: ...
     @overload
+    def __call__(self, /, *, policy: Policy) -> Callable[[V], V]: ...
+    @overload
     def __call__(self, *args: Options.args, **options: Options.kwargs) -> Callable[[V], V]: ...
     def __call__(self, *args: Any, **options: Any) -> Any:
         if args:
-            (view,) = args
-            return protect(view, Policy())
-        return partial(protect, policy=Policy(**options))
+            return protect(_only_view(args, options), Policy())
+        return partial(protect, policy=_only_policy(**options) if "policy" in options else Policy(**options))
+
+
+def _only_view(args: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Any]:
+    view = args[0]
+    if isinstance(view, Policy):
+        raise TypeError("A policy is given by name: write @idempotent(policy=…).")
+    if len(args) > 1 or options or not callable(view):
+        raise TypeError(
+            f"idempotent takes a view or options by name, such as @idempotent(required=True); got {view!r}."
+        )
+    return view  # type: ignore[no-any-return]
+
+
+def _only_policy(policy: Any, **options: Any) -> Policy:
+    if not isinstance(policy, Policy):
+        raise TypeError(f"policy is {policy!r}; write @idempotent(policy=Policy(…)).")
+    if options:
+        raise TypeError(f"policy= states everything: move {', '.join(options)} into it.")
+    return policy
 
 
 idempotent = _Idempotent(Policy)
-"""Run a view once for each idempotency key and replay its answer: ``@idempotent`` or ``@idempotent(required=True)``.
+"""Run a view once for each idempotency key and replay its response.
 
-Takes what ``Policy`` takes. Stands below decorators that authenticate, so that they run on replays too, and above
-``@transaction.atomic``. Raises ``ImproperlyConfigured`` for an option that can't be meant.
+Write ``@idempotent``, ``@idempotent(required=True)`` with what ``Policy`` takes, or ``@idempotent(policy=…)``. Put it
+below decorators that authenticate, so that they run on replays too, and above ``@transaction.atomic`` and
+``@api_view``. Raises ``ImproperlyConfigured`` for an option that can't be meant, for a method (there it is
+``@method_decorator(idempotent, name="post")`` on the class) and for a view that has an entry point already.
 """
 
 

@@ -1,50 +1,149 @@
-"""What is logged when a signal tells of it."""
+"""The one catalogue of events: each one's name, signal, meaning and log level.
+
+Signals, log records, counters, metrics and statistics all take their names from here.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial, update_wrapper
 from typing import Any
 
 from django.dispatch import Signal
 
 from django_idempotency import signals
 from django_idempotency.logs import cause, log
-from django_idempotency.outcomes import Operation
+from django_idempotency.outcomes import Operation, Rejection
 
-EVENTS: dict[str, tuple[Signal, int, str]] = {
-    "takeover": (signals.taken_over, logging.WARNING, "idempotency record %s: its holder is gone, it runs again"),
-    "mismatch": (signals.mismatched, logging.WARNING, "idempotency record %s: its key came with another request"),
-    "held": (signals.held, logging.WARNING, "idempotency record %s: a caller has to wait for a person's decision"),
-    "stale_write_rejected": (
-        signals.stale_write_rejected,
-        logging.WARNING,
-        "idempotency record %s: a holder came back too late and could write nothing",
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happens to a key, or to events of the outbox. ``name`` is that of its signal.
+
+    ``reason`` tells the events of ``request_rejected`` apart. ``level``: of its log record, ``None`` for none.
+    ``is_outcome``: it says what a caller's claim came to.
+    """
+
+    signal: Signal
+    meaning: str
+    reason: Rejection | None = None
+    level: int | None = None
+    is_outcome: bool = False
+
+    @property
+    def name(self) -> str:
+        return _NAMES[self.signal]
+
+    @property
+    def counted_as(self) -> str:
+        """The name under which statistics count it: ``request_rejected.in_flight``."""
+        return f"{self.name}.{self.reason}" if self.reason else self.name
+
+
+def _rejected(reason: Rejection, meaning: str, level: int | None = None) -> Event:
+    return Event(signals.request_rejected, meaning, reason=reason, level=level, is_outcome=True)
+
+
+_NAMES = {signal: name for name, signal in vars(signals).items() if isinstance(signal, Signal)}
+
+EVENTS = (
+    Event(signals.key_claimed, "A key had no response yet: it was claimed, and runs.", is_outcome=True),
+    Event(
+        signals.key_taken_over,
+        "A dead owner's key was claimed, and runs again.",
+        level=logging.WARNING,
+        is_outcome=True,
     ),
-    "lost_claim": (signals.claim_lost, logging.INFO, "idempotency record %s: a rival was quicker, nothing was run"),
-    "pending_timeout": (signals.pending_timeout, logging.INFO, "idempotency record %s: a caller waited in vain"),
-    "refused_late": (signals.refused_late, logging.INFO, "idempotency record %s: a retry came too late"),
-    "reaped": (signals.reaped, logging.INFO, "idempotency record %s: its lease had run out, it was reaped"),
-}
+    Event(signals.response_replayed, "A stored response was replayed.", is_outcome=True),
+    _rejected(Rejection.IN_FLIGHT, "A duplicate was told to ask again: the first request still runs."),
+    _rejected(Rejection.WAIT_TIMEOUT, "A duplicate waited in vain, and was told to ask again.", logging.INFO),
+    _rejected(Rejection.KEY_REUSED, "A key came with another request.", logging.WARNING),
+    _rejected(Rejection.ON_HOLD, "A caller was told that an operator has to decide.", logging.WARNING),
+    _rejected(Rejection.TOO_OLD, "A request was older than anything known of its key.", logging.INFO),
+    _rejected(Rejection.FORBIDDEN, "A caller was not allowed to see the stored response.", logging.WARNING),
+    _rejected(Rejection.NOT_ADMITTED, "A new key was not admitted: nothing was run.", logging.INFO),
+    Event(signals.key_completed, "A response was stored."),
+    Event(signals.key_failed, "A run failed; a retry may run again."),
+    Event(signals.key_released, "A run left its key as if never used."),
+    Event(signals.claim_lost, "A rival was quicker between claim and row lock: nothing was run.", level=logging.INFO),
+    Event(
+        signals.stale_write_rejected,
+        "An owner came back too late: the fencing token kept it from writing.",
+        level=logging.WARNING,
+    ),
+    Event(signals.key_reaped, "Maintenance freed a key whose lease had lapsed, or put it on hold.", level=logging.INFO),
+    Event(signals.operator_decided, "An operator decided about a key.", level=logging.INFO),
+    Event(signals.response_viewed, "A stored response body was shown in the admin, or exported.", level=logging.INFO),
+    Event(signals.store_failed, "The store failed, at the claim or at the completion.", level=logging.ERROR),
+)
+
+# Sent for several events at once, so they have receivers of their own.
+OUTBOX_EVENTS = (
+    Event(signals.outbox_published, "An event of the outbox was published: its publisher confirmed it."),
+    Event(signals.outbox_failed, "An event of the outbox was refused; it is tried again."),
+    Event(
+        signals.outbox_dead_lettered, "An event of the outbox was given up: it is a dead letter.", level=logging.ERROR
+    ),
+    Event(signals.outbox_requeued, "An operator had a dead letter of the outbox tried again.", level=logging.INFO),
+)
+
+# Called with the event and what its signal is sent with: ``operation``, or ``sender``, ``count`` and ``using`` for one
+# of ``OUTBOX_EVENTS``.
+Receiver = Callable[..., None]
 
 
-def listen() -> None:
-    """Have every signal that is an event logged."""
-    for event, (signal, level, message) in EVENTS.items():
-        _listen(event, signal, level, message)
-    signals.store_failed.connect(_hear_of_store_failure, dispatch_uid=__name__)
-    signals.intervened.connect(_hear_of_intervention, dispatch_uid=__name__)
+def listen(receive: Receiver, uid: Hashable, events: Iterable[Event] = EVENTS) -> None:
+    """Have ``receive`` called for each of ``events``; once, however often this is called with the same ``uid``."""
+    for event in events:
+        event.signal.connect(_receiving(receive, event), weak=False, dispatch_uid=(uid, event.counted_as))
 
 
-def _listen(event: str, signal: Signal, level: int, message: str) -> None:
-    def hear(operation: Operation, attempt: int | None = None, **_named: Any) -> None:
-        log(level, event, message, operation.id, operation=operation, attempt=attempt)
-
-    signal.connect(hear, weak=False, dispatch_uid=__name__)
-
-
-def _hear_of_store_failure(operation: Operation, error: BaseException, **_named: Any) -> None:
-    log(logging.ERROR, "store_error", "idempotency record %s: %s", operation.id, cause(error), operation=operation)
+def stop_listening(uid: Hashable) -> None:
+    """Undo ``listen`` with the same ``uid``."""
+    for event in (*EVENTS, *OUTBOX_EVENTS):
+        event.signal.disconnect(dispatch_uid=(uid, event.counted_as))
 
 
-def _hear_of_intervention(operation: Operation, act: str, **_named: Any) -> None:
-    log(logging.INFO, "intervened", "idempotency record %s: by hand: %s", operation.id, act, operation=operation)
+def _receiving(receive: Receiver, event: Event) -> Receiver:
+    if event.reason is None:
+        return update_wrapper(partial(receive, event), receive)  # Django's log of an error names its receiver
+
+    def receive_if_meant(**named: Any) -> None:
+        if event.reason == named.get("reason"):
+            receive(event, **named)
+
+    return receive_if_meant
+
+
+def log_events() -> None:
+    """Have every event that has a level logged."""
+    listen(_log, __name__, [event for event in EVENTS if event.level is not None])
+    listen(_log_of_outbox, __name__, [event for event in OUTBOX_EVENTS if event.level is not None])
+
+
+def _log(event: Event, *, operation: Operation, **named: Any) -> None:
+    assert event.level is not None
+    message = "idempotency record %s: %s" + " (%s)" * bool(details := ", ".join(_details(named)))
+    log(
+        event.level,
+        event.name,
+        message,
+        *(operation.id, event.meaning, details)[: 2 + bool(details)],
+        operation=operation,
+        attempt=named.get("attempt"),
+        reason=event.reason,
+    )
+
+
+def _log_of_outbox(event: Event, *, sender: str, count: int, **_named: Any) -> None:
+    assert event.level is not None
+    log(event.level, event.name, "outbox: publisher %r: %s (events: %d)", sender, event.meaning, count)
+
+
+def _details(named: Mapping[str, Any]) -> Iterator[str]:
+    if "error" in named:
+        yield cause(named["error"])
+    if "act" in named:
+        yield str(named["act"])

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import http_sf
+from django.utils.translation import gettext_noop
 
-from django_idempotency.exceptions import MalformedKey, MalformedSentTime
+from django_idempotency.exceptions import MalformedKey, MalformedRequestTime
 
 MAX_LENGTH = 255
 
@@ -29,13 +31,23 @@ def parse_key(value: str, *, strict: bool = False) -> str:
     """
     value = value.strip(" \t")
     if not value:
-        raise MalformedKey("The Idempotency-Key header is empty; send 1 to 255 visible ASCII characters.")
+        raise MalformedKey(
+            gettext_noop("The Idempotency-Key header is empty; send 1 to 255 visible ASCII characters."),
+            never_used=True,
+        )
     key = value if not strict and _BARE.fullmatch(value) else _parse_string(value)
     if len(key) > MAX_LENGTH:
-        raise MalformedKey(f"The idempotency key has {len(key)} characters; at most {MAX_LENGTH} are allowed.")
+        raise MalformedKey(
+            gettext_noop("The idempotency key has %(length)d characters; at most %(most)d are allowed."),
+            never_used=True,
+            length=len(key),
+            most=MAX_LENGTH,
+        )
     if not _VISIBLE.fullmatch(key):
         raise MalformedKey(
-            f"The idempotency key {key!a} holds more than visible ASCII characters; a UUID is a good key."
+            gettext_noop("The idempotency key %(key)s holds more than visible ASCII characters; a UUID is a good key."),
+            never_used=True,
+            key=ascii(key),
         )
     return key
 
@@ -44,11 +56,16 @@ def _parse_string(value: str) -> str:
     try:
         item: Any = http_sf.parse(value.encode("ascii"), tltype="item")
     except (ValueError, http_sf.StructuredFieldError) as error:
-        raise MalformedKey(f"The Idempotency-Key header {_shown(value)} is not one quoted string: {error}.") from None
+        raise MalformedKey(
+            gettext_noop("The Idempotency-Key header %(header)s is not one quoted string: %(error)s."),
+            header=_shown(value),
+            error=error,
+        ) from None
     key, _parameters = item
     if not isinstance(key, str):  # a token is none
         raise MalformedKey(
-            f'The Idempotency-Key header {_shown(value)} is not a quoted string such as "8e03978e-40d5".'
+            gettext_noop('The Idempotency-Key header %(header)s is not a quoted string such as "8e03978e-40d5".'),
+            header=_shown(value),
         )
     return key
 
@@ -58,7 +75,7 @@ def _shown(value: str) -> str:
 
 
 def born(key: str) -> datetime | None:
-    """When a key that is a UUID of version 7 was made, by the clock of whoever made it."""
+    """When a key that is a UUID of version 7 was made, by the clock of the client that made it."""
     try:
         uuid = UUID(key)
     except ValueError:
@@ -67,11 +84,16 @@ def born(key: str) -> datetime | None:
 
 
 def parse_sent(value: str) -> datetime:
-    """The time in a header such as ``@1767225600``, an RFC 9651 Date. Raises ``MalformedSentTime``."""
+    """Return the time in the header ``value``, an RFC 9651 Date such as ``@1767225600``.
+
+    Raises ``MalformedRequestTime``.
+    """
     seconds = value.strip(" \t").removeprefix("@")
     sent = _since_1970(seconds=int(seconds)) if re.fullmatch(r"[0-9]{1,15}", seconds) else None
     if sent is None:
-        raise MalformedSentTime(f"{_shown(value)} is no time; send one such as @1767225600.")
+        raise MalformedRequestTime(
+            gettext_noop("%(header)s is no time; send one such as @1767225600."), header=_shown(value)
+        )
     return sent
 
 
@@ -92,14 +114,27 @@ def id_range(key: str) -> tuple[UUID, UUID]:
     return _uuid(_digest(key), bytes(8)), _uuid(_digest(key), b"\xff" * 8)
 
 
+def is_record_id(id: UUID) -> bool:
+    """Return whether ``id`` can be the primary key of a record."""
+    return not id.int & CLEARED
+
+
+# With these bits, MariaDB takes a UUID for one of a version, and then reorders or refuses it.
+CLEARED = 1 << 79 | 1 << 63
+
+
 def _uuid(first: bytes, second: bytes) -> UUID:
-    # Two bits are cleared: with them, MariaDB takes a UUID for one of a version, and then reorders or refuses it.
-    return UUID(int=int.from_bytes(first + second, "big") & ~(1 << 79) & ~(1 << 63))
+    return UUID(int=int.from_bytes(first + second, "big") & ~CLEARED)
 
 
-def child_key(parent: UUID, name: str) -> str:
-    """A key for one downstream call: the same for every attempt of the parent, telling nothing of the raw key."""
-    return str(UUID(bytes=hashlib.sha256(parent.bytes + name.encode()).digest()[:16]))
+def child_key(parent: UUID, name: str, secret: bytes | None = None) -> str:
+    """A key for one downstream call: the same for every attempt of the parent, telling nothing of the raw key.
+
+    Without ``secret`` it can be worked out by everybody who knows the parent.
+    """
+    text = parent.bytes + name.encode()
+    digest = hashlib.sha256(text).digest() if secret is None else hmac.digest(secret, b"child key" + text, "sha256")
+    return str(UUID(bytes=digest[:16]))
 
 
 def _digest(text: str) -> bytes:

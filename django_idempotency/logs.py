@@ -1,16 +1,22 @@
-"""Log records with fields, one for each event that somebody may want to hear of.
+"""Log records with fields, one for each event that is worth reporting.
 
-Each has ``event``, ``door``, ``view``, ``record_id`` and ``attempt``. None has a key, a scope, or what a request held.
+Each has ``event``, ``entry_point``, ``view``, ``record_id``, ``attempt`` and ``reason``. None has a key, a scope, or
+what a request held.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import time
+import traceback
 from typing import Any
 from uuid import UUID
 
 from django_idempotency.exceptions import StoreUnavailable
+from django_idempotency.log_ids import shown_id
 from django_idempotency.outcomes import Operation
+from django_idempotency.printable import printable
 
 logger = logging.getLogger("django_idempotency")
 
@@ -24,21 +30,71 @@ def log(
     record_id: UUID | None = None,
     attempt: int | None = None,
     error: BaseException | None = None,
+    reason: str | None = None,
 ) -> None:
-    """Log ``message`` with the fields of ``operation`` or a record; with ``error``, with its traceback."""
+    """Log ``message`` with the fields of ``operation`` or a record; with ``error``, with its traceback.
+
+    Texts among ``arguments`` and ``reason`` are made printable, and ids are shown by ``shown_id``.
+    """
     id = operation.id if operation else record_id
     fields = {
         "event": event,
-        "door": operation and operation.door and str(operation.door),
+        "entry_point": operation and operation.entry_point and str(operation.entry_point),
         "view": operation and operation.view,
-        "record_id": id and str(id),
+        "record_id": id and str(shown_id(id)),
         "attempt": attempt,
+        "reason": reason and printable(str(reason)),
     }
-    logger.log(level, message, *arguments, exc_info=error, extra=fields)
+    logger.log(level, message, *map(_shown, arguments), exc_info=error, extra=fields)
+
+
+def _shown(argument: object) -> object:
+    if isinstance(argument, UUID):
+        return shown_id(argument)
+    return printable(argument) if isinstance(argument, str) else argument
+
+
+def log_lost_response(what: str, id: UUID, error: Exception | None) -> None:
+    """Log that the response of the record ``id`` is not kept or replayed, and where ``error`` was raised.
+
+    Not the error's text, nor its traceback: either may hold a piece of the response.
+    """
+    details = (id, what, "" if error is None else f": {_raised(error)}")
+    log(
+        logging.ERROR,
+        "response_lost",
+        "the response of idempotency record %s %s%s",
+        *details,
+        record_id=id,
+    )
+
+
+def _raised(error: Exception) -> str:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} at {place.filename}:{place.lineno}"
+
+
+# --- What would be said again and again ------------------------------------------------------------------------------
+
+EVERY = 60.0  # seconds
+MOST = 1000
+_said: dict[str, float] = {}
+
+
+def is_due(what: str) -> bool:
+    """Return whether ``what`` was not due within the last minute, in this process."""
+    now = time.monotonic()
+    if now - _said.get(what, -math.inf) < EVERY:
+        return False
+    if len(_said) >= MOST:
+        _said.clear()
+    _said[what] = now
+    return True
 
 
 # --- What an error may say of itself ---------------------------------------------------------------------------------
 
+_DRIVERS = ("psycopg", "psycopg2", "psycopg_pool", "MySQLdb")
 _OF_MYSQLS_CLIENT = range(2000, 3000)
 
 
@@ -56,14 +112,12 @@ def cause(error: BaseException) -> str:
 
 
 def _is_a_drivers(error: BaseException) -> bool:
-    return any(
-        base.__module__.partition(".")[0] in ("psycopg", "psycopg_pool", "MySQLdb") for base in type(error).__mro__
-    )
+    return any(base.__module__.partition(".")[0] in _DRIVERS for base in type(error).__mro__)
 
 
 def _code(error: Any) -> str | None:
     """What the server calls the error; ``None`` if it is none of the server's."""
-    for name in ("sqlstate", "sqlite_errorname"):
+    for name in ("sqlstate", "pgcode", "sqlite_errorname"):
         if code := getattr(error, name, None):
             return str(code)
     number = error.args[0] if getattr(error, "args", ()) else None

@@ -1,4 +1,4 @@
-"""The door for whole projects: puts the right door before every view that has none."""
+"""The entry point for whole projects: puts the right entry point before every view that has none."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from django_idempotency.conf import conf
-from django_idempotency.doors import is_keyed
-from django_idempotency.placement import behind_door, has_door
+from django_idempotency.http.observing import is_observed
+from django_idempotency.http.requests import is_keyed
+from django_idempotency.wrapping import behind_entry_point, has_entry_point
 
 View = Callable[..., Any]
 
 
 class IdempotencyMiddleware:
-    """Covers every view that has no door of its own, by the ``IDEMPOTENCY`` setting's policy.
+    """Covers every view that has no entry point of its own, by the ``IDEMPOTENCY`` setting's policy.
 
-    The door is put inside the decorators of a view and inside the ``dispatch`` of a class, so that what they check is
-    checked on replays too. Async views are run in lease mode. Stands last in ``MIDDLEWARE``: it calls the view itself.
+    The entry point is put inside the decorators of a view and inside the ``dispatch`` of a class, so that what they
+    check is checked on replays too. Async views are run in lease mode. Stands last in ``MIDDLEWARE``: it calls the
+        view itself.
     ``@idempotency_exempt`` and the setting ``EXEMPT_PATHS`` opt out.
     """
 
@@ -42,8 +44,10 @@ class IdempotencyMiddleware:
     ) -> HttpResponseBase | None:
         if not _covers(request, view):
             return None
-        door = behind_door(view)
-        response: HttpResponseBase = (async_to_sync(door) if is_async(door) else door)(request, *args, **kwargs)
+        entry_point = behind_entry_point(view)
+        response: HttpResponseBase = (async_to_sync(entry_point) if is_async(entry_point) else entry_point)(
+            request, *args, **kwargs
+        )
         return response
 
     async def aprocess_view(
@@ -51,14 +55,16 @@ class IdempotencyMiddleware:
     ) -> HttpResponseBase | None:
         if not _covers(request, view):
             return None
-        door = behind_door(view)
-        response: HttpResponseBase = await (door if is_async(door) else sync_to_async(door))(request, *args, **kwargs)
+        entry_point = behind_entry_point(view)
+        response: HttpResponseBase = await (entry_point if is_async(entry_point) else sync_to_async(entry_point))(
+            request, *args, **kwargs
+        )
         return response
 
 
 def _covers(request: HttpRequest, view: View) -> bool:
-    if has_door(view, request.method) or getattr(view, "idempotency_exempt", False):
+    if has_entry_point(view, request.method) or getattr(view, "idempotency_exempt", False):
         return False
     if (exempt := conf().exempt) is not None and exempt.search(request.path):
         return False
-    return is_keyed(request, conf().policy)
+    return is_keyed(request, conf().policy) or is_observed(request, conf().policy)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
 
-from django.db import models
-from django.db.models import F, Q
+from django.db import connections, models
+from django.db.models import F, Func, Q, Value
 from django.db.models.functions import Now
+from django.utils.timezone import get_default_timezone
 from django.utils.translation import gettext_lazy as _
 
-from django_idempotency import privacy
 from django_idempotency.exceptions import IllegalMove
 from django_idempotency.keys import id_range
-from django_idempotency.outcomes import StoredResponse
 from django_idempotency.policy import Mode
+from django_idempotency.printable import printable
 
 
 class Status(models.TextChoices):
@@ -24,20 +25,21 @@ class Status(models.TextChoices):
     FAILED = "failed", _("failed")
 
 
+MODES = {Mode.ATOMIC: _("atomic"), Mode.LEASE: _("lease")}
 ABSENT = None
 LIVE = (Status.STARTED, Status.PROCESSING)
 TERMINAL = (Status.COMPLETED, Status.FAILED)
 
 # From what to what. A record that is expired and comes to life again moves from a terminal status to PROCESSING.
 MOVES: Mapping[Status | None, frozenset[Status | None]] = {
-    ABSENT: frozenset({Status.STARTED, Status.PROCESSING}),
+    ABSENT: frozenset({Status.STARTED, Status.PROCESSING, Status.COMPLETED, Status.FAILED}),  # a claim by lock: ended
     Status.STARTED: frozenset({Status.PROCESSING, Status.FAILED}),
     Status.PROCESSING: frozenset({Status.PROCESSING, Status.COMPLETED, Status.FAILED, ABSENT}),
     Status.FAILED: frozenset({Status.PROCESSING}),
     Status.COMPLETED: frozenset(),
 }
 MOVES_ONCE_EXPIRED = frozenset({Status.PROCESSING, ABSENT})
-# Of a record without an answer, when a person gives it one.
+# Of a record without a response, when an operator gives it one.
 MOVES_BY_DECISION: Mapping[str | None, frozenset[str | None]] = {
     Status.STARTED: frozenset({Status.COMPLETED}),
     Status.FAILED: frozenset({Status.COMPLETED, Status.FAILED}),
@@ -47,7 +49,7 @@ MOVES_BY_DECISION: Mapping[str | None, frozenset[str | None]] = {
 def check_move(before: str | None, after: str | None, *, expired: bool = False, decided: bool = False) -> None:
     """Raise ``IllegalMove`` unless a record may go from the one status to the other (``None``: no record).
 
-    ``decided``: it has no answer yet, and a person has decided on one.
+    ``decided``: it has no response yet, and an operator has decided on one.
     """
     legal = MOVES[before if before is None else Status(before)]
     if after in legal or (expired and before in TERMINAL and after in MOVES_ONCE_EXPIRED):
@@ -57,11 +59,43 @@ def check_move(before: str | None, after: str | None, *, expired: bool = False, 
     raise IllegalMove(f"A record can't go from {before or 'absent'} to {after or 'absent'}.")
 
 
+def in_utc(value: datetime, using: str) -> datetime:
+    """Return a time that the database ``using`` told in UTC, to be compared with others.
+
+    Two times with one time zone are compared by the clock on the wall, which in autumn shows one hour twice; and with
+    ``USE_TZ = False`` they come without a zone. What PostgreSQL told names its moment all the same, by its ``fold``.
+    Other databases have no zones: there ``DatabaseNow`` writes UTC, and that is what is read, whatever it is called.
+    """
+    if connections[using].vendor != "postgresql":
+        return value.replace(tzinfo=UTC)
+    zoned = value if value.tzinfo else value.replace(tzinfo=get_default_timezone())
+    return zoned.astimezone(UTC)
+
+
 class DatabaseNow(Now):
     """The database's clock at the start of the statement, in UTC on every database."""
 
     def as_mysql(self, compiler, connection, **extra):  # type: ignore[no-untyped-def]
         return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **extra)
+
+
+class RowLocked(Func):
+    """Whether a running transaction has the record's row locked. False on databases where only a lock could tell.
+
+    On PostgreSQL a locked row has its transaction's number in ``xmax``, and a running transaction has its own number
+    locked. So this takes no lock and blocks no request.
+    """
+
+    template = "FALSE"
+    output_field = models.BooleanField()
+
+    def __init__(self) -> None:
+        super().__init__(F("id"))
+
+    def as_postgresql(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, list[Any]]:
+        (column,) = self.get_source_expressions()
+        running = "SELECT transactionid FROM pg_locks WHERE locktype = 'transactionid' AND granted"
+        return f"({compiler.quote_name_unless_alias(column.alias)}.xmax IN ({running}))", []
 
 
 class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):
@@ -74,6 +108,29 @@ class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):
 
     def terminal(self) -> RecordQuerySet:
         return self.filter(status__in=TERMINAL)
+
+    def stuck(self, older_than: float = 0) -> RecordQuerySet:
+        """Those whose lease ran out ``older_than`` seconds ago, longest first; live owners in atomic mode included."""
+        lapsed = DatabaseNow() - Value(timedelta(seconds=older_than))
+        return self.live().filter(locked_until__lt=lapsed).order_by("locked_until")
+
+    def abandoned(self) -> RecordQuerySet:
+        """Those that are ``stuck`` and whose row no running transaction has locked: no owner is at work on them."""
+        return self.stuck().filter(~Q(RowLocked()))
+
+    def awaiting_operator(self) -> RecordQuerySet:
+        """Those on hold, longest first."""
+        undecided = Q(status=Status.FAILED, response_status__isnull=True)
+        return self.filter(undecided, on_hold=True).order_by("updated_at")
+
+    def purgeable(self) -> RecordQuerySet:
+        """Those that may be deleted. Records on hold wait for an operator, however long that takes."""
+        return self.terminal().filter(purge_at__lt=DatabaseNow(), on_hold=False)
+
+    def with_needless_body(self) -> RecordQuerySet:
+        """Those past ``expires_at`` that are kept for audit, with a body."""
+        kept_for_audit = Q(response_body__isnull=False, purge_at__gt=F("expires_at"))
+        return self.filter(kept_for_audit, expires_at__lt=DatabaseNow())
 
 
 def _exactly(condition: Q, *, names: tuple[str, ...]) -> Q:
@@ -94,13 +151,14 @@ class IdempotencyRecord(models.Model):
     key = models.CharField(_("key"), max_length=255)
     method = models.CharField(_("method"), max_length=32)
     path = models.TextField(_("path"))
-    fingerprint = models.BinaryField(_("fingerprint"), max_length=32)
-    mode = models.CharField(_("mode"), max_length=16, choices=[(mode.value, mode.value) for mode in Mode])
+    fingerprint = models.BinaryField(_("fingerprint"), max_length=36)
+    mode = models.CharField(_("mode"), max_length=16, choices=[(mode.value, name) for mode, name in MODES.items()])
     hold_on_crash = models.BooleanField(_("hold on crash"), db_default=False)
+    trace = models.BinaryField(_("trace"), max_length=24, null=True)
     created_at = models.DateTimeField(_("created at"))
     status = models.CharField(_("status"), max_length=16, choices=Status)
     attempts = models.IntegerField(_("attempts"), db_default=1)
-    held = models.BooleanField(_("held"), db_default=False)
+    on_hold = models.BooleanField(_("on hold"), db_default=False)
     reason = models.TextField(_("reason"), db_default="")
     token = models.UUIDField(_("fencing token"), null=True)
     locked_at = models.DateTimeField(_("locked at"), null=True)
@@ -114,7 +172,7 @@ class IdempotencyRecord(models.Model):
     response_headers = models.JSONField(_("response headers"), null=True)
     response_body = models.BinaryField(_("response body"), null=True)
 
-    objects: ClassVar[models.Manager[IdempotencyRecord]] = RecordQuerySet.as_manager()
+    objects = RecordQuerySet.as_manager()
 
     class Meta:
         verbose_name = _("idempotency record")
@@ -122,10 +180,10 @@ class IdempotencyRecord(models.Model):
         db_table = "django_idempotency_record"
         default_permissions = ("view",)
         permissions = [
-            ("view_response_body", "Can view the stored response body"),
-            ("release_idempotencyrecord", "Can release a key to its next request"),
+            ("view_response_idempotencyrecord", "Can view the stored response body"),
+            ("allow_retry_idempotencyrecord", "Can allow a key to be retried"),
             ("fail_idempotencyrecord", "Can mark a key as failed for good"),
-            ("resolve_idempotencyrecord", "Can resolve a held key with an answer"),
+            ("resolve_idempotencyrecord", "Can resolve a key on hold with a response"),
             ("extend_idempotencyrecord", "Can extend the lease of a key"),
         ]
         constraints = [
@@ -149,18 +207,18 @@ class IdempotencyRecord(models.Model):
                 name="idempotency_record_response",
             ),
             models.CheckConstraint(
-                condition=Q(held=False) | Q(status=Status.FAILED, response_status__isnull=True),
-                name="idempotency_record_held",
+                condition=Q(on_hold=False) | Q(status=Status.FAILED, response_status__isnull=True),
+                name="idempotency_record_on_hold",
             ),
             models.CheckConstraint(
                 condition=Q(attempts__gte=1) & Q(purge_at__gte=F("expires_at")), name="idempotency_record_sane"
             ),
         ]
         indexes = [
-            # The held ones come last in it, without a time: all that keeps a partition from going is in one index.
+            # The ones on hold come last in it, without a time: all that keeps a partition from going is in one index.
             models.Index(
                 fields=["locked_until"],
-                condition=Q(status__in=LIVE) | Q(held=True),
+                condition=Q(status__in=LIVE) | Q(on_hold=True),
                 name="idempotency_record_reap",
             ),
             models.Index(fields=["purge_at"], condition=Q(status__in=TERMINAL), name="idempotency_record_purge"),
@@ -170,28 +228,19 @@ class IdempotencyRecord(models.Model):
                 condition=Q(response_body__isnull=False, purge_at__gt=F("expires_at")),
                 name="idempotency_record_bodies",
             ),
-            # What waits for a person or a retry; nothing that ended with an answer is ever in it.
+            # What waits for an operator or a retry; nothing that ended with a response is ever in it.
             models.Index(
-                fields=["held", "updated_at"],
+                fields=["on_hold", "updated_at"],
                 condition=Q(status=Status.FAILED, response_status__isnull=True),
                 name="idempotency_record_undecided",
             ),
         ]
 
     def __str__(self) -> str:
-        return f"{self.scope} {self.key}"
-
-    @property
-    def answer(self) -> StoredResponse | None:
-        """What a replay answers, decrypted if it is encrypted; ``None`` if there is no answer."""
-        if self.response_status is None:
-            return None
-        headers = tuple((name, value) for name, value in self.response_headers or ())
-        body = None if self.response_body is None else bytes(self.response_body)
-        return privacy.opened(StoredResponse(self.response_status, headers, body), self.pk)
+        return printable(f"{self.scope} {self.key}")
 
 
-class IdempotencyTally(models.Model):
+class IdempotencyCounter(models.Model):
     """How often one thing happened at one view within five minutes; whose key it was, or which, is not in it."""
 
     pk = models.CompositePrimaryKey("since", "view", "event")
@@ -200,13 +249,33 @@ class IdempotencyTally(models.Model):
     event = models.CharField(_("event"), max_length=32)
     count = models.BigIntegerField(_("count"))
 
-    objects: ClassVar[models.Manager[IdempotencyTally]] = models.Manager()
+    objects: ClassVar[models.Manager[IdempotencyCounter]] = models.Manager()
 
     class Meta:
-        verbose_name = _("idempotency tally")
-        verbose_name_plural = _("idempotency tallies")
-        db_table = "django_idempotency_tally"
+        verbose_name = _("idempotency counter")
+        verbose_name_plural = _("idempotency counters")
+        db_table = "django_idempotency_counter"
         default_permissions = ()
 
     def __str__(self) -> str:
         return f"{self.view} {self.event}: {self.count}"
+
+
+class IdempotencyObservation(models.Model):
+    """A digest of a request that was observed, and when the last one like it was; whose it was is not in it."""
+
+    digest = models.UUIDField(primary_key=True, editable=False)
+    seen_at = models.DateTimeField(_("seen at"))
+    found = models.IntegerField(_("found"))  # how many duplicates the last write found
+
+    objects: ClassVar[models.Manager[IdempotencyObservation]] = models.Manager()
+
+    class Meta:
+        verbose_name = _("idempotency observation")
+        verbose_name_plural = _("idempotency observations")
+        db_table = "django_idempotency_observation"
+        default_permissions = ()
+        indexes = [models.Index(fields=["seen_at"], name="idempotency_observation_seen")]
+
+    def __str__(self) -> str:
+        return str(self.digest)

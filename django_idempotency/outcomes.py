@@ -1,11 +1,14 @@
-"""The closed sets of values that pass between the doors, the engine and the stores."""
+"""The closed sets of values that pass between the entry points, the engine and the stores."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from django_idempotency.keys import record_id
@@ -15,9 +18,9 @@ Headers = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """An answer as it is kept and replayed.
+    """A response as it is kept and replayed, with its HTTP ``status``.
 
-    ``body`` is the exact bytes, or ``None`` where the body was not stored (a streaming or an oversize answer, or by
+    ``body`` is the exact bytes, or ``None`` where the body was not stored (a streaming or an oversize response, or by
     policy). Neither it nor the headers show in the representation, which may end up in a log.
     """
 
@@ -25,8 +28,50 @@ class StoredResponse:
     headers: Headers = field(default=(), repr=False)
     body: bytes | None = field(default=b"", repr=False)
 
+    @classmethod
+    def of(cls, status: int, headers: Any, body: bytes | memoryview | None) -> StoredResponse:
+        """The response in a record's columns; without headers and body where the stored headers are damaged."""
+        if not (isinstance(headers, list | tuple) and are_headers(headers)):
+            return cls(status, body=None)
+        return cls(status, tuple((name, value) for name, value in headers), None if body is None else bytes(body))
 
-class Door(StrEnum):
+    @property
+    def has_content(self) -> bool:
+        """Whether there is anything besides the status."""
+        return self.body is not None or bool(self.headers)
+
+    def without_content(self) -> StoredResponse:
+        """Return the status alone, without headers and body."""
+        return StoredResponse(self.status, body=None)
+
+
+# Stands among the headers for a reason phrase that is not the status's own. No header is called that.
+REASON = ":reason"
+_NAME = re.compile(r":?[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2; a colon before what is no header
+
+
+def are_headers(pairs: Iterable[Any]) -> bool:
+    """Whether these are pairs of a name and a value that a server can send."""
+    return all(isinstance(pair, list | tuple) and len(pair) == 2 and _is_header(*pair) for pair in pairs)
+
+
+def _is_header(name: object, value: object) -> bool:
+    if not (isinstance(name, str) and isinstance(value, str) and _NAME.fullmatch(name)):
+        return False
+    return not set("\0\r\n") & set(value) and max(value, default="") <= "\xff"
+
+
+def is_storable(response: Any) -> bool:
+    """Return whether this is a response that can be stored and sent: real headers, and a body of bytes or ``None``."""
+    return (
+        isinstance(response, StoredResponse)
+        and (response.body is None or isinstance(response.body, bytes))
+        and are_headers(response.headers)
+        and all(name == REASON or not name.startswith(":") for name, _value in response.headers)
+    )
+
+
+class EntryPoint(StrEnum):
     """Which way an operation came in."""
 
     MIXIN = "mixin"
@@ -37,9 +82,49 @@ class Door(StrEnum):
     MAINTENANCE = "maintenance"
 
 
+class Rejection(StrEnum):
+    """Why a request is neither run nor replayed."""
+
+    IN_FLIGHT = "in_flight"
+    WAIT_TIMEOUT = "wait_timeout"
+    KEY_REUSED = "key_reused"
+    ON_HOLD = "on_hold"
+    TOO_OLD = "too_old"
+    FORBIDDEN = "forbidden"
+    NOT_ADMITTED = "not_admitted"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """What ``may_replay`` gets of a record: whose it is, and the ``response`` that would be replayed, as it is kept."""
+
+    id: UUID
+    scope: str
+    key: str
+    method: str
+    path: str
+    response: StoredResponse
+
+
+class Admission(Protocol):
+    """Decides whether the key of one request may be claimed if it is new. See ``django_idempotency.http.admission``."""
+
+    def refused_for(self, operation: Operation, /) -> int | None:
+        """Return the seconds to wait before asking again; ``None`` if a new key is admitted. It is counted then."""
+
+    def give_back(self) -> None:
+        """Count the key no more: it turned out not to be new."""
+
+    def stored(self, operation: Operation, response: StoredResponse, /) -> None:
+        """Count the bytes of a response that was stored."""
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What a caller asks to be done once: its identity (scope and key) and its content (fingerprint)."""
+    """What a caller asks to be done once: its identity (scope and key) and its content (fingerprint).
+
+    ``fingerprint``: as a store keeps it. ``digest``: of the request, without a key; ``None`` where it is not known.
+    """
 
     scope: str
     key: str
@@ -47,12 +132,22 @@ class Operation:
     method: str = ""
     path: str = ""
     sender: object = field(default=None, compare=False)  # the view or consumer, for signals
-    door: Door | None = field(default=None, compare=False)
+    entry_point: EntryPoint | None = field(default=None, compare=False)
     sent: datetime | None = field(default=None, compare=False)  # first sent, by the client's own account
+    database: str | None = field(default=None, compare=False)  # the alias that a callable ``using`` chose for its claim
+    permits: Callable[[StoredRecord], object] | None = field(default=None, compare=False, repr=False)
+    digest: bytes | None = field(default=None, compare=False, repr=False)
+    trace: bytes | None = field(default=None, compare=False, repr=False)  # of the span that claims it
+    admission: Admission | None = field(default=None, compare=False, repr=False)
     id: UUID = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "id", record_id(self.scope, self.key))
+
+    def may_get(self, response: StoredResponse) -> bool:
+        """Whether its caller may get the stored ``response``."""
+        record = StoredRecord(self.id, self.scope, self.key, self.method, self.path, response)
+        return self.permits is None or self.permits(record) is True
 
     @property
     def view(self) -> str:
@@ -73,10 +168,11 @@ class Snapshot:
     fingerprint: bytes
     mode: str
     hold_on_crash: bool
+    trace: bytes | None
     created_at: datetime
     status: str
     attempts: int
-    held: bool
+    on_hold: bool
     reason: str
     token: UUID | None
     locked_at: datetime | None
@@ -88,21 +184,34 @@ class Snapshot:
     now: datetime
 
     @property
+    def version(self) -> tuple[object, ...]:
+        """What changes whenever a record does, counted replays aside."""
+        return self.status, self.token, self.attempts, self.locked_until, self.expires_at, self.created_at
+
+    @property
+    def lease_expired(self) -> bool:
+        """Whether its lease was watched for a heartbeat's time, and not renewed: it ends where it began, then."""
+        return self.locked_at is not None and self.locked_until is not None and self.locked_until <= self.locked_at
+
+    @property
     def response(self) -> StoredResponse | None:
         if self.response_status is None:
             return None
-        headers = tuple((name, value) for name, value in self.response_headers)
-        return StoredResponse(self.response_status, headers, self.response_body)
+        return StoredResponse.of(self.response_status, self.response_headers, self.response_body)
 
 
-# --- The outcomes of a claim: what a door matches on -----------------------------------------------------------------
+# --- The outcomes of a claim: what an entry point matches on ---------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """The caller holds the key and must run. ``token`` is the fencing token of this attempt.
 
-    ``created``, ``place``: when and where the record was made, in the store's own words, if it told.
+    ``created``, ``place``: when and where the record was made, in the store's own words, if it told. ``schemas``: where
+    PostgreSQL looked for the table. ``transaction``: the business transaction that has the record locked, in the
+    store's own words too.
+
+    ``by_lock``: the claim is a lock of the business transaction, which is ``opened`` already; there is no record yet.
     """
 
     operation: Operation
@@ -110,7 +219,11 @@ class Claimed:
     attempt: int = 1
     taken_over: bool = False
     created: str | None = field(default=None, compare=False)
+    schemas: tuple[str, ...] = field(default=(), compare=False)
     place: str | None = field(default=None, compare=False)
+    transaction: str | None = field(default=None, compare=False)
+    by_lock: bool = field(default=False, compare=False)
+    opened: AbstractContextManager[object] | None = field(default=None, compare=False, repr=False)
 
     @property
     def id(self) -> UUID:
@@ -119,14 +232,15 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The operation is done; this is its answer."""
+    """The operation is done; this is its response. ``trace``: of the run that it is of, as the record has it."""
 
     response: StoredResponse
+    trace: bytes | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Somebody is running the operation now; ask again after ``retry_after`` seconds."""
+    """Another caller is running the operation; ask again after ``retry_after`` seconds."""
 
     retry_after: int
 
@@ -137,14 +251,14 @@ class Mismatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """The operation may or may not have happened; a person has to decide."""
+class OnHold:
+    """The operation may or may not have happened; an operator has to decide."""
 
     reason: str
 
 
-Outcome = Claimed | Replay | InFlight | Mismatch | Held
-Duplicate = Replay | InFlight | Mismatch | Held
+Outcome = Claimed | Replay | InFlight | Mismatch | OnHold
+Duplicate = Replay | InFlight | Mismatch | OnHold
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +273,7 @@ class Available:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Store the answer and replay it. ``failure`` marks a terminal failure; ``rollback`` undoes its effects first."""
+    """Store the response and replay it. ``failure`` marks a terminal failure; ``rollback`` undoes its effects first."""
 
     response: StoredResponse
     failure: bool = False
@@ -168,15 +282,17 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Roll back; a retry may run again, or ``held``, a person has to decide."""
+    """Roll back; a retry may run again, or with ``on_hold`` an operator has to decide."""
 
     reason: str
-    held: bool = False
+    on_hold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Roll back and forget: the key is as if it had never been used."""
+    """Delete the record: the key is as if it had never been used. ``rollback`` undoes the effects first."""
+
+    rollback: bool = False
 
 
 Verdict = Keep | Fail | Release

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import InitVar, dataclass, replace
 from enum import StrEnum
-from typing import Any
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
 
-from django.core.exceptions import ImproperlyConfigured
+from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
-from django_idempotency.outcomes import StoredResponse
+from django_idempotency.keys import MAX_LENGTH
+from django_idempotency.options import (
+    BOOLEAN,
+    CALLABLE,
+    CallableRule,
+    Rule,
+    is_expression,
+    many,
+    number,
+    one_of,
+    option,
+    or_none,
+    rules,
+    text,
+    validate,
+)
+from django_idempotency.outcomes import Operation, StoredRecord, StoredResponse
+
+
+class Anonymous(StrEnum):
+    REFUSE = "refuse"
+    IGNORE = "ignore"
 
 
 class Mode(StrEnum):
@@ -20,26 +42,54 @@ class Mode(StrEnum):
     LEASE = "lease"
 
 
+class ClaimBy(StrEnum):
+    RECORD = "record"
+    LOCK = "lock"
+
+
 class OnCrash(StrEnum):
     RETRY = "retry"
     HOLD = "hold"
 
 
-class WhenInFlight(StrEnum):
+class OnConflict(StrEnum):
     REJECT = "reject"
     WAIT = "wait"
 
 
-class Lock(StrEnum):
+class OnRelease(StrEnum):
+    NEUTRAL = "neutral"
+    ROLLBACK = "rollback"
+
+
+class RowLock(StrEnum):
     NOWAIT = "nowait"
     SKIP_LOCKED = "skip_locked"
 
 
+REQUIRE = "require"
 LONGEST = 100 * 365 * 24 * 60 * 60  # a century; far beyond it Python's calendar ends
 
 Scope = Callable[[HttpRequest], str | None]
 Fingerprint = Callable[[HttpRequest], bytes]
 Redact = Callable[[StoredResponse], StoredResponse]
+MayReplay = Callable[[Any, StoredRecord], bool | Awaitable[bool]]
+Admit = Callable[[Operation], bool | float | Awaitable[bool | float]]
+Using = Callable[[Operation], str]
+
+_METHODS = many("HTTP methods in upper case", lambda value: isinstance(value, str) and value.isupper())
+_FIELDS = many("names", lambda value: isinstance(value, str))
+_HEADERS = many("names of headers", lambda value: isinstance(value, str) and bool(re.fullmatch("[A-Za-z0-9-]+", value)))
+_PATTERN = Rule("a regular expression", is_expression, re.compile)
+_STATUSES = many("HTTP statuses", lambda value: isinstance(value, int) and 100 <= value <= 599)
+_ENCRYPT = Rule('True, False or "require"', lambda value: isinstance(value, bool) or value == REQUIRE)
+_USING = CallableRule(
+    "None, the alias of a database or a callable",
+    lambda value: value is None or isinstance(value, str) or callable(value),
+)
+_SCOPE = CallableRule(
+    'None, "public" or a callable', lambda value: value is None or value == "public" or callable(value)
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,133 +99,152 @@ class Policy:
     ``required``: refuse requests without a key (400).
     ``methods``: the HTTP methods that heed the header.
     ``mode``: ``"atomic"`` (effects are in the record's database) or ``"lease"`` (they are not).
+    ``claim``: atomic mode: what shows others that a run is in progress, a committed ``"record"``, or on PostgreSQL a
+        ``"lock"``, of which a crash leaves nothing.
     ``lease``: seconds a claim is good for without a sign of life.
-    ``grace``: seconds between a claim and its row lock within which nobody takes over.
-    ``on_crash``: lease mode: ``"retry"`` runs again once the lease ran out, ``"hold"`` waits for a person.
-    ``in_flight``: ``"reject"`` answers a concurrent duplicate with 409, ``"wait"`` waits first.
-    ``wait``: seconds to wait at most.
-    ``retention``: seconds, from the answer, in which the key is deduplicated.
-    ``audit``: seconds, from the answer, that the record is kept; ``None`` for as long as ``retention``.
-    ``late_after``: seconds; refuse a request first sent longer ago than that, of whose key nothing is known any more.
+    ``takeover_grace``: seconds between a claim and its row lock within which the claim is not taken over.
+    ``on_crash``: lease mode: ``"retry"`` runs again once the lease ran out, ``"hold"`` waits for an operator.
+    ``on_conflict``: ``"reject"`` refuses a concurrent duplicate with 409, ``"wait"`` waits first.
+    ``wait_timeout``: seconds to wait at most.
+    ``max_waiters``: callers of one process that wait for one key at most; others are refused at once.
+    ``admit``: a callable, sync or async, that gets the ``Operation`` of a new key and returns ``True`` to admit it, or
+        the seconds after which to ask again; anything else refuses for a minute.
+    ``max_new_keys``: new keys of one scope that are admitted in a minute.
+    ``max_stored_bytes``: bytes of responses of one scope, within the time that they are kept, after which no new key is
+        admitted.
+    ``retention``: seconds, from the response, in which the key is deduplicated.
+    ``audit_retention``: seconds, from the response, that the record is kept; ``None`` for as long as ``retention``.
+    ``max_request_age``: seconds; refuse a request first sent longer ago than that, of whose key nothing is known any
+        more.
     ``scope``: ``None`` for the user's primary key, ``"public"`` for one scope shared by all, or a callable.
-    ``strict``: take the header only as the draft writes it, a quoted string.
+    ``anonymous``: what a key does that a caller without a scope sends: with ``"refuse"`` the request gets 400, with
+        ``"ignore"`` the view runs as if there were none. ``None``: ``"ignore"`` where only the middleware covers the
+        view, else ``"refuse"``.
+    ``key_pattern``: a regular expression that a whole key has to match.
+    ``min_key_length``: characters that a key has at least.
+    ``strict_header``: take the header only as the draft writes it, a quoted string.
     ``lock``: how a row that may change hands is locked, ``"nowait"`` or ``"skip_locked"``.
-    ``max_body``: bytes; a larger answer is stored without its body.
-    ``store_body``: store and replay the answer's body.
+    ``max_body_size``: bytes; a larger response is stored without its body.
+    ``store_body``: store and replay the response's body.
     ``store_cookies``: store and replay ``Set-Cookie``.
-    ``redact``: a callable that gets the answer and gives what is stored of it and replayed; no queries in it.
-    ``encrypt``: encrypt what is stored, with the newest of ``ENCRYPTION_KEYS``.
-    ``fail_open``: run unprotected when the store can't be reached, instead of answering 503.
-    ``using``: alias of the database of the records; ``None`` asks the routers.
+    ``cacheable_replays``: replay ``Cache-Control`` and the like as they were stored, instead of ``no-store``.
+    ``may_replay``: a callable, sync or async, that gets the request and a ``StoredRecord``, and returns whether the
+        caller may have its response; anything but ``True`` refuses with 403.
+    ``redact``: a callable that gets the response and gives what is stored of it and replayed; no queries in it.
+    ``encrypt``: encrypt what is stored, with the newest of ``ENCRYPTION_KEYS``; with ``"require"``, never replay what
+        was not encrypted.
+    ``encrypt_padding``: bytes; what is encrypted is padded to a multiple of it, so that its length tells less.
+    ``fail_open``: run unprotected when the store can't be reached, instead of responding with 503.
+    ``store``: alias in ``STORES`` of the store that keeps the records; ``"default"`` is the database unless stated.
+    ``using``: alias of the database of the records, or a callable that gives one of ``SHARDS`` for an operation;
+        ``None`` asks the routers.
     ``fingerprint``: a callable that gives the bytes that identify the request, instead of all of it.
-    ``fingerprint_fields``, ``fingerprint_exclude``: top-level body fields that count, or don't.
+    ``fingerprint_fields``, ``fingerprint_exclude``: body fields that count, or don't; nested ones as ``card.cvv``.
+    ``fingerprint_headers``: request headers that count, such as one that selects the account.
     ``release_statuses``: statuses that are not stored and release the key.
+    ``on_release``: atomic mode: what the view wrote before its key is released is kept or undone as without a key
+        (``"neutral"``), or undone in any case (``"rollback"``).
     ``retry_statuses``: statuses that are not stored and leave a retry free to run again.
 
     Raises ``ImproperlyConfigured`` for a value that can't be meant.
     """
 
-    required: bool = False
-    methods: Collection[str] = ("POST", "PUT", "PATCH", "DELETE")
-    mode: str = Mode.ATOMIC
-    lease: float = 60
-    grace: float = 0.5
-    on_crash: str = OnCrash.RETRY
-    in_flight: str = WhenInFlight.REJECT
-    wait: float = 10
-    retention: float = 24 * 60 * 60
-    audit: float | None = None
-    late_after: float | None = None
-    scope: str | Scope | None = None
-    strict: bool = False
-    lock: str = Lock.NOWAIT
-    max_body: int = 1024 * 1024
-    store_body: bool = True
-    store_cookies: bool = False
-    redact: Redact | None = None
-    encrypt: bool = False
-    fail_open: bool = False
-    using: str | None = None
-    fingerprint: Fingerprint | None = None
-    fingerprint_fields: Collection[str] | None = None
-    fingerprint_exclude: Collection[str] = ()
-    release_statuses: Collection[int] = (400, 401, 403, 404, 405, 406, 415, 422, 429)
-    retry_statuses: Collection[int] = range(500, 600)
+    if not TYPE_CHECKING:  # not an option; the first field: see Note [What a policy states]
+        _stated: InitVar[frozenset[str]] = frozenset()
 
-    def __new__(cls, **stated: Any) -> Policy:
+    required: bool = option(False, BOOLEAN)
+    methods: Collection[str] = option(frozenset({"POST", "PUT", "PATCH", "DELETE"}), _METHODS)
+    mode: str = option(Mode.ATOMIC, one_of(Mode))
+    claim: str = option(ClaimBy.RECORD, one_of(ClaimBy))
+    lease: float = option(60, number(1, LONGEST))
+    takeover_grace: float = option(0.5, number(0, LONGEST))
+    on_crash: str = option(OnCrash.RETRY, one_of(OnCrash))
+    on_conflict: str = option(OnConflict.REJECT, one_of(OnConflict))
+    wait_timeout: float = option(10, number(0, LONGEST))
+    max_waiters: int = option(4, number(0, 1_000_000))
+    admit: Admit | None = option(None, or_none(CALLABLE))
+    max_new_keys: int | None = option(None, or_none(number(1, 1_000_000_000)))
+    max_stored_bytes: int | None = option(None, or_none(number(1, math.inf)))
+    retention: float = option(24 * 60 * 60, number(1, LONGEST))
+    audit_retention: float | None = option(None, or_none(number(1, LONGEST)))
+    max_request_age: float | None = option(None, or_none(number(1, LONGEST)))
+    scope: str | Scope | None = option(None, _SCOPE)
+    anonymous: str | None = option(None, or_none(one_of(Anonymous)))
+    key_pattern: str | re.Pattern[str] | None = option(None, or_none(_PATTERN))
+    min_key_length: int = option(1, number(1, MAX_LENGTH))
+    strict_header: bool = option(False, BOOLEAN)
+    lock: str = option(RowLock.NOWAIT, one_of(RowLock))
+    max_body_size: int = option(1024 * 1024, number(0, math.inf))
+    store_body: bool = option(True, BOOLEAN)
+    store_cookies: bool = option(False, BOOLEAN)
+    cacheable_replays: bool = option(False, BOOLEAN)
+    may_replay: MayReplay | None = option(None, or_none(CALLABLE))
+    redact: Redact | None = option(None, or_none(CALLABLE))
+    encrypt: bool | str = option(False, _ENCRYPT)
+    encrypt_padding: int = option(0, number(0, 2**24))
+    fail_open: bool = option(False, BOOLEAN)
+    store: str = option("default", text("an alias in STORES"))
+    using: str | Using | None = option(None, _USING)
+    fingerprint: Fingerprint | None = option(None, or_none(CALLABLE))
+    fingerprint_fields: Collection[str] | None = option(None, or_none(_FIELDS))
+    fingerprint_exclude: Collection[str] = option(frozenset(), _FIELDS)
+    fingerprint_headers: Collection[str] = option(frozenset(), _HEADERS)
+    release_statuses: Collection[int] = option(frozenset({400, 401, 403, 404, 405, 406, 415, 422, 429}), _STATUSES)
+    on_release: str = option(OnRelease.NEUTRAL, one_of(OnRelease))
+    retry_statuses: Collection[int] = option(frozenset(range(500, 600)), _STATUSES)
+
+    def __new__(cls, **options: Any) -> Policy:
         self = super().__new__(cls)
-        object.__setattr__(self, "_stated", frozenset(stated))
+        object.__setattr__(self, "_stated", _stated_by(options))
         return self
 
-    def __post_init__(self) -> None:
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in tuple(choices):
-                raise ImproperlyConfigured(
-                    f"{name} is {getattr(self, name)!r}; {nearest(getattr(self, name), choices)}"
-                )
-        for name, (is_right, what) in RULES.items():
-            if not is_right(getattr(self, name)):
-                raise ImproperlyConfigured(f"{name} is {getattr(self, name)!r}; it must be {what}.")
-        for name in ("methods", "fingerprint_fields", "fingerprint_exclude", "release_statuses", "retry_statuses"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, frozenset(getattr(self, name)))
+    def __post_init__(self, *_copied: frozenset[str]) -> None:
+        validate(self)
+
+    def derive(self, **changes: Any) -> Policy:
+        """Return a policy that states ``changes``, and what this one states; the rest stays the settings'.
+
+        Raises ``TypeError`` for a name that is no option.
+        """
+        return replace(self, **changes)
 
     def over(self, defaults: Policy) -> Policy:
-        """This policy, with ``defaults`` for whatever it does not state."""
-        stated: frozenset[str] = self._stated  # type: ignore[attr-defined]
-        return replace(defaults, **{name: getattr(self, name) for name in stated})
+        """Return this policy, with ``defaults`` for whatever it does not state."""
+        return replace(defaults, **{name: getattr(self, name) for name in vars(self)["_stated"]})
 
     @property
     def kept_for(self) -> float:
-        """Seconds from the answer to the end of the audit copy."""
-        return self.retention if self.audit is None else max(self.audit, self.retention)
+        """Seconds from the response to the end of the audit copy."""
+        return self.retention if self.audit_retention is None else max(self.audit_retention, self.retention)
+
+    @property
+    def claims_by_lock(self) -> bool:
+        """Whether a claim is a lock; in lease mode it is always a record."""
+        return self.mode == Mode.ATOMIC and self.claim == ClaimBy.LOCK
+
+    @property
+    def holds_on_crash(self) -> bool:
+        """Whether a dead owner's record is put on hold; in atomic mode there is nothing to decide."""
+        return self.mode == Mode.LEASE and self.on_crash == OnCrash.HOLD
 
 
-NAMES = frozenset(field.name for field in fields(Policy))
+# Note [What a policy states]
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# A view that states an option's default overrides the settings, one that does not state it doesn't. So a policy
+# remembers the names it was made with. dataclasses.replace() makes an object of every field, and must not make a policy
+# that states them all. It passes what is replaced first, and then the other fields in the order of their declaration,
+# of which _stated is the first: options before it are stated now, those after it are copies.
+def _stated_by(options: Mapping[str, Any]) -> frozenset[str]:
+    copied: frozenset[str] = options.get("_stated", frozenset())
+    return copied.union(takewhile(lambda name: name != "_stated", options))
 
 
-CHOICES: Mapping[str, type[StrEnum]] = {"mode": Mode, "on_crash": OnCrash, "in_flight": WhenInFlight, "lock": Lock}
-
-Rule = tuple[Callable[[Any], bool], str]
+NAMES = frozenset(rules(Policy))
 
 
-def _number(smallest: int, largest: float) -> Rule:
-    def is_right(value: Any) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool) and smallest <= value <= largest
-
-    return is_right, f"a number from {smallest} to {largest}"
-
-
-def _all(is_right: Callable[[Any], bool], what: str) -> Rule:
-    def are_right(values: Any) -> bool:
-        return isinstance(values, Collection) and not isinstance(values, str | bytes) and all(map(is_right, values))
-
-    return are_right, f"a list, tuple or set of {what}"
-
-
-def _or_none(rule: Rule) -> Rule:
-    is_right, what = rule
-    return lambda value: value is None or is_right(value), f"{what}, or None"
-
-
-_BOOLEAN: Rule = (lambda value: isinstance(value, bool), "True or False")
-_TEXTS = _all(lambda value: isinstance(value, str), "names")
-_STATUSES = _all(lambda value: isinstance(value, int) and 100 <= value <= 599, "HTTP statuses")
-
-RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(("required", "strict", "store_body", "store_cookies", "encrypt", "fail_open"), _BOOLEAN),
-    **dict.fromkeys(("lease", "retention"), _number(1, LONGEST)),
-    **dict.fromkeys(("wait", "grace"), _number(0, LONGEST)),
-    **dict.fromkeys(("release_statuses", "retry_statuses"), _STATUSES),
-    **dict.fromkeys(("audit", "late_after"), _or_none(_number(1, LONGEST))),
-    "max_body": _number(0, math.inf),
-    "methods": _all(lambda value: isinstance(value, str) and value.isupper(), "HTTP methods in upper case"),
-    "scope": (lambda value: value is None or value == "public" or callable(value), 'None, "public" or a callable'),
-    "using": _or_none((lambda value: isinstance(value, str), "the alias of a database")),
-    **dict.fromkeys(("fingerprint", "redact"), _or_none((callable, "a callable"))),
-    "fingerprint_fields": _or_none(_TEXTS),
-    "fingerprint_exclude": _TEXTS,
-}
+def is_async(function: Any) -> bool:
+    """Whether a call of ``function``, which may be an object, is to be awaited."""
+    return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
 
 
 def retention_for(
@@ -189,9 +258,10 @@ def retention_for(
 ) -> float:
     """The ``retention`` that outlasts a client's retries: seconds from its first request to its last, and a margin.
 
-    The client sends ``attempts`` requests in all and waits up to ``timeout`` seconds for each answer; it pauses
+    The client sends ``attempts`` requests in all and waits up to ``timeout`` seconds for each response; it pauses
     ``base`` seconds before the first retry and ``factor`` times longer before each next, but at most ``cap``.
-    ``margin``: for jitter, clocks, and requests that are long on their way.
+    ``margin``: for jitter, clocks, and requests that are long on their way. All times are in seconds. Raises
+    ``ValueError`` for less than one attempt and for negative times.
     """
     if attempts < 1 or min(base, factor, cap, timeout, margin) < 0:
         raise ValueError("attempts must be at least 1, and no time negative.")
@@ -200,17 +270,3 @@ def retention_for(
         pauses += min(pause, cap)
         pause *= factor
     return attempts * timeout + pauses + margin
-
-
-def nearest(wrong: object, right: Iterable[str]) -> str:
-    """A sentence that names the right word for a wrong one, in whatever case."""
-    words = {word.lower(): str(word) for word in sorted(right)}
-    if close := difflib.get_close_matches(str(wrong).lower(), words, n=1, cutoff=0.5):
-        return f"did you mean {words[close[0]]!r}?"
-    return f"it must be one of {', '.join(words.values())}."
-
-
-def unknown_names(options: Mapping[str, Any], known: Iterable[str]) -> list[str]:
-    """A sentence for each name in ``options`` that is not ``known``."""
-    known = sorted(known)
-    return [f"Unknown name {name!r}: {nearest(name, known)}" for name in options if name not in known]

@@ -1,12 +1,22 @@
-"""The door for Django REST framework: APIViews, generic views, viewsets and their ``@action``s."""
+"""The entry point for Django REST framework: APIViews, generic views, viewsets and their ``@action``s.
+
+Put ``IdempotentMixin`` before ``APIView`` or a viewset among the bases: the unsafe methods of the view then run once
+for each idempotency key. The key is claimed after ``initial()``, so authentication, permissions and throttles have run,
+on replays too. ``idempotency_policy`` states the view's policy; an action states its own as
+``@action(…, idempotency_policy=Policy(…))``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import json
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from typing import Any
 
-from django.http import HttpRequest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from rest_framework.exceptions import APIException
 from rest_framework.request import Request
@@ -15,31 +25,35 @@ from rest_framework.views import APIView
 
 from django_idempotency import engine
 from django_idempotency.conf import resolve
-from django_idempotency.doors import (
-    after_losing,
-    atomic_requests,
-    claim_or_fail_open,
-    identify,
-    is_keyed,
-    settle,
-    take_over_atomic_requests,
-    verdict_on,
-)
 from django_idempotency.exceptions import ClaimLost, IdempotencyError, StoreUnavailable, TerminalFailure
-from django_idempotency.outcomes import Claimed, Door, Outcome, Replay
+from django_idempotency.http.observing import keep_body, observe
+from django_idempotency.http.problems import PROBLEM_JSON, Problem, Refusal, mark_refusal, problem
+from django_idempotency.http.requests import is_keyed
+from django_idempotency.http.responses import replay
+from django_idempotency.http.runner import after_losing, claim, running, stop_running
+from django_idempotency.http.transactions import (
+    NonAtomic,
+    atomic_requests,
+    is_atomic_request,
+    stated_on_class,
+    take_over_atomic_requests,
+)
+from django_idempotency.http.verdicts import settle, verdict_on
+from django_idempotency.outcomes import Claimed, EntryPoint, Outcome, Replay, StoredResponse
 from django_idempotency.policy import Policy
-from django_idempotency.responses import PROBLEM_JSON, Problem, Refusal, problem, replay
+
+Dispatch = Callable[..., HttpResponseBase]
 
 
 class IdempotencyProblem(APIException):
-    """An answer of ours, on its way through the project's exception handler.
+    """A problem response of ours, on its way through the project's exception handler.
 
     ``problem`` holds all of it; ``detail``, ``status_code``, ``get_codes()`` and ``wait`` (seconds, sent as
     ``Retry-After``) are what handlers of REST framework expect.
     """
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__(detail=problem.detail or problem.title, code=problem.code)
+        super().__init__(detail=str(problem.detail), code=problem.code)
         self.problem = problem
         self.status_code = problem.status
         if problem.retry_after is not None:
@@ -47,104 +61,171 @@ class IdempotencyProblem(APIException):
 
 
 class IdempotentMixin:
-    """Makes the unsafe methods of a view run once for each idempotency key.
+    # No docstring: schema generators would show it as the description of every view without one.
 
-    Stands before ``APIView`` or a viewset among the bases. The key is claimed after ``initial()``, so authentication,
-    permissions and throttles have run, on replays too. ``idempotency`` states the view's policy; an action states its
-    own as ``@action(…, idempotency=Policy(…))``.
-    """
+    idempotency_policy: Policy = Policy()
+    idempotency_entry_point: EntryPoint = EntryPoint.MIXIN
+    idempotency_non_atomic = NonAtomic()
 
-    idempotency: Policy = Policy()
-    idempotency_door: Door = Door.MIXIN
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _refuse_order(cls)
+        _refuse_policy(cls, cls.idempotency_policy)
+        if "idempotency" in vars(cls):
+            raise ImproperlyConfigured(f"{cls.__qualname__}.idempotency is read by nothing: write idempotency_policy.")
 
     @classmethod
     def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
-        return take_over_atomic_requests(super().as_view(*args, **initkwargs))  # type: ignore[misc]
+        _refuse_policy(cls, initkwargs.get("idempotency_policy", cls.idempotency_policy))
+        non_atomic = NonAtomic(stated_on_class(cls))
+        view = super().as_view(*args, **initkwargs, idempotency_non_atomic=non_atomic)  # type: ignore[misc]
+        return take_over_atomic_requests(view, non_atomic)
 
     def dispatch(self: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        way, stated = self.idempotency_entry_point, self.idempotency_non_atomic.stated
+        return dispatch(self, self.idempotency_policy, way, stated, super().dispatch, request, *args, **kwargs)  # type: ignore[misc]
+
+
+def _refuse_order(cls: type) -> None:
+    order = cls.__mro__
+    if APIView in order and order.index(APIView) < order.index(IdempotentMixin):
+        bases = sorted(cls.__bases__, key=lambda base: not issubclass(base, IdempotentMixin))
+        raise ImproperlyConfigured(
+            f"{cls.__qualname__} is not protected: IdempotentMixin stands after APIView. Write "
+            f"class {cls.__name__}({', '.join(base.__name__ for base in bases)})."
+        )
+
+
+def _refuse_policy(cls: type, policy: object) -> None:
+    if not isinstance(policy, Policy):
+        raise ImproperlyConfigured(
+            f"{cls.__qualname__}: idempotency_policy is {policy!r}; write idempotency_policy = Policy(…)."
+        )
+
+
+def dispatch(
+    view: Any,
+    policy: Policy,
+    entry_point: EntryPoint,
+    non_atomic: Collection[str],
+    dispatch: Dispatch,
+    request: HttpRequest,
+    *args: Any,
+    **kwargs: Any,
+) -> HttpResponseBase:
+    """Run ``dispatch`` of ``view`` with an entry point around the handler that it comes to."""
+    policy = resolve(policy)
+    if running(request) is None:
         request.idempotency = None  # type: ignore[attr-defined]
-        policy = resolve(self.idempotency)
-        name = (request.method or "").lower()
-        handler = getattr(self, name, None) if name in self.http_method_names else None
-        if handler is None or not is_keyed(request, policy):
-            with atomic_requests(_non_atomic(self)):
-                return _dispatch(self, request, *args, **kwargs)
-        run = _Run(self, policy, handler)
-        setattr(self, name, run)
-        return run.dispatch(request, *args, **kwargs)
-
-    def handle_exception(self: Any, exc: Exception) -> Response:
-        response: Response = super().handle_exception(exc)  # type: ignore[misc]
-        if isinstance(exc, IdempotencyProblem):
-            _shape_problem(self.request, response, exc)
+    name = (request.method or "").lower()
+    handler = getattr(view, name, None) if name in view.http_method_names else None
+    if handler is None or not is_keyed(request, policy):
+        watched = keep_body(request, policy)
+        with atomic_requests(non_atomic):
+            response = dispatch(request, *args, **kwargs)
+        if watched:
+            caller = getattr(view, "request", request)
+            observe(request, policy, response, sender=type(view), entry_point=entry_point, caller=caller)
         return response
+    run = _Run(view, policy, entry_point, non_atomic, handler)
+    setattr(view, name, run)
+    return run.dispatch(dispatch, request, *args, **kwargs)
 
 
-def _dispatch(view: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-    response: HttpResponseBase = super(IdempotentMixin, view).dispatch(request, *args, **kwargs)
-    return response
+class ReplayedResponse(HttpResponse):
+    """A stored response; ``data`` is what its JSON says, as on a ``Response``, or ``None`` if it is no JSON."""
+
+    @cached_property
+    def data(self) -> Any:
+        try:
+            return json.loads(self.content)
+        except ValueError:
+            return None
 
 
-def _non_atomic(view: APIView) -> frozenset[str]:
-    return getattr(type(view).dispatch, "_non_atomic_requests", frozenset())
-
-
-def _shape_problem(request: Request, response: Response, exc: IdempotencyProblem) -> None:
-    for name, value in exc.problem.headers():
-        response.headers.setdefault(name, value)
-    if getattr(response, "data", None) == {"detail": exc.detail}:  # what REST framework's own handler makes of it
-        response.data = exc.problem.members()
-        if getattr(request, "accepted_renderer", None) and request.accepted_renderer.media_type == "application/json":
-            response.content_type = PROBLEM_JSON
-
-
+# Note [Two phases of a dispatch]
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# APIView.dispatch() calls initial(), the handler, handle_exception() and finalize_response(), and has no hook between
+# the first two. A claim comes after initial(), where authentication, permissions and throttles have run; what is
+# stored is the response after finalize_response(), rendered. So the run is in two places: _Run stands in the handler's
+# place on the view, where it claims and opens the execution (__call__), and around dispatch(), where it settles on a
+# verdict and closes it (dispatch). The execution is kept open in an ExitStack between them. handle_exception() is
+# replaced as well, because by then REST framework has turned the error into a response.
 class _Run:
     """One request with a key: stands in the handler's place in ``dispatch()``, and completes what that returned."""
 
-    def __init__(self, view: Any, policy: Policy, handler: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        view: Any,
+        policy: Policy,
+        entry_point: EntryPoint,
+        non_atomic: Collection[str],
+        handler: Callable[..., Any],
+    ) -> None:
         self.view = view
         self.policy = policy
+        self.entry_point = entry_point
+        self.non_atomic = non_atomic
         self.handler = handler
         self.open = ExitStack()
+        self.open_requests = ExitStack()
         self.execution: engine.Execution | None = None
-        self.replayed: HttpResponseBase | None = None
+        self.replayed: StoredResponse | None = None
         self.error: Exception | None = None
+        self.view_handle_exception, view.handle_exception = view.handle_exception, self.handle_exception
 
-    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+    def dispatch(self, dispatch: Dispatch, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        outer = running(request)
         try:
             with self.open:
-                response = _dispatch(self.view, request, *args, **kwargs)
+                with self.open_requests:
+                    response = dispatch(request, *args, **kwargs)
                 if self.execution is not None:
                     settle(self.execution, response, error=self.error)
         except (ClaimLost, StoreUnavailable) as error:
-            return self._answer_after_losing(error, *args, **kwargs)
-        return response if self.replayed is None else self.replayed
+            return self._respond_after_losing(error, *args, **kwargs)
+        except Exception:  # no caller is to get what finalizing a replay raises: the stored response is sent
+            if self.replayed is None:
+                raise
+        finally:
+            if self.execution is not None:
+                stop_running(request, self.execution.context, outer)
+        # Not what the view's finalize_response made of the replay: the stored response has been through it already.
+        return response if self.replayed is None else self._replay(self.replayed)
+
+    @property
+    def non_atomic_on(self) -> str | None:
+        """The database whose transaction is the run's, where without a key the view would have had none."""
+        using = self.execution.transactional_on if self.execution else None
+        return using if using is not None and not is_atomic_request(using, self.non_atomic) else None
 
     def __call__(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponseBase:
         outcome = self._claim(request)
         if isinstance(outcome, Claimed):
             outcome = self._open(outcome)
         if isinstance(outcome, Replay):
-            self.replayed = replay(outcome.response)
-            return self.replayed
+            self.replayed = outcome.response
+            return self._replay(outcome.response)
         if outcome is not None:
             raise IdempotencyProblem(problem(outcome))
         return self._handle(request, *args, **kwargs)
 
+    def handle_exception(self, exc: Exception) -> Response:
+        with _unmarked(self.non_atomic_on):
+            response: Response = self.view_handle_exception(exc)
+        if isinstance(exc, IdempotencyProblem):
+            _shape_problem(self.view.request, response, exc)
+        return response
+
+    def _replay(self, response: StoredResponse) -> HttpResponse:
+        return replay(response, ReplayedResponse, cacheable=self.policy.cacheable_replays)
+
     def _claim(self, request: Request) -> Outcome | IdempotencyError | None:
         if request._request.content_type == "multipart/form-data":
             _ = request.data  # parsed by the view's own parsers, which may refuse it
-        try:
-            operation = identify(
-                request._request,
-                self.policy,
-                sender=type(self.view),
-                door=self.view.idempotency_door,
-                caller=request,
-            )
-            return None if operation is None else claim_or_fail_open(operation, self.policy)
-        except IdempotencyError as error:
-            return error
+        return claim(
+            request._request, self.policy, sender=type(self.view), entry_point=self.entry_point, caller=request
+        )
 
     def _open(self, claimed: Claimed) -> Replay | Refusal | None:
         try:
@@ -158,26 +239,55 @@ class _Run:
         if self.execution is not None:
             request._request.idempotency = self.execution.context  # type: ignore[attr-defined]
             transactional_on = self.execution.transactional_on
+        self.open_requests.enter_context(atomic_requests(self.non_atomic, but=transactional_on))
         try:
-            with atomic_requests(_non_atomic(self.view), but=transactional_on):
-                response: HttpResponseBase = self.handler(request, *args, **kwargs)
-                return response
-        except Exception as error:
+            response: HttpResponseBase = self.handler(request, *args, **kwargs)
+            return response
+        except Exception as error:  # the view's own
             self.error = error
             if isinstance(error, TerminalFailure):
                 return error.response
             if self.execution is not None:
-                self.execution.settle(verdict_on(error, self.policy))
+                undone = transactional_on is not None and self.non_atomic_on is None
+                self.execution.settle(verdict_on(error, self.policy, rollback=undone), passing=error)
             raise
 
-    def _answer_after_losing(self, error: ClaimLost | StoreUnavailable, *args: Any, **kwargs: Any) -> HttpResponseBase:
+    def _respond_after_losing(self, error: ClaimLost | StoreUnavailable, *args: Any, **kwargs: Any) -> HttpResponseBase:
         if self.execution is None:
             raise error
-        outcome = after_losing(error, self.execution.claim.operation, self.policy)
-        if isinstance(outcome, Replay):
-            return replay(outcome.response)
-        view = self.view
-        response = view.handle_exception(IdempotencyProblem(problem(outcome)))
+        view, refusal = self.view, self._outcome_after_losing(error, self.execution)
+        if isinstance(refusal, Replay):
+            return self._replay(refusal.response)
+        response = view.handle_exception(refusal)
         view.response = view.finalize_response(view.request, response, *args, **kwargs)
         finalized: HttpResponseBase = view.response
         return finalized
+
+    def _outcome_after_losing(
+        self, error: ClaimLost | StoreUnavailable, execution: engine.Execution
+    ) -> Replay | Exception:
+        try:
+            outcome = after_losing(error, execution.claim.operation, self.policy)
+        except Exception as raised:  # by ``may_replay``
+            return raised
+        return outcome if isinstance(outcome, Replay) else IdempotencyProblem(problem(outcome))
+
+
+@contextmanager
+def _unmarked(using: str | None) -> Iterator[None]:
+    """Take back the mark for rollback that REST framework sets in whatever transaction is open on ``using``."""
+    is_open = using is not None and transaction.get_connection(using).in_atomic_block
+    marked = is_open and transaction.get_rollback(using)
+    yield
+    if is_open and not marked:
+        transaction.set_rollback(False, using=using)
+
+
+def _shape_problem(request: Request, response: Response, exc: IdempotencyProblem) -> None:
+    mark_refusal(response)
+    for name, value in exc.problem.headers():
+        response.headers.setdefault(name, value)
+    if getattr(response, "data", None) == {"detail": exc.detail}:  # what REST framework's own handler makes of it
+        response.data = exc.problem.members()
+        if getattr(request, "accepted_renderer", None) and request.accepted_renderer.media_type == "application/json":
+            response.content_type = PROBLEM_JSON

@@ -5,12 +5,12 @@ Settings may import this module for its schedule, before there are models: what 
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from celery import shared_task
+from celery.signals import beat_init
 
-from django_idempotency import celery_exit  # noqa: F401 (listens)
+from django_idempotency import celery_exit, jobs  # noqa: F401 (listens)
 
 # A message lives for ``expires`` seconds, a run for ``time_limit``, and both together no longer than to the next
 # message: so no run overlaps with the next, without a lock. ``max_seconds`` ends a run before the limit has to.
@@ -57,41 +57,17 @@ PARTITIONS_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
 }
 
 
-@shared_task(name="django_idempotency.reap")
-def reap(**options: Any) -> dict[str, Any]:
-    """``maintenance.reap``, with its options."""
-    from django_idempotency import maintenance
-
-    return asdict(maintenance.reap(**options))
-
-
-@shared_task(name="django_idempotency.cleanup")
-def cleanup(**options: Any) -> dict[str, Any]:
-    """``maintenance.cleanup``, with its options."""
-    from django_idempotency import maintenance
-
-    return asdict(maintenance.cleanup(**options))
+@beat_init.connect
+def begin_at_once(sender: Any, **_named: Any) -> None:
+    """Have what beat has never run due when beat starts: else one that restarts within each interval never runs it."""
+    for entry in sender.scheduler.schedule.values():
+        interval = getattr(entry.schedule, "run_every", None)
+        if entry.task.startswith("django_idempotency.") and not entry.total_run_count and interval:
+            entry.last_run_at = entry.schedule.now() - interval
 
 
-@shared_task(name="django_idempotency.drop_bodies")
-def drop_bodies(**options: Any) -> dict[str, Any]:
-    """``maintenance.drop_bodies``, with its options."""
-    from django_idempotency import maintenance
-
-    return asdict(maintenance.drop_bodies(**options))
-
-
-@shared_task(name="django_idempotency.ensure_partitions")
-def ensure_partitions(**options: Any) -> dict[str, Any]:
-    """``partitions.ensure``, with its options."""
-    from django_idempotency import partitions
-
-    return asdict(partitions.ensure(**options))
-
-
-@shared_task(name="django_idempotency.drop_partitions")
-def drop_partitions(**options: Any) -> dict[str, Any]:
-    """``partitions.drop``, with its options."""
-    from django_idempotency import partitions
-
-    return asdict(partitions.drop(**options))
+reap = shared_task(name="django_idempotency.reap")(jobs.reap)
+cleanup = shared_task(name="django_idempotency.cleanup")(jobs.cleanup)
+drop_bodies = shared_task(name="django_idempotency.drop_bodies")(jobs.drop_bodies)
+ensure_partitions = shared_task(name="django_idempotency.ensure_partitions")(jobs.ensure_partitions)
+drop_partitions = shared_task(name="django_idempotency.drop_partitions")(jobs.drop_partitions)

@@ -9,6 +9,7 @@ from urllib.request import Request as GatewayRequest
 from urllib.request import urlopen
 
 from django.conf import settings
+from django.db import transaction
 from django.utils.decorators import method_decorator
 from rest_framework import mixins, viewsets
 from rest_framework.exceptions import APIException
@@ -16,9 +17,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from django_idempotency.outbox.publishing import publish
 from django_idempotency.policy import Policy
 from django_idempotency.rest_framework import IdempotentMixin
-from testproject.models import LedgerEntry
+from testproject.models import LedgerEntry, Receipt
 from testproject.serializers import OrderSerializer, PaymentSerializer
 from testproject.simulate import simulated
 
@@ -39,18 +41,27 @@ class PaymentViewSet(mixins.CreateModelMixin, viewsets.GenericViewSet[LedgerEntr
 
 
 class ChargeViewSet(IdempotentMixin, PaymentViewSet):
+    """A charge, and the event that tells of it: both or neither, with a key or without."""
+
     kind = Kind.CHARGE
+
+    @transaction.atomic(savepoint=False)
+    def perform_create(self, serializer: Any) -> None:
+        super().perform_create(serializer)
+        context = getattr(self.request, "idempotency", None)
+        record_id = context.record_id if context else None
+        publish(settings.CHARGE_TOPIC, serializer.data, key=str(serializer.instance.pk), record_id=record_id)
 
 
 class TransferViewSet(IdempotentMixin, PaymentViewSet):
-    idempotency = Policy(required=True)
+    idempotency_policy = Policy(required=True)
     kind = Kind.TRANSFER
 
 
 class PayoutViewSet(IdempotentMixin, PaymentViewSet):
     """Money that leaves through a gateway, beyond any transaction of ours: hence lease mode, and a child key."""
 
-    idempotency = Policy(mode="lease")
+    idempotency_policy = Policy(mode="lease", store=settings.LEASE_STORE)
     kind = Kind.PAYOUT
 
     def perform_create(self, serializer: Any) -> None:
@@ -61,7 +72,7 @@ class PayoutViewSet(IdempotentMixin, PaymentViewSet):
 
 
 class RefundViewSet(PaymentViewSet):
-    """Has no door of its own: the middleware gives it one."""
+    """Has no entry point of its own: the middleware gives it one."""
 
     serializer_class = OrderSerializer
     kind = Kind.REFUND
@@ -71,7 +82,8 @@ class LedgerView(APIView):
     def get(self, request: Request) -> Response:
         reference = request.query_params.get("reference", "")
         effects = LedgerEntry.objects.filter(reference=reference).count()
-        return Response({"reference": reference, "effects": effects})
+        receipts = Receipt.objects.filter(reference=reference).count()
+        return Response({"reference": reference, "effects": effects, "receipts": receipts})
 
 
 class GatewayUnavailable(APIException):

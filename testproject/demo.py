@@ -14,25 +14,34 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from threading import Barrier
 from typing import IO, Any
+from urllib.parse import urlsplit
 
 import django
 import httpx
 
+from testproject import brokers
 from testproject.interrupts import end_on_signals
 
 COPIES = 50
 LOG_LINES = 40
 AT_ONCE = 1.0  # seconds: what the retry after a crash may take; a lease would be 20
+BROKERS = ("nats://127.0.0.1:4222", "amqp://guest:guest@127.0.0.1:5672//")  # looked for where BROKER_URL names none
+NO_BROKER = (
+    "No broker is here, which would be told of each charge. Start one, such as nats-server -js or rabbitmq-server; "
+    "BROKER_URL names one elsewhere."
+)
+TOLD_WITHIN = 30.0  # seconds in which a receipt has to be there
 
 
 @dataclass(frozen=True)
 class Line:
     holds: bool
     scene: str
-    answer: str
+    response: str
     effects: str
     proves: str
 
@@ -58,18 +67,27 @@ class Api:
         )
 
     def effects(self, reference: str) -> int:
-        answer = self.http.get(
+        return self._ledger(reference)["effects"]
+
+    def receipts(self, reference: str) -> int:
+        """How many the consumer wrote for charges with this reference."""
+        return self._ledger(reference)["receipts"]
+
+    def _ledger(self, reference: str) -> dict[str, int]:
+        response = self.http.get(
             "/api/ledger/", params={"reference": reference}, headers={"Authorization": "Token alice-token"}
         )
-        return int(answer.raise_for_status().json()["effects"])
+        return dict(response.raise_for_status().json())
 
 
-def scenes(api: Api) -> Iterator[Line]:
+def scenes(api: Api, broker: str) -> Iterator[Line]:
     yield from _retry(api, new_key())
     yield _duplicates(api, new_key())
     yield _other_body(api, new_key())
     yield _other_user(api, new_key())
     yield _crash(api, new_key())
+    if broker:
+        yield _receipt(api, new_key(), broker)
 
 
 def _retry(api: Api, key: str) -> Iterator[Line]:
@@ -79,7 +97,7 @@ def _retry(api: Api, key: str) -> Iterator[Line]:
         "a charge",
         label(first),
         str(effects),
-        "effect and answer commit together",
+        "effect and response commit together",
     )
     again, effects = api.charge(key), api.effects(key)
     yield Line(
@@ -87,7 +105,7 @@ def _retry(api: Api, key: str) -> Iterator[Line]:
         "the same request again",
         label(again),
         str(effects),
-        "the first answer, byte for byte",
+        "the first response, byte for byte",
     )
 
 
@@ -99,12 +117,12 @@ def _duplicates(api: Api, key: str) -> Line:
         return label(api.charge(key, delay_ms=200))
 
     with ThreadPoolExecutor(COPIES) as pool:
-        answers = Counter(pool.map(copy, range(COPIES)))
+        responses = Counter(pool.map(copy, range(COPIES)))
     effects = api.effects(key)
     return Line(
-        (answers["201"], effects) == (1, 1) and answers.keys() <= {"201", "201 replayed", "409"},
+        (responses["201"], effects) == (1, 1) and responses.keys() <= {"201", "201 replayed", "409"},
         f"{COPIES} copies at once",
-        f"{answers['201']} × 201, {answers['201 replayed']} replayed, {answers['409']} × 409",
+        f"{responses['201']} × 201, {responses['201 replayed']} replayed, {responses['409']} × 409",
         str(effects),
         "only one of them ran",
     )
@@ -112,11 +130,11 @@ def _duplicates(api: Api, key: str) -> Line:
 
 def _other_body(api: Api, key: str) -> Line:
     api.charge(key)
-    answer, effects = api.charge(key, amount=9900), api.effects(key)
+    response, effects = api.charge(key, amount=9900), api.effects(key)
     return Line(
-        (label(answer), effects) == ("422", 1),
+        (label(response), effects) == ("422", 1),
         "the same key, another amount",
-        label(answer),
+        label(response),
         str(effects),
         "a key stands for one request",
     )
@@ -130,7 +148,7 @@ def _other_user(api: Api, key: str) -> Line:
         "bob sends alice's key",
         label(his),
         f"{effects[0]} + {effects[1]}",
-        "an operation of his own, not her answer",
+        "an operation of his own, not her response",
     )
 
 
@@ -138,18 +156,45 @@ def _crash(api: Api, key: str) -> Line:
     crashed = _never_answers(lambda: api.charge(key, kill="after"))
     started = time.monotonic()
     before = api.effects(key)
-    answer = api.charge(key)
-    while answer.status_code == 409 and time.monotonic() - started < AT_ONCE:
-        answer = api.charge(key)
+    response = api.charge(key)
+    while response.status_code == 409 and time.monotonic() - started < AT_ONCE:
+        response = api.charge(key)
     took = time.monotonic() - started
     effects = api.effects(key)
     return Line(
-        crashed and (before, label(answer), effects) == (0, "201", 1) and took < AT_ONCE,
+        crashed and (before, label(response), effects) == (0, "201", 1) and took < AT_ONCE,
         "SIGKILL mid-request, a retry",
-        f"none, then {label(answer)} in {took:.2f} s",
+        f"none, then {label(response)} in {took:.2f} s",
         f"{before} → {effects}",
         "nothing lost, nothing twice, no waiting",
     )
+
+
+def _receipt(api: Api, key: str, broker: str) -> Line:
+    """By way of outbox, relay, broker and consumer, which are processes of their own."""
+    responses = [label(api.charge(key)) for _time in range(3)]
+    began = time.monotonic()
+    while (receipts := api.receipts(key)) == 0 and time.monotonic() - began < TOLD_WITHIN:
+        time.sleep(0.02)
+    took, effects = time.monotonic() - began, api.effects(key)
+    return Line(
+        (responses, effects, receipts) == (["201", "201 replayed", "201 replayed"], 1, 1),
+        f"a charge, told by {urlsplit(broker).scheme}",
+        f"its receipt in {took:.2f} s",
+        f"{effects} + {receipts}",
+        "charge, event and receipt: each once",
+    )
+
+
+def usable_broker() -> str:
+    """The URL of a broker that lets us in: ``BROKER_URL``, or one of the usual ones on this machine. Else nothing."""
+    stated = os.environ.get("BROKER_URL")
+    for url in [stated] if stated else BROKERS:
+        if brokers.listens(url):
+            with suppress(Exception):  # of whatever client: no permission, no JetStream, not installed
+                brokers.forget(url, new_key())
+                return url
+    return ""
 
 
 def _never_answers(send: Callable[[], httpx.Response]) -> bool:
@@ -164,14 +209,14 @@ def new_key() -> str:
     return f"demo-{uuid.uuid4()}"
 
 
-def label(answer: httpx.Response) -> str:
-    return f"{answer.status_code}{' replayed' * ('Idempotent-Replayed' in answer.headers)}"
+def label(response: httpx.Response) -> str:
+    return f"{response.status_code}{' replayed' * ('Idempotent-Replayed' in response.headers)}"
 
 
 class Table:
     """Colours on a terminal, unless NO_COLOR says otherwise; plain text elsewhere."""
 
-    WIDTHS = (28, 29, 7)
+    WIDTHS = (28, 31, 7)
 
     def __init__(self, out: IO[str]) -> None:
         self.out = out
@@ -180,11 +225,14 @@ class Table:
     def head(self, title: str, subtitle: str) -> None:
         self._print(self._paint("1", title))
         self._print(self._paint("2", subtitle) + "\n")
-        self._print("   " + self._paint("2", self._columns("what happens", "answer", "effects") + "what it proves"))
+        self._print("   " + self._paint("2", self._columns("what happens", "response", "effects") + "what it proves"))
 
     def line(self, line: Line) -> None:
         mark = self._paint("32", "✓") if line.holds else self._paint("1;31", "✗")
-        self._print(f" {mark} {self._columns(line.scene, line.answer, line.effects)}{self._paint('2', line.proves)}")
+        self._print(f" {mark} {self._columns(line.scene, line.response, line.effects)}{self._paint('2', line.proves)}")
+
+    def note(self, text: str) -> None:
+        self._print("\n" + self._paint("2", text))
 
     def foot(self, holds: bool) -> None:
         if holds:
@@ -208,7 +256,11 @@ def play(table: Table, log: IO[str]) -> bool:
     from testproject.service import prepare, running
 
     prepare()
-    with running(environ={"SIMULATE": "1"}, log=log) as service:
+    broker, topic = usable_broker(), new_key()
+    environ = {"SIMULATE": "1", "BROKER_URL": broker, "CHARGE_TOPIC": topic}
+    with ExitStack() as stack:
+        stack.callback(brokers.forget, broker, topic)
+        service = stack.enter_context(running(environ=environ, log=log))
         with connection.cursor() as cursor:
             cursor.execute("SHOW server_version")
             (version,) = cursor.fetchone()
@@ -218,9 +270,11 @@ def play(table: Table, log: IO[str]) -> bool:
             f"gunicorn, 2 workers × 8 threads, on {service.url}; PostgreSQL {version}, embedded",
         )
         lines = []
-        for line in scenes(Api(service.url)):
+        for line in scenes(Api(service.url), broker):
             table.line(line)
             lines.append(line)
+        if not broker:
+            table.note(NO_BROKER)
     return all(line.holds for line in lines)
 
 

@@ -28,11 +28,12 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.stores.database import DatabaseStore, store_errors
+from django_idempotency.stores.database import DatabaseStore
+from django_idempotency.stores.errors import store_errors
 from django_idempotency.stores.postgresql import PostgreSQLStore
 from testproject.models import LedgerEntry
 
-STORE_STEPS = ("claim", "take", "lock", "complete", "fail", "release", "renew")
+STORE_STEPS = ("claim", "reassign", "lock", "complete", "fail", "release", "renew")
 STEPS = (*STORE_STEPS, "effect", "commit")
 POINTS = (*(f"{step}.{when}" for step in STEPS for when in ("before", "after")), "respond")
 

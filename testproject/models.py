@@ -29,6 +29,7 @@ class LedgerEntry(models.Model):
         PAYOUT = "payout", _("payout")
         ORDER = "order", _("order")
         REFUND = "refund", _("refund")
+        DEPOSIT = "deposit", _("deposit")
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     kind = models.CharField(_("kind"), max_length=16, choices=Kind)
@@ -47,3 +48,18 @@ class LedgerEntry(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.reference}: {self.amount} {self.currency}"
+
+
+class Receipt(models.Model):
+    """What the consumer wrote for a charge that it was told of."""
+
+    event = models.CharField(_("event"), max_length=255)
+    reference = models.CharField(_("reference"), max_length=255, db_index=True)
+    created_at = models.DateTimeField(_("created at"), auto_now_add=True)
+
+    class Meta:
+        verbose_name = _("receipt")
+        verbose_name_plural = _("receipts")
+
+    def __str__(self) -> str:
+        return f"{self.reference}: {self.event}"

@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 from django.conf import settings
 from django.core.management import call_command
 from django.db import connections
+
+from testproject import brokers
 
 PATIENCE = 10  # seconds for a process to end by itself
 
@@ -23,6 +25,8 @@ class Service:
     url: str
     gateway_url: str
     gunicorn: subprocess.Popen[bytes]
+    relay: subprocess.Popen[bytes] | None = None
+    consumer: subprocess.Popen[bytes] | None = None
 
 
 def prepare() -> None:
@@ -38,36 +42,52 @@ def running(
 ) -> Iterator[Service]:
     """The service on ``port`` (0: a free one) for as long as the context is open."""
     environ = {**os.environ, "DJANGO_SETTINGS_MODULE": "testproject.settings", **(environ or {})}
+    kind = environ.get("WORKER_CLASS", "gthread")
     with ExitStack() as stack:
         # Listening before the servers start: nobody has to wait for them, and a taken port is an error at once.
-        door = stack.enter_context(socket.create_server((settings.HOST, port), backlog=1024))
+        listener = stack.enter_context(socket.create_server((settings.HOST, port), backlog=1024))
         back_door = stack.enter_context(socket.create_server(("127.0.0.1", settings.GATEWAY_PORT)))
         gateway_url = _url(back_door)
         stack.enter_context(_process(back_door, "-m", "testproject.gateway", f"{back_door.fileno()}", env=environ))
         gunicorn = stack.enter_context(
             _process(
-                door,
-                *("-m", "gunicorn", "testproject.wsgi", "--bind", f"fd://{door.fileno()}", "--no-control-socket"),
-                *("--worker-class", "gthread", "--workers", f"{workers}", "--threads", f"{threads}"),
+                listener,
+                *("-m", "gunicorn", "testproject.wsgi", "--bind", f"fd://{listener.fileno()}", "--no-control-socket"),
+                *("--worker-class", kind, "--workers", f"{workers}"),
+                *(("--threads", f"{threads}") if kind == "gthread" else ()),
                 *("--graceful-timeout", "3", "--log-level", "warning"),
                 env={**environ, "GATEWAY_URL": gateway_url},
                 stdout=log,
                 stderr=log,
             )
         )
-        url = _url(door)
+        url = _url(listener)
         # Only the servers hold them now: should they end, a client is refused rather than left waiting.
-        door.close()
+        listener.close()
         back_door.close()
-        yield Service(url, gateway_url, gunicorn)
+        on_broker = (["idempotency_consume", "testproject.consumers.receipts"], ["idempotency_relay"])
+        consumer, relay = (stack.enter_context(_on_broker(command, environ, log)) for command in on_broker)
+        yield Service(url, gateway_url, gunicorn, relay, consumer)
 
 
 @contextmanager
-def _process(door: socket.socket, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+def _on_broker(
+    command: Sequence[str], environ: Mapping[str, str], log: Any
+) -> Iterator[subprocess.Popen[bytes] | None]:
+    """A process of its own, where ``BROKER_URL`` names a broker that listens."""
+    if not brokers.listens(environ.get("BROKER_URL", "")):
+        yield None
+        return
+    with _process(None, "-m", "testproject", *command, env=environ, stdout=log, stderr=log) as process:
+        yield process
+
+
+@contextmanager
+def _process(listener: socket.socket | None, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(
         [sys.executable, *arguments],
         cwd=settings.BASE_DIR,
-        pass_fds=[door.fileno()],
+        pass_fds=[listener.fileno()] if listener else [],
         stdin=subprocess.PIPE,
         **options,
     ) as process:
@@ -80,6 +100,6 @@ def _process(door: socket.socket, *arguments: str, **options: Any) -> Iterator[s
             process.kill()
 
 
-def _url(door: socket.socket) -> str:
-    host, port = door.getsockname()[:2]
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
     return f"http://{host}:{port}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from environ import Env
 
 from django_idempotency.tasks import BEAT_SCHEDULE
-from testproject import embedded
+from testproject import brokers, embedded
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 env = Env()
@@ -38,6 +38,9 @@ DATABASES = {
 }
 if REDIS_URL := env.str("REDIS_URL", default=""):
     CACHES = {"default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL}}
+# Where events go, and the queue, subject or topic that charges are told of by.
+BROKER_URL = env.str("BROKER_URL", default="")
+CHARGE_TOPIC = env.str("CHARGE_TOPIC", default="charge.created")
 CELERY_BROKER_URL = env.str("CELERY_BROKER_URL", default="memory://")
 CELERY_BEAT_SCHEDULE = BEAT_SCHEDULE
 
@@ -50,7 +53,9 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "rest_framework",
     "rest_framework.authtoken",
+    "drf_spectacular",
     "django_idempotency",
+    "django_idempotency.outbox",
     "testproject",
 ]
 MIDDLEWARE = [
@@ -66,15 +71,35 @@ MIDDLEWARE = [
 if SIMULATE and FAULTS_LOG:
     MIDDLEWARE.insert(0, "testproject.faults.faults")
 INSTRUMENTATION = env.list("INSTRUMENTATION", default=[])
+STORE = env.str("STORE", default="database")  # or "cached", "redis"; both at REDIS_URL
+STORES = {
+    "database": {},
+    "cached": {"default": {"BACKEND": "django_idempotency.stores.cached.CachedStore"}},
+    "redis": {"redis": {"BACKEND": "django_idempotency.stores.redis.RedisStore", "OPTIONS": {"url": REDIS_URL}}},
+}[STORE]
+LEASE_STORE = "redis" if STORE == "redis" else "default"  # of the endpoints in lease mode
 IDEMPOTENCY = {
+    "STORES": STORES,
+    "CLAIM": env.str("CLAIM", default="record"),  # or "lock": of the views in atomic mode
     "LEASE": env.float("LEASE", default=20),  # short enough to watch a crash in lease mode
     "INSTRUMENTATION": INSTRUMENTATION,
+    "METRICS_TOKENS": env.list("METRICS_TOKENS", default=["token-for-prometheus"]),
+    "OUTBOX": {"PUBLISHERS": brokers.publishers(BROKER_URL), "LONGEST_DELAY": 5, "MAX_ATTEMPTS": 1000},
 }
 
 REST_FRAMEWORK = {
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_AUTHENTICATION_CLASSES": ["rest_framework.authentication.TokenAuthentication"],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+}
+
+SPECTACULAR_SETTINGS = {
+    "TITLE": "A small payments service",
+    "DESCRIPTION": "The test project of django-idempotency.",
+    "VERSION": "1.0.0",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],
 }
 
 ROOT_URLCONF = "testproject.urls"

@@ -1,7 +1,7 @@
 """Faults from outside: what the ``X-Simulate`` header asks for happens to the operation, if ``SIMULATE`` is set.
 
-They happen inside the idempotency door, where an operation's own faults would. A header, so that a retry without it is
-the same request.
+They happen inside the idempotency entry point, where an operation's own faults would. A header, so that a retry
+without it is the same request.
 """
 
 from __future__ import annotations

@@ -5,9 +5,11 @@ from django.contrib import admin
 from django.contrib.staticfiles.views import serve
 from django.urls import include, path
 from django.views.generic import RedirectView
+from drf_spectacular.views import SpectacularAPIView
 from rest_framework.routers import SimpleRouter
 
-from testproject import api, stripe_api, views
+from django_idempotency.contrib.published_policy import PublishedPolicyView
+from testproject import api, hooks, stripe_api, views
 
 router = SimpleRouter()
 router.register("api/charges", api.ChargeViewSet, basename="charge")
@@ -19,7 +21,11 @@ urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
     path("", include(router.urls)),
     path("api/ledger/", api.LedgerView.as_view()),
+    path("api/schema/", SpectacularAPIView.as_view()),
+    path("api/policy/", PublishedPolicyView.as_view()),
+    path("api/hooks/gateway/", hooks.GatewayHook.as_view()),
     path("orders/", views.order),
+    path("orders/new/", views.new_order, name="new-order"),
     path("async/orders/", views.async_order),
     path("legacy/refunds/", views.refund),
     path("v1/charges", stripe_api.ChargeView.as_view()),

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 
 from asgiref.sync import sync_to_async
+from django import forms
+from django.conf import settings
+from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import redirect, render
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
 from django_idempotency.decorators import idempotent
+from django_idempotency.forms import idempotent_form
 from testproject.models import LedgerEntry
 from testproject.serializers import OrderSerializer
 from testproject.simulate import simulated
@@ -26,15 +31,31 @@ def order(request: HttpRequest) -> HttpResponse:
 
 @csrf_exempt
 @require_POST
-@idempotent(mode="lease", on_crash="retry")
+@idempotent(mode="lease", on_crash="retry", store=getattr(settings, "LEASE_STORE", "default"))
 async def async_order(request: HttpRequest) -> HttpResponse:
     return await _abook(request, Kind.ORDER)
+
+
+class OrderForm(forms.Form):
+    reference = forms.CharField(max_length=200)
+    amount = forms.IntegerField(min_value=1, max_value=10**12)
+
+
+@idempotent_form
+@simulated
+def new_order(request: HttpRequest) -> HttpResponse:
+    form = OrderForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        LedgerEntry.objects.record(kind=Kind.ORDER, user=request.user, currency="eur", **form.cleaned_data)
+        messages.success(request, f"Ordered {form.cleaned_data['reference']}.")
+        return redirect("new-order")
+    return render(request, "new_order.html", {"form": form})
 
 
 @csrf_exempt
 @require_POST
 def refund(request: HttpRequest) -> HttpResponse:
-    """Has no door of its own: the middleware gives it one."""
+    """Has no entry point of its own: the middleware gives it one."""
     return _book(request, Kind.REFUND)
 
 

@@ -7,21 +7,23 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
 from django.conf import settings
 from django.contrib.auth import get_user_model
-from django.db import connection, connections
+from django.db import connection
 from django.test import override_settings
 
-from tests import brokers, partitioned
-from tests.callers import PAYER, stop_heartbeat
-from tests.databases import create_database, database_url, drop_database
-from tests.pgbouncer import free_port, running_pgbouncer
-from tests.proxy import Proxy, running_proxy
-from tests.requirements import REQUIREMENTS, lacking, missing_import, without_extras
-from tests.threads import OtherThread
+from tests.support import brokers, partitioned
+from tests.support.aliases import another_alias
+from tests.support.callers import PAYER, stop_heartbeat
+from tests.support.databases import create_database, database_url, drop_database
+from tests.support.pgbouncer import free_port, running_pgbouncer
+from tests.support.proxy import Proxy, running_proxy
+from tests.support.requirements import REQUIREMENTS, lacking, missing_import, without_extras
+from tests.support.threads import OtherThread
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import User
@@ -30,9 +32,9 @@ if TYPE_CHECKING:
     from pytest_django.fixtures import SettingsWrapper
     from selenium.webdriver import Chrome
 
-    from tests.browser import Browser
-    from tests.servers import Server
-    from tests.views import Caller
+    from tests.support.browser import Browser
+    from tests.support.servers import Server
+    from tests.support.views import Caller
 
 IN_CI = os.environ.get("CI") == "true"
 LEFT_OUT = pytest.StashKey[Counter[str]]()  # tests, by the marker whose requirement is not met
@@ -76,22 +78,35 @@ def _faults_in_ci(config: pytest.Config) -> list[str]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if IN_CI and not session.exitstatus and _faults_in_ci(session.config):
+    if workeroutput := getattr(session.config, "workeroutput", None):
+        workeroutput["left_out"] = dict(session.config.stash[LEFT_OUT])
+        workeroutput["left_out_modules"] = session.config.stash[LEFT_OUT_MODULES]
+    elif IN_CI and not session.exitstatus and _faults_in_ci(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Take over from one of pytest-xdist's workers what was left out; each of them collects every test."""
+    if not error:
+        node.config.stash[LEFT_OUT] = Counter(node.workeroutput["left_out"])
+        node.config.stash[LEFT_OUT_MODULES] = node.workeroutput["left_out_modules"]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for name, count in sorted(config.stash[LEFT_OUT].items()):
         wanted = REQUIREMENTS[name]
         terminalreporter.line(f"left out: {count} × {name} ({wanted.meaning}); to include them: {wanted.remedy}")
-    for module in config.stash[LEFT_OUT_MODULES]:
+    for module in sorted(set(config.stash[LEFT_OUT_MODULES])):
         terminalreporter.line(f"left out: {module}")
     if IN_CI and (faults := _faults_in_ci(config)):
         terminalreporter.line(f"In CI every test has to run, but: {', '.join(faults)}", red=True)
 
 
 @pytest.fixture(scope="session")
-def django_db_modify_db_settings(tmp_path_factory: pytest.TempPathFactory) -> None:
+def django_db_modify_db_settings(
+    django_db_modify_db_settings_parallel_suffix: None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """SQLite's test database in a file: the one in memory that threads share has no busy timeout."""
     if connection.vendor == "sqlite":
         connection.settings_dict["TEST"]["NAME"] = str(tmp_path_factory.mktemp("sqlite") / "test.sqlite3")
@@ -109,13 +124,27 @@ def transactional_db(django_db_setup: None, django_db_blocker: DjangoDbBlocker) 
     """pytest-django's, where commits are commits, but cleaned up in milliseconds: no TRUNCATE of every table."""
     from django.contrib.auth import get_user_model
 
-    from django_idempotency.models import IdempotencyRecord, IdempotencyTally
-    from testproject.models import LedgerEntry
+    from django_idempotency.models import IdempotencyCounter, IdempotencyObservation, IdempotencyRecord
+    from django_idempotency.outbox.models import OutboxEvent
+    from testproject.models import LedgerEntry, Receipt
 
     with django_db_blocker.unblock():
         yield
-        for model in (IdempotencyRecord, IdempotencyTally, LedgerEntry, get_user_model()):
+        ours = (IdempotencyRecord, IdempotencyCounter, IdempotencyObservation)
+        for model in (*ours, LedgerEntry, Receipt, OutboxEvent, get_user_model()):
             model._default_manager.all().delete()
+
+
+@pytest.fixture
+def reference() -> str:
+    """Serves as the key, too."""
+    return uuid4().hex
+
+
+@pytest.fixture(params=[True, False], ids=["ATOMIC_REQUESTS", "autocommit"])
+def atomic_requests(request: pytest.FixtureRequest, transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", request.param)
+    return bool(request.param)
 
 
 @pytest.fixture
@@ -128,15 +157,11 @@ def other_thread() -> Iterator[OtherThread]:
 @pytest.fixture
 def other_alias(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Another alias of the default database, while "default" leads nowhere."""
-    alias = "elsewhere"
-    connections.settings[alias] = {**connection.settings_dict, "TEST": {}}
-    connection.close()
-    with monkeypatch.context() as patch:
+    with another_alias("elsewhere") as alias, monkeypatch.context() as patch:
+        connection.close()
         patch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
         patch.setitem(connection.settings_dict, "PORT", free_port())
         yield alias
-    connections[alias].close()
-    del connections[alias], connections.settings[alias]
 
 
 @pytest.fixture(scope="session")
@@ -144,7 +169,7 @@ def server_database(
     django_db_setup: None, django_db_blocker: DjangoDbBlocker, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     """The URL of the database that the test project's servers share, seeded, beside the test database."""
-    from tests.servers import prepare_database
+    from tests.support.servers import prepare_database
 
     name = f"{Path(str(connection.settings_dict['NAME'])).stem}_server"
     with django_db_blocker.unblock():
@@ -158,7 +183,7 @@ def server_database(
 @pytest.fixture(scope="session")
 def server(server_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The test project's real server, one for the whole run; don't kill more of it than a worker."""
-    from tests.servers import running_server
+    from tests.support.servers import running_server
 
     with running_server(server_database, tmp_path_factory.mktemp("server")) as running:
         yield running
@@ -167,16 +192,24 @@ def server(server_database: str, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture(scope="session")
 def lease_server(server_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Another one on the same database, with every view in lease mode."""
-    from tests.servers import running_server
+    from tests.support.servers import running_server
 
     directory = tmp_path_factory.mktemp("lease_server")
-    with running_server(server_database, directory, DJANGO_SETTINGS_MODULE="tests.lease_settings") as running:
+    with running_server(server_database, directory, DJANGO_SETTINGS_MODULE="tests.support.settings.lease") as running:
         yield running
 
 
 @pytest.fixture
+def short_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reaper that watches lapsed leases for a moment; tests/laws has what the watch is for."""
+    from django_idempotency.maintenance import reaper
+
+    monkeypatch.setattr(reaper, "LONGEST_WATCH", 0.1)
+
+
+@pytest.fixture
 def payer(transactional_db: None) -> Iterator[None]:
-    """Who pays in the views of ``tests.callers``; what the heartbeat still owes is forgotten with the tables."""
+    """The user who pays in the views of ``tests.support.callers``; afterwards, the heartbeat is stopped."""
     get_user_model().objects.create_user(PAYER)
     yield
     stop_heartbeat()
@@ -200,7 +233,7 @@ def proxy(payer: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 @pytest.fixture
 def start_server(server_database: str, tmp_path: Path) -> Iterator[Callable[..., Server]]:
     """Start a server of the test's own: ``start_server(ATOMIC_REQUESTS="1", database_url=…)``; stopped after it."""
-    from tests.servers import running_server
+    from tests.support.servers import running_server
 
     with ExitStack() as stack:
 
@@ -229,9 +262,14 @@ def redis_url() -> str:
 
 
 @pytest.fixture(scope="session")
+def nats_url() -> str:
+    return brokers.url("nats")
+
+
+@pytest.fixture(scope="session")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     """One for the whole run."""
-    from tests.browser import running_chromium
+    from tests.support.browser import running_chromium
 
     with running_chromium(tmp_path_factory.mktemp("chromium")) as driver:
         yield driver
@@ -242,7 +280,7 @@ def site(django_db_setup: None) -> Iterator[str]:
     """The URL of the project: threads of this process serve it, static files too, and let nothing inline through."""
     from pytest_django.live_server_helper import LiveServer
 
-    with override_settings(MIDDLEWARE=["tests.browser.strict_csp", *settings.MIDDLEWARE]):
+    with override_settings(MIDDLEWARE=["tests.support.browser.strict_csp", *settings.MIDDLEWARE]):
         server = LiveServer("localhost")
     yield server.url
     server.stop()
@@ -251,7 +289,7 @@ def site(django_db_setup: None) -> Iterator[str]:
 @pytest.fixture
 def browser(chromium: Chrome, site: str, transactional_db: None) -> Iterator[Browser]:
     """A window with nobody signed in. The test fails if the browser had anything to complain of."""
-    from tests.browser import Browser
+    from tests.support.browser import Browser
 
     window = Browser(chromium, site)
     window.forget()
@@ -268,7 +306,7 @@ def alice(django_user_model: type[User]) -> Iterator[User]:
 @pytest.fixture
 def call(client: Client, alice: User, settings: SettingsWrapper) -> Caller:
     """``call(view, {"amount": 1}, key="k")``: a POST to a view, as alice."""
-    from tests.views import Caller
+    from tests.support.views import Caller
 
     client.force_login(alice)
     return Caller(client, settings)

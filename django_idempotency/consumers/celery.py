@@ -2,65 +2,132 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, NoReturn, ParamSpec, TypeVar, overload
 
 from celery import current_task
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Retry
 from celery.exceptions import Reject as RejectTask
 from django.core.serializers.json import DjangoJSONEncoder
+from kombu import serialization
 
-from django_idempotency import celery_exit  # noqa: F401 (listens)
-from django_idempotency.consumers.base import Ack, Message, Reject, RetryLater, consume
-from django_idempotency.outcomes import Door
+from django_idempotency import (
+    celery_exit,  # noqa: F401 (listens)
+    engine,
+)
+from django_idempotency.conf import resolve
+from django_idempotency.consumers import (
+    NOT_KEPT,
+    Ack,
+    Consumer,
+    Delivery,
+    MarkedFailed,
+    Message,
+    Reject,
+    RetryLater,
+    celery_requests,
+)
+from django_idempotency.keys import child_key, record_id
+from django_idempotency.outcomes import EntryPoint, Release, Verdict
 from django_idempotency.policy import Policy
 
 P = ParamSpec("P")
 R = TypeVar("R")
+MAX_CRASHES = 10
+
+_at_work: ContextVar[frozenset[Message]] = ContextVar("django_idempotency_tasks", default=frozenset())
+
+
+class TaskMarkedFailed(Exception):
+    """An operator has decided that the task failed. Its state is FAILURE."""
+
+
+class ResultNotKept(Exception):
+    """The task is done, but its result was too large to be kept (``max_body_size``), and something waits for it."""
 
 
 @overload
 def idempotent_task(function: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
-def idempotent_task(*, policy: Policy) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-def idempotent_task(function: Any = None, /, *, policy: Policy | None = None) -> Any:
+def idempotent_task(
+    *, policy: Policy | None = None, max_crashes: int = MAX_CRASHES
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def idempotent_task(function: Any = None, /, *, policy: Policy | None = None, max_crashes: int = MAX_CRASHES) -> Any:
     """Run a task's function once for each task id: ``@shared_task(acks_late=True)`` above ``@idempotent_task``.
 
-    Have Celery redeliver what a dead worker held (``acks_late=True, reject_on_worker_lost=True``). A redelivery while
-    the first delivery still runs is put back, which costs it none of the task's retries. Called directly, outside a
-    worker, the function just runs.
+    Have Celery redeliver the messages of a dead worker (``acks_late=True, reject_on_worker_lost=True``). A redelivery
+    while the first delivery still runs stays with the broker and is looked at again, which costs it none of the task's
+    retries. A task whose worker has died ``max_crashes`` times is rejected. Called directly, outside a worker, the
+    function just runs.
     """
     if function is None:
-        return partial(idempotent_task, policy=policy)
+        return partial(idempotent_task, policy=policy, max_crashes=max_crashes)
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        task = current_task
-        if not task or task.request.called_directly:
+        task = _delivered(run)
+        message = task and _message(task, function, args)
+        if message is None or message in _at_work.get() or _is_part_of_a_run(task, policy):
             return function(*args, **kwargs)
-        delivery = consume(
-            _message(task),
-            lambda _message, _context: function(*args, **kwargs),
+        consumer = _TaskConsumer(
+            "celery",
+            partial(_call, message, function, args, kwargs),
             policy=policy,
+            max_attempts=max_crashes + task.request.retries,
+            codec=_Codec(task.app.conf.result_serializer),
             sender=function,
-            door=Door.CELERY,
+            entry_point=EntryPoint.CELERY,
+            task=task,
         )
-        match delivery:
-            case Ack(result):
-                return result
-            case RetryLater(delay):
-                _put_back(task, delay)
-                raise Ignore
-            case Reject(reason):
-                raise RejectTask(reason, requeue=False)
+        return _told(task, consumer.consume(message))
 
+    run.idempotent = True  # type: ignore[attr-defined]
     return run
 
 
-def _put_back(task: Any, delay: float) -> None:
-    task.signature_from_request(countdown=delay, retries=task.request.retries).apply_async()
+# --- Which task this is ----------------------------------------------------------------------------------------------
+
+
+def _delivered(run: Callable[..., Any]) -> Any:
+    """The task that a worker runs ``run`` for; ``None`` where code calls it, be it code of another task."""
+    task = current_task
+    if not task or task.request.called_directly:
+        return None
+    if run in celery_requests.layers(task):
+        return task
+    # An opaque decorator hides the function. Only a task that has it in sight tells that this is another one.
+    hidden = not any(run in celery_requests.layers(other) for other in task.app.tasks.values())
+    return task if hidden else None
+
+
+def _is_part_of_a_run(task: Any, policy: Policy | None) -> bool:
+    """Whether the task is run eagerly in the middle of a transaction: what it does is committed or undone with that."""
+    return bool(task.request.is_eager) and engine.in_transaction(resolve(policy or Policy()))
+
+
+def _message(task: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Message:
+    """A task that replaced another has its id, and stands deeper."""
+    request = task.request
+    depth = request.replaced_task_nesting
+    id = f"{request.id}/{depth}" if depth else request.id
+    bound = args[:1] == (task,)
+    body = json.dumps(_arguments(function, request.args or (), request.kwargs or {}, bound=bound), cls=_Encoder)
+    return Message(source=task.name, id=id, body=body.encode())
+
+
+def _arguments(function: Callable[..., Any], args: Any, kwargs: Any, *, bound: bool) -> Any:
+    """The arguments by name, whichever way they were given."""
+    try:
+        named = inspect.signature(function).bind(*([None] * bound), *args, **kwargs)
+    except (TypeError, ValueError):
+        return [args, kwargs]
+    return dict(list(named.arguments.items())[bound:])
 
 
 class _Encoder(DjangoJSONEncoder):
@@ -68,9 +135,117 @@ class _Encoder(DjangoJSONEncoder):
         try:
             return super().default(value)
         except TypeError:
-            return repr(value)
+            return value.hex() if isinstance(value, bytes) else repr(value)
 
 
-def _message(task: Any) -> Message:
-    arguments = json.dumps([task.request.args, task.request.kwargs], cls=_Encoder)
-    return Message(source=task.name, id=task.request.id, body=arguments.encode())
+# --- The run ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _TaskConsumer(Consumer):
+    """Leaves exceptions to Celery."""
+
+    task: Any = field(kw_only=True)
+
+    def verdict_on(self, error: Exception) -> Verdict | None:
+        """A retry with other arguments is a message with another body under the same id: its key is free for it."""
+        return Release(rollback=True) if isinstance(error, Retry) and _changed(self.task.request, error) else None
+
+    def after(self, error: Exception, attempt: int, limit: int) -> NoReturn:
+        raise error
+
+
+def _changed(request: Any, retry: Retry) -> bool:
+    signature: Any = getattr(retry, "sig", None)
+    if signature is None:
+        return False
+    return [list(signature.args), dict(signature.kwargs)] != [list(request.args or ()), dict(request.kwargs or {})]
+
+
+def _call(message: Message, function: Callable[..., Any], args: Any, kwargs: Any, *_given: Any) -> Any:
+    with _working_on(message):
+        try:
+            return function(*args, **kwargs)
+        except RejectTask:
+            raise
+        except Ignore:  # the task has ended itself, or sent its replacement: what it wrote stands
+            return ENDED
+
+
+@contextmanager
+def _working_on(message: Message) -> Iterator[None]:
+    token = _at_work.set(_at_work.get() | {message})
+    try:
+        yield
+    finally:
+        _at_work.reset(token)
+
+
+def _told(task: Any, delivery: Delivery) -> Any:
+    match delivery:
+        case Ack(result):
+            return _returned(task, result)
+        case RetryLater(delay=delay, reason=reason):
+            raise celery_requests.NotNow(reason, delay)
+        case MarkedFailed(reason):
+            raise TaskMarkedFailed(reason)
+        case Reject(reason=reason):
+            raise celery_requests.Rejected(reason)
+
+
+def _returned(task: Any, result: Any) -> Any:
+    if result is ENDED:
+        raise Ignore("the task had ended itself")
+    _name_callbacks(task)
+    if result is NOT_KEPT:
+        if _is_awaited(task):
+            raise ResultNotKept(task.request.id)
+        return None
+    return result
+
+
+def _is_awaited(task: Any) -> bool:
+    request = task.request
+    return bool(
+        request.callbacks or request.chain or request.chord or not (request.ignore_result or task.ignore_result)
+    )
+
+
+def _name_callbacks(task: Any) -> None:
+    """Give each ``link`` an id that is the same on every replay. Groups, chains and chords get theirs from Celery."""
+    parent = record_id(task.name, task.request.id)
+    for number, signature in enumerate(task.request.callbacks or []):
+        if not signature.get("subtask_type"):
+            signature["options"].setdefault("task_id", child_key(parent, f"link {number}"))
+
+
+# --- Results ---------------------------------------------------------------------------------------------------------
+
+
+class _Ended:
+    """Stands for the result of a task that raised ``Ignore``."""
+
+
+ENDED = _Ended()
+_ENDED_BODY = b"\0ended"  # no serializer's text
+
+
+class _Codec:
+    """Keeps a result as Celery would send it, so that a replay returns what the first run returned."""
+
+    def __init__(self, serializer: str) -> None:
+        self.serializer = serializer
+        self.content_type, self.encoding, _nothing = serialization.dumps(None, serializer=serializer)
+
+    def encode(self, result: Any) -> bytes:
+        if result is ENDED:
+            return _ENDED_BODY
+        if hasattr(result, "model_dump"):  # pydantic's, which Celery dumps by the same mode
+            result = result.model_dump(mode="json")
+        _type, _encoding, payload = serialization.dumps(result, serializer=self.serializer)
+        return payload.encode(self.encoding) if isinstance(payload, str) else payload
+
+    def decode(self, body: bytes) -> Any:
+        if body == _ENDED_BODY:
+            return ENDED
+        return serialization.loads(body, self.content_type, self.encoding, force=True)

@@ -6,32 +6,37 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from itertools import groupby
 
+from django.apps import apps
 from django.db import connections
-from django.dispatch import Signal
 
-from django_idempotency import signals
+from django_idempotency.events import EVENTS, OUTBOX_EVENTS, Event
 from django_idempotency.logs import cause, log
-from django_idempotency.maintenance import database
 from django_idempotency.outcomes import Operation
-from django_idempotency.stats import at_most, stats
+from django_idempotency.stats.queries import at_most, stats
+from django_idempotency.stores.connections import databases
 
 PREFIX = "idempotency"
-LABELS = ("door", "view")
+LABELS = ("entry_point", "view")
+OUTBOX_LABELS = ("publisher",)
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """``of_claim``: it says what a caller's claim came to."""
+    """Of the events of one name; told apart by ``given`` labels, and by ``reason`` where they have one."""
 
     name: str
     meaning: str
-    signals: tuple[Signal, ...]
-    of_claim: bool = False
+    given: tuple[str, ...]
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return (*self.given, "reason") if self.reasons else self.given
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class Duration:
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """``fields`` of ``Stats``, by quantile where there are several. ``unit`` as in the unified code for units."""
+    """``fields`` of ``Stats``, by percentile where there are several. ``unit`` as in the unified code for units."""
 
     name: str
     meaning: str
@@ -54,29 +59,16 @@ class Gauge:
     unit: str = field(default="{record}", kw_only=True)
 
 
-COUNTERS = (
-    Counter("miss", "a key had no answer yet: it was claimed, and runs", (signals.claimed, signals.taken_over), True),
-    Counter("hit", "a stored answer was given again", (signals.replayed,), True),
-    Counter("conflict", "a duplicate was told to ask again", (signals.in_flight,), True),
-    Counter(
-        "pending_timeout", "a duplicate waited in vain, and was told to ask again", (signals.pending_timeout,), True
-    ),
-    Counter("mismatch", "a key came with another request", (signals.mismatched,), True),
-    Counter("takeover", "a dead holder's key was claimed; a miss, too", (signals.taken_over,), True),
-    Counter("held", "a caller was told that a person has to decide", (signals.held,), True),
-    Counter("refused_late", "a request came later than anything is known of its key", (signals.refused_late,), True),
-    Counter("lost_claim", "a rival was quicker between claim and row lock: nothing was run", (signals.claim_lost,)),
-    Counter(
-        "stale_write_rejected",
-        "a holder came back too late: the fencing token kept it from writing",
-        (signals.stale_write_rejected,),
-    ),
-    Counter("store_error", "the store failed, at the claim or at the completion", (signals.store_failed,)),
-    Counter("completed", "an answer was stored", (signals.completed,)),
-    Counter("failed", "a run failed; a retry may run again", (signals.failed,)),
-    Counter("released", "a run left its key as if never used", (signals.released,)),
-    Counter("reaped", "maintenance freed a key whose lease had run out, or set it aside", (signals.reaped,)),
-)
+def _counters(of: Iterable[Event], given: tuple[str, ...]) -> Iterator[Counter]:
+    for name, events in groupby(of, key=lambda event: event.name):
+        first, *others = events
+        reasons = tuple(str(event.reason) for event in (first, *others) if event.reason)
+        yield Counter(name, REJECTED if reasons else first.meaning, given, reasons)
+
+
+REJECTED = "A request was neither run nor replayed, by reason."
+COUNTERS = tuple(_counters(EVENTS, LABELS))
+OUTBOX_COUNTERS = tuple(_counters(OUTBOX_EVENTS, OUTBOX_LABELS))
 RUN = Duration(
     "run",
     "how long runs took, from the claim until what came of them was written",
@@ -86,11 +78,19 @@ GAUGES = (
     Gauge("pending", "records started or processing; 100,000 means or more", {"": "pending"}),
     Gauge(
         "pending_age",
-        "age of these since their claim, by quantile",
-        {"0.5": "pending_p50", "0.95": "pending_p95", "0.99": "pending_p99", "1": "pending_oldest"},
+        "age of these since their claim, by percentile",
+        {"50": "pending_p50", "95": "pending_p95", "99": "pending_p99", "100": "pending_oldest"},
         unit="s",
     ),
-    Gauge("stuck", "those of them whose lease ran out; 100,000 means or more", {"": "stuck"}),
+    Gauge("stuck", "those of them whose lease ran out, and no owner is at work; 100,000 means or more", {"": "stuck"}),
+    Gauge(
+        "stuck_age",
+        "for how long the first of these leases has been over, 0 without one",
+        {"": "stuck_oldest"},
+        unit="s",
+    ),
+    Gauge("on_hold", "records that wait for an operator; 100,000 means or more", {"": "on_hold"}),
+    Gauge("on_hold_age", "for how long the first of these has waited, 0 without one", {"": "on_hold_oldest"}, unit="s"),
     Gauge("due", "records past their time, to be deleted; 100,000 means or more", {"": "due"}),
     Gauge("cleanup_lag", "for how long the oldest of these has been due", {"": "lag"}, unit="s"),
     Gauge("table_rows", "rows of the table, as the database estimates them", {"": "rows"}),
@@ -99,6 +99,14 @@ GAUGES = (
 )
 TABLE_UP = Gauge(
     "table_up", "1 if the figures of the table could be read, 0 if not and they are left out", {}, unit="{table}"
+)
+
+OUTBOX_GAUGES = (
+    Gauge("outbox_pending", "events that are not published yet", {"": "pending"}, unit="{event}"),
+    Gauge("outbox_failing", "those of them that were refused at least once", {"": "failing"}, unit="{event}"),
+    Gauge("outbox_dead", "dead letters of the outbox", {"": "dead"}, unit="{event}"),
+    Gauge("outbox_age", "age of the oldest event that is not published yet, 0 without one", {"": "age"}, unit="s"),
+    Gauge("outbox_relays", "relays that are at work", {"": "relays"}, unit="{relay}"),
 )
 
 UNITS = {"s": "_seconds", "By": "_bytes"}
@@ -115,34 +123,10 @@ def in_opentelemetry(metric: Counter | Duration | Gauge) -> str:
     return f"{PREFIX}.{metric.name}"
 
 
-def labels(operation: Operation) -> dict[str, str]:
+def labels(operation: Operation, event: Event | None = None) -> dict[str, str]:
     """What counts are told apart by: never whose key it was, or which."""
-    return {"door": str(operation.door or ""), "view": operation.view}
-
-
-# --- Counting --------------------------------------------------------------------------------------------------------
-
-Receiver = Callable[[Counter, Operation, Mapping[str, Any]], None]
-
-
-def listen(receive: Receiver, uid: Hashable) -> None:
-    """Have ``receive`` called for each event; once, however often this is called with the same ``uid``."""
-    for counter in COUNTERS:
-        for signal in counter.signals:
-            signal.connect(_receiving(receive, counter), weak=False, dispatch_uid=(uid, counter.name))
-
-
-def stop_listening(uid: Hashable) -> None:
-    for counter in COUNTERS:
-        for signal in counter.signals:
-            signal.disconnect(dispatch_uid=(uid, counter.name))
-
-
-def _receiving(receive: Receiver, counter: Counter) -> Callable[..., None]:
-    def hear(operation: Operation, **named: Any) -> None:
-        receive(counter, operation, named)
-
-    return hear
+    of_all = {"entry_point": str(operation.entry_point or ""), "view": operation.view}
+    return of_all | {"reason": str(event.reason)} if event and event.reason else of_all
 
 
 # --- The figures of the table ----------------------------------------------------------------------------------------
@@ -153,48 +137,81 @@ LONGEST = 2  # seconds that the database may spend on a statement
 Figures = Mapping[str, float | None]
 
 
-class Table:
-    """The figures of ``stats()``, asked for so seldom, and with such a limit, that no scrape can hurt the database."""
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The figures of one database's records, and those of the publishers whose outbox is there."""
 
-    def __init__(self) -> None:
+    records: Figures
+    publishers: Mapping[str, Figures]
+
+
+class Table:
+    """One database's figures, asked for so seldom, and with such a limit, that no scrape can hurt it."""
+
+    def __init__(self, using: str) -> None:
+        self.using = using
         self._reset()
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._read_at = float("-inf")
-        self._figures: Figures | None = None
+        self._reading: Reading | None = None
 
-    def figures(self) -> Figures | None:
-        """At most ``FRESH`` seconds old; ``None`` if the database did not give them, or not in time."""
-        if not self._lock.acquire(timeout=LONGEST):  # somebody who asks has no answer: one is enough to wait for it
+    def reading(self) -> Reading | None:
+        """At most ``FRESH`` seconds old; ``None`` if the database did not give it, or not in time."""
+        if not self._lock.acquire(timeout=LONGEST):  # another scrape waits for the database: one is enough
             return None
         try:
             if time.monotonic() - self._read_at >= FRESH:
-                self._figures = _read()
+                self._reading = _read(self.using)
                 self._read_at = time.monotonic()
-            return self._figures
+            return self._reading
         finally:
             self._lock.release()
 
 
-table = Table()
-os.register_at_fork(after_in_child=table._reset)
+_tables: dict[str, Table] = {}
+os.register_at_fork(after_in_child=_tables.clear)
+
+
+def readings() -> dict[str, Reading | None]:
+    """What is known of each database with records, by its alias."""
+    return {using: _tables.setdefault(using, Table(using)).reading() for using in databases()}
+
+
+def figures_by_database() -> dict[str, Figures | None]:
+    """The figures of each database with records, by its alias."""
+    return {using: reading.records if reading else None for using, reading in readings().items()}
+
+
+def figures_by_publisher() -> dict[str, Figures]:
+    """The figures of the outbox, where there is one and its database gave them."""
+    known = [reading.publishers for reading in readings().values() if reading]
+    return {publisher: figures for publishers in known for publisher, figures in publishers.items()}
 
 
 def samples(gauge: Gauge, figures: Figures | None) -> Iterator[tuple[str, float]]:
-    """Quantile, or nothing, and value."""
-    for quantile, name in gauge.fields.items():
+    """Percentile, or nothing, and value."""
+    for percentile, name in gauge.fields.items():
         if (value := (figures or {}).get(name)) is not None:
-            yield quantile, value
+            yield percentile, value
 
 
-def _read() -> Figures | None:
+def _read(using: str) -> Reading | None:
     try:
-        connection = connections[database()]
-        # A scrape may come in a thread that nobody closes connections for.
+        connection = connections[using]
+        # A scrape may come in a thread whose connections Django does not close.
         closed_after = closing(connection) if connection.connection is None else nullcontext()
         with closed_after, at_most(LONGEST, connection.alias):
-            return asdict(stats(using=connection.alias))
-    except Exception as error:
-        log(logging.WARNING, "table_down", "idempotency figures could not be read: %s", cause(error))
+            return Reading(asdict(stats(using=connection.alias)), _of_publishers(connection.alias))
+    except Exception as error:  # a scrape must show the other metrics all the same
+        log(logging.WARNING, "table_down", "idempotency figures of %s could not be read: %s", using, cause(error))
         return None
+
+
+def _of_publishers(using: str) -> dict[str, Figures]:
+    if not apps.is_installed("django_idempotency.outbox"):
+        return {}
+    from django_idempotency.outbox.maintenance import database, figures
+
+    return {of.publisher: asdict(of) for of in figures(using=using)} if database() == using else {}

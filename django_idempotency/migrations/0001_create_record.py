@@ -17,7 +17,7 @@ class Migration(migrations.Migration):
                 ("key", models.CharField(max_length=255, verbose_name="key")),
                 ("method", models.CharField(max_length=32, verbose_name="method")),
                 ("path", models.TextField(verbose_name="path")),
-                ("fingerprint", models.BinaryField(max_length=32, verbose_name="fingerprint")),
+                ("fingerprint", models.BinaryField(max_length=36, verbose_name="fingerprint")),
                 (
                     "mode",
                     models.CharField(
@@ -25,6 +25,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("hold_on_crash", models.BooleanField(db_default=False, verbose_name="hold on crash")),
+                ("trace", models.BinaryField(max_length=24, null=True, verbose_name="trace")),
                 ("created_at", models.DateTimeField(verbose_name="created at")),
                 (
                     "status",
@@ -40,7 +41,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("attempts", models.IntegerField(db_default=1, verbose_name="attempts")),
-                ("held", models.BooleanField(db_default=False, verbose_name="held")),
+                ("on_hold", models.BooleanField(db_default=False, verbose_name="on hold")),
                 ("reason", models.TextField(db_default="", verbose_name="reason")),
                 ("token", models.UUIDField(null=True, verbose_name="fencing token")),
                 ("locked_at", models.DateTimeField(null=True, verbose_name="locked at")),
@@ -59,16 +60,18 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "idempotency records",
                 "db_table": "django_idempotency_record",
                 "permissions": [
-                    ("view_response_body", "Can view the stored response body"),
-                    ("release_idempotencyrecord", "Can release a key to its next request"),
+                    ("view_response_idempotencyrecord", "Can view the stored response body"),
+                    ("allow_retry_idempotencyrecord", "Can allow a key to be retried"),
                     ("fail_idempotencyrecord", "Can mark a key as failed for good"),
-                    ("resolve_idempotencyrecord", "Can resolve a held key with an answer"),
+                    ("resolve_idempotencyrecord", "Can resolve a key on hold with a response"),
                     ("extend_idempotencyrecord", "Can extend the lease of a key"),
                 ],
                 "default_permissions": ("view",),
                 "indexes": [
                     models.Index(
-                        condition=models.Q(("status__in", ("started", "processing")), ("held", True), _connector="OR"),
+                        condition=models.Q(
+                            ("status__in", ("started", "processing")), ("on_hold", True), _connector="OR"
+                        ),
                         fields=["locked_until"],
                         name="idempotency_record_reap",
                     ),
@@ -79,7 +82,7 @@ class Migration(migrations.Migration):
                     ),
                     models.Index(
                         condition=models.Q(("response_status__isnull", True), ("status", "failed")),
-                        fields=["held", "updated_at"],
+                        fields=["on_hold", "updated_at"],
                         name="idempotency_record_undecided",
                     ),
                 ],
@@ -133,11 +136,11 @@ class Migration(migrations.Migration):
                     ),
                     models.CheckConstraint(
                         condition=models.Q(
-                            ("held", False),
+                            ("on_hold", False),
                             models.Q(("response_status__isnull", True), ("status", "failed")),
                             _connector="OR",
                         ),
-                        name="idempotency_record_held",
+                        name="idempotency_record_on_hold",
                     ),
                     models.CheckConstraint(
                         condition=models.Q(("attempts__gte", 1), ("purge_at__gte", models.F("expires_at"))),

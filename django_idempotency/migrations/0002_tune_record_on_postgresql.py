@@ -12,9 +12,9 @@ from django.db.migrations.state import StateApps
 # the table: after ten days that was then 16 % larger, and a key wrote 26 % more WAL, than with this, which makes a
 # vacuum for about each run of the clean-up. Nothing else pays. The dead come as fast as the new, so the threshold for
 # inserts never decides; no statement's plan hangs on fresh statistics; and autovacuum's usual pace keeps up with a
-# hundred million keys a day. A fillfactor of 80 saves a fifth of the WAL where answers are of 200 bytes, and none where
-# they are of 1,000, for a table that is 17 or 38 % larger: the completing update can't be HOT, as its columns stand in
-# index predicates. The figures: docs/retention.md.
+# hundred million keys a day. A fillfactor of 80 saves a fifth of the WAL where responses are of 200 bytes, and none
+# where they are of 1,000, for a table that is 17 or 38 % larger: the completing update can't be HOT, as its columns are
+# part of index predicates. The figures: docs/retention.md.
 PARAMETERS = {"autovacuum_vacuum_scale_factor": 0.01}
 
 

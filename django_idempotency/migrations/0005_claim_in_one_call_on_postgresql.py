@@ -6,7 +6,70 @@ from django.db import migrations
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.state import StateApps
 
-from django_idempotency.stores.claim_function import FUNCTION
+# The text as of this release: django_idempotency.stores.claim_function has the newest, and says why it is as it is.
+FUNCTION = """
+CREATE OR REPLACE FUNCTION django_idempotency_claim(
+    new_id uuid, new_scope text, new_key text, new_method text, new_path text, new_fingerprint bytea,
+    new_token uuid, new_trace bytea, new_mode text, new_hold_on_crash boolean, lease interval, retention interval,
+    kept_for interval
+)
+RETURNS TABLE (
+    claimed text, place tid, free boolean, id uuid, scope text, key varchar, fingerprint bytea, mode varchar,
+    hold_on_crash boolean, trace bytea, created_at timestamptz, status varchar, attempts integer, on_hold boolean,
+    reason text, token uuid, locked_at timestamptz, locked_until timestamptz, expires_at timestamptz,
+    response_status smallint, response_headers jsonb, response_body bytea, now timestamptz
+)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    old django_idempotency_record;
+    own_lock_timeout text;
+BEGIN
+    now := statement_timestamp();
+    IF NOT pg_try_advisory_xact_lock(1229213008, uuid_hash(new_id)) THEN
+        own_lock_timeout := current_setting('lock_timeout');
+        IF own_lock_timeout = '0' THEN
+            PERFORM set_config('lock_timeout', '2s', true);
+        END IF;
+        PERFORM pg_advisory_xact_lock(1229213008, uuid_hash(new_id));
+        PERFORM set_config('lock_timeout', own_lock_timeout, true);
+    END IF;
+    SELECT * INTO old FROM django_idempotency_record AS record WHERE record.id = new_id;
+    IF NOT FOUND THEN
+        IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+            AND (SELECT relkind = 'p' FROM pg_class WHERE oid = 'django_idempotency_record'::regclass)
+        THEN
+            RETURN;
+        END IF;
+        INSERT INTO django_idempotency_record (
+            id, scope, key, method, path, fingerprint, mode, hold_on_crash, trace, created_at, status, token,
+            locked_at, locked_until, updated_at, expires_at, purge_at
+        )
+        VALUES (
+            new_id, new_scope, new_key, new_method, new_path, new_fingerprint, new_mode, new_hold_on_crash, new_trace,
+            now, 'processing', new_token, now, now + lease, now, now + retention, now + kept_for
+        )
+        RETURNING ctid INTO place;
+        IF new_mode = 'atomic' THEN
+            PERFORM set_config('synchronous_commit', 'off', true);
+        END IF;
+        claimed := to_char(now AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US"+00"');
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    IF old.token IS NOT NULL AND old.mode = 'atomic' AND old.fingerprint = new_fingerprint THEN
+        PERFORM FROM django_idempotency_record AS record
+        WHERE record.id = new_id AND record.created_at = old.created_at
+        FOR NO KEY UPDATE SKIP LOCKED;
+        free := FOUND;
+    END IF;
+    RETURN QUERY SELECT
+        NULL, place, free, old.id, old.scope, old.key, old.fingerprint, old.mode, old.hold_on_crash, old.trace,
+        old.created_at, old.status, old.attempts, old.on_hold, old.reason, old.token, old.locked_at, old.locked_until,
+        old.expires_at, old.response_status, old.response_headers, old.response_body, now;
+END
+$$
+"""
 
 
 def create(apps: StateApps, editor: BaseDatabaseSchemaEditor) -> None:
@@ -20,6 +83,6 @@ def drop(apps: StateApps, editor: BaseDatabaseSchemaEditor) -> None:
 
 
 class Migration(migrations.Migration):
-    dependencies = [("django_idempotency", "0004_create_tally")]
+    dependencies = [("django_idempotency", "0004_create_counter")]
 
     operations = [migrations.RunPython(create, drop, elidable=False)]

@@ -6,7 +6,7 @@ from django.db import migrations
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations.state import StateApps
 
-TABLES = ("django_idempotency_record", "django_idempotency_tally")
+TABLES = ("django_idempotency_record", "django_idempotency_counter")
 
 
 def compare_exactly(apps: StateApps, editor: BaseDatabaseSchemaEditor) -> None:

@@ -3,81 +3,38 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from django.db import (
-    IntegrityError,
-    InterfaceError,
-    InternalError,
-    OperationalError,
-    ProgrammingError,
-    connections,
-    router,
-    transaction,
-)
+from django.db import DatabaseError, IntegrityError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import F, Max, QuerySet, Value
+from django.db.models import Case, DurationField, ExpressionWrapper, F, Max, Q, QuerySet, Value, When
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Coalesce
+from django.utils.translation import gettext_noop
 
-from django_idempotency.exceptions import StoreConflict, StoreRefused, StoreUnavailable
-from django_idempotency.logs import cause, log
-from django_idempotency.models import DatabaseNow, IdempotencyRecord, Status, check_move
+from django_idempotency.exceptions import StoreConflict, TransactionEnded
+from django_idempotency.models import DatabaseNow, IdempotencyRecord, Status, check_move, in_utc
 from django_idempotency.outcomes import Claimed, Operation, Snapshot, StoredResponse
-from django_idempotency.policy import Lock as LockChoice
-from django_idempotency.policy import Mode, OnCrash, Policy
-from django_idempotency.stores.base import Lock, Seen, Store
+from django_idempotency.policy import Policy, RowLock
+from django_idempotency.stores.base import Owned, Seen, Store, Unlocked
+from django_idempotency.stores.connections import alias as database_of
+from django_idempotency.stores.connections import in_foreign_transaction
+from django_idempotency.stores.errors import is_missing_savepoint, store_errors
+from django_idempotency.stores.own_connections import own_connection
+from django_idempotency.stores.transactions import CommitHooks, atomic, discard_if_abandoned, roll_back_left_open
 
-# The CHECKs of partitioning: of a table before it becomes the first partition, and of a partition that is to go.
-UNTIL, RETIRED = "idempotency_record_until", "idempotency_record_retired"
-NO_PARTITION = "There is no partition for a new record. Run manage.py idempotency_partitions ensure, and schedule it."
+# What a record says from the moment its row is locked until it is completed: others see it only if the application
+# commits the transaction in between.
+COMMITTED_EARLY = gettext_noop("its transaction was committed before the run had ended")
+SAVEPOINT = "django_idempotency_run"
 
 COLUMNS = tuple(Snapshot.__dataclass_fields__)[:-1]
-
-
-def alias(policy: Policy) -> str:
-    """The database of the records."""
-    return policy.using or router.db_for_write(IdempotencyRecord)
-
-
-@contextmanager
-def store_errors() -> Iterator[None]:
-    """Turn the database's own failures into ``StoreUnavailable``."""
-    try:
-        yield
-    except (OperationalError, InterfaceError) as error:
-        raise _kind(error)(str(error).strip()) from error
-    except (InternalError, ProgrammingError) as error:
-        if getattr(error.__cause__, "sqlstate", None) not in STALE_STATES:
-            raise
-        raise StoreUnavailable(str(error).strip()) from error
-    except IntegrityError as error:
-        violated = _violated_check(error)
-        if violated == RETIRED:  # a statement as old as what is being dropped: the next one goes elsewhere
-            raise StoreConflict(str(error).strip()) from error
-        if violated in ("", UNTIL):
-            log(logging.CRITICAL, "no_partition", "%s (%s)", NO_PARTITION, cause(error))
-            raise StoreRefused(NO_PARTITION) from error
-        raise
-
-
-def _kind(error: Exception) -> type[StoreUnavailable]:
-    if is_conflict(error):
-        return StoreConflict
-    return StoreRefused if _says(error, TOO_LONG_STATES, TOO_LONG_NUMBERS) else StoreUnavailable
-
-
-def _violated_check(error: IntegrityError) -> str | None:
-    """The name of a CHECK in PostgreSQL; empty where there was no partition for a row, which counts as one."""
-    driver: Any = error.__cause__
-    if getattr(driver, "sqlstate", None) != "23514":
-        return None
-    return driver.diag.constraint_name or ""
+TIMES = ("created_at", "locked_at", "locked_until", "expires_at", "now")
 
 
 def ahead(seconds: float) -> Combinable:
@@ -85,15 +42,64 @@ def ahead(seconds: float) -> Combinable:
     return DatabaseNow() + Value(timedelta(seconds=seconds))
 
 
+BY_VENDOR: dict[str, type[DatabaseStore]] = {}
+BY_LOCK: dict[str, type[DatabaseStore]] = {}  # the same, for policies whose claims are locks
+
+
+def database_store(policy: Policy, operation: Operation | None = None) -> DatabaseStore:
+    """Return the store in the database of the record of ``operation``, by the database's vendor."""
+    using = database_of(policy, operation)
+    vendor = connections[using].vendor
+    kind = BY_VENDOR.get(vendor, DatabaseStore)
+    return (BY_LOCK.get(vendor, kind) if policy.claims_by_lock else kind)(policy, using)
+
+
 class DatabaseStore(Store):
     """The portable store: a look, then an insert, with the same outcomes as the one-statement claim on PostgreSQL."""
 
-    def claim(self, operation: Operation, token: UUID, policy: Policy) -> Claimed | Seen | None:
-        with store_errors():
-            record = self.read(operation.id, policy)
-            return Seen(record) if record else self._insert(operation, token, policy)
+    transactional = True
+    liveness_by_lock = True
+    listing = True
 
-    def _insert(self, operation: Operation, token: UUID, policy: Policy) -> Claimed | None:
+    @classmethod
+    def bind(cls, policy: Policy, operation: Operation | None, alias: str, options: Any) -> Store:
+        return database_store(policy, operation)
+
+    @property
+    def connection(self) -> BaseDatabaseWrapper:
+        return connections[self.name]
+
+    @property
+    def rows(self) -> QuerySet[IdempotencyRecord]:
+        return IdempotencyRecord.objects.using(self.name)
+
+    def in_foreign_transaction(self) -> bool:
+        return in_foreign_transaction(self.connection)
+
+    def discard_abandoned_connection(self) -> None:
+        discard_if_abandoned(self.connection)
+
+    def transaction(self) -> AbstractContextManager[None]:
+        return atomic(self.name, durable=True)
+
+    def roll_back_left_open(self, error: BaseException) -> None:
+        roll_back_left_open(self.connection, error)
+
+    def take_over_hooks(self, report: Callable[[Exception], None]) -> Callable[[], None]:
+        return CommitHooks(self.connection, report).run
+
+    def must_roll_back(self) -> bool:
+        return transaction.get_rollback(self.name)
+
+    def roll_back(self) -> None:
+        transaction.set_rollback(True, using=self.name)
+
+    def claim(self, operation: Operation, token: UUID) -> Claimed | Seen | Owned | None:
+        with store_errors():
+            record = self.read(operation.id)
+            return Seen(record) if record else self._insert(operation, token)
+
+    def _insert(self, operation: Operation, token: UUID) -> Claimed | None:
         record = IdempotencyRecord(
             id=operation.id,
             scope=operation.scope,
@@ -101,140 +107,188 @@ class DatabaseStore(Store):
             method=operation.method,
             path=operation.path,
             fingerprint=operation.fingerprint,
+            trace=operation.trace,
             created_at=DatabaseNow(),
-            **_claim(token, policy),
-            **_kept_until(policy),
+            **_claim(token, self.policy),
+            **_kept_until(self.policy),
         )
         try:
-            with transaction.atomic(using=alias(policy)), _without_waiting_long(connections[alias(policy)]):
-                record.save(using=alias(policy), force_insert=True)
+            with atomic(self.name), _without_waiting_long(self.connection):
+                record.save(using=self.name, force_insert=True)
         except IntegrityError:
             return None
         return Claimed(operation, token)
 
-    def reconnect(self, policy: Policy) -> bool:
-        connection = connections[alias(policy)]
+    def reconnect(self) -> bool:
+        connection = self.connection
         if connection.in_atomic_block or connection.connection is None:
             return False
         connection.close()
         return True
 
+    def give_back(self) -> bool:
+        return self.reconnect()
+
     @contextmanager
-    def contend(self, id: UUID, policy: Policy) -> Iterator[Snapshot | Lock]:
-        rows = _rows(policy).filter(pk=id)
-        with store_errors(), transaction.atomic(using=rows.db):
+    def try_lock(self, id: UUID) -> Iterator[Snapshot | Unlocked]:
+        rows = self.rows.filter(pk=id)
+        with store_errors(), atomic(rows.db):
             if not connections[rows.db].features.has_select_for_update:
                 rows.update(updated_at=F("updated_at"))  # takes the write lock of the whole database
-            record = _first(_for_update(rows, policy, nowait=policy.lock == LockChoice.NOWAIT))
+            record = _first(_for_update(rows, nowait=self.policy.lock == RowLock.NOWAIT))
             if record is not None:
                 yield record
             else:  # SKIP LOCKED can't tell a locked row from none
-                yield Lock.BUSY if rows.exists() else Lock.ABSENT
+                yield Unlocked.BUSY if rows.exists() else Unlocked.ABSENT
 
-    def take(self, record: Snapshot, operation: Operation, token: UUID, policy: Policy) -> Claimed:
+    def reassign(self, record: Snapshot, operation: Operation, token: UUID) -> Claimed:
         expired = record.expires_at <= record.now
         check_move(record.status, Status.PROCESSING, expired=expired)
         attempts = 1 if expired and record.status in (Status.COMPLETED, Status.FAILED) else record.attempts + 1
         renewed: dict[str, Any] = {"created_at": DatabaseNow(), "replays": 0} if attempts == 1 else {}
-        _rows(policy).filter(pk=record.id).update(
+        self.rows.filter(pk=record.id).update(
             attempts=attempts,
             method=operation.method,
             path=operation.path,
             fingerprint=operation.fingerprint,
-            held=False,
+            trace=operation.trace,
+            on_hold=False,
             reason="",
             **renewed,
-            **_claim(token, policy),
-            **_kept_until(policy),
-            **_answer(None),
+            **_claim(token, self.policy),
+            **_kept_until(self.policy),
+            **_response_columns(None),
         )
         return Claimed(operation, token, attempt=attempts, taken_over=record.status == Status.PROCESSING)
 
-    def hold(self, record: Snapshot, reason: str, policy: Policy) -> None:
+    def hold(self, record: Snapshot, reason: str) -> None:
         check_move(record.status, Status.FAILED)
-        _rows(policy).filter(pk=record.id).update(held=True, reason=reason, **_ended(Status.FAILED, policy))
+        self.rows.filter(pk=record.id).update(on_hold=True, reason=reason, **_ended(Status.FAILED, self.policy))
 
-    def read(self, id: UUID, policy: Policy) -> Snapshot | None:
+    def read(self, id: UUID) -> Snapshot | None:
         with store_errors():
-            return _first(_rows(policy).filter(pk=id))
+            return _first(self.rows.filter(pk=id))
 
-    def now(self, policy: Policy) -> datetime:
-        nobody = _rows(policy).filter(pk=UUID(int=0))
+    def now(self) -> datetime:
+        no_rows = self.rows.filter(pk=UUID(int=0))
         with store_errors():  # an aggregate of no rows is a row all the same
-            now: datetime = nobody.aggregate(now=Coalesce(Max("created_at"), DatabaseNow()))["now"]
-        return now
+            now: datetime = no_rows.aggregate(now=Coalesce(Max("created_at"), DatabaseNow()))["now"]
+        return in_utc(now, self.name)
 
-    def lock(self, claim: Claimed, policy: Policy) -> bool:
-        rows = _held_by(claim, policy)
+    def lock(self, claim: Claimed) -> Claimed | None:
+        """An UPDATE locks the row, and where there are no row locks the whole database: either is the proof of life."""
         try:
             with store_errors():
-                if not connections[rows.db].features.has_select_for_update:
-                    # Without row locks the write lock of the whole database is the proof of life.
-                    return rows.update(updated_at=F("updated_at")) == 1
-                return _first(_for_update(rows, policy)) is not None
+                if self._owned_by(claim).update(reason=COMMITTED_EARLY) != 1:
+                    return None
+                self._execute(self.connection.ops.savepoint_create_sql(SAVEPOINT))
         except StoreConflict:
-            return False
+            return None
+        return replace(claim, transaction=SAVEPOINT)
 
-    def complete(self, claim: Claimed, response: StoredResponse, policy: Policy, *, failure: bool = False) -> bool:
+    def lock_many(self, claims: Sequence[Claimed]) -> set[UUID]:
+        """Without the mark of ``lock``: what a batch commits without a response is run again, alone."""
+        in_order = sorted(claims, key=lambda claim: claim.id)
+        with store_errors():
+            return {claim.token for claim in in_order if self._owned_by(claim).update(updated_at=F("updated_at")) == 1}
+
+    def complete(self, claim: Claimed, response: StoredResponse, *, failure: bool = False) -> bool:
+        self._expect_transaction(claim)
         status = Status.FAILED if failure else Status.COMPLETED
-        return self._end(claim, policy, **_ended(status, policy), **_answer(response))
+        return self._end(claim, reason="", **_ended(status, self.policy), **_response_columns(response))
 
-    def fail(self, claim: Claimed, reason: str, policy: Policy, *, held: bool = False) -> bool:
-        return self._end(claim, policy, held=held, reason=reason, **_ended(Status.FAILED, policy))
-
-    def _end(self, claim: Claimed, policy: Policy, **values: Any) -> bool:
+    def _expect_transaction(self, claim: Claimed) -> None:
+        if claim.transaction is None:
+            return
         with store_errors():
-            return _held_by(claim, policy).update(**values) == 1
+            try:
+                self._execute(self.connection.ops.savepoint_commit_sql(claim.transaction))
+            except DatabaseError as error:
+                if is_missing_savepoint(error):
+                    raise TransactionEnded from error
+                raise
 
-    def release(self, claim: Claimed, policy: Policy) -> bool:
+    def _execute(self, statement: str) -> None:
+        with self.connection.cursor() as cursor:
+            cursor.execute(statement)
+
+    def fail(self, claim: Claimed, reason: str, *, on_hold: bool = False) -> bool:
+        if claim.transaction is None:
+            return self._end(claim, on_hold=on_hold, reason=reason, **_ended(Status.FAILED, self.policy))
+        committed = self._was_committed(claim)
+        held = Case(When(committed, then=Value(True)), default=Value(on_hold))
+        told = Case(When(committed, then=Value(COMMITTED_EARLY)), default=Value(reason))
+        # MariaDB's assignments see those before them: the reason comes last.
+        return self._end(claim, on_hold=held, **_ended(Status.FAILED, self.policy), reason=told)
+
+    def _was_committed(self, claim: Claimed) -> Any:
+        """Whether what the record's transaction wrote is committed, although the record is not completed."""
+        return Q(reason=COMMITTED_EARLY)
+
+    def has_released(self, claim: Claimed) -> bool:
+        return self.read(claim.id) is None
+
+    def _end(self, claim: Claimed, **values: Any) -> bool:
         with store_errors():
-            rows = _held_by(claim, policy)
+            return self._owned_by(claim).update(**values) == 1
+
+    def release(self, claim: Claimed) -> bool:
+        self._expect_transaction(claim)
+        with store_errors():
+            rows = self._owned_by(claim)
             return rows._raw_delete(rows.db) == 1
 
-    def renew(self, claims: Iterable[Claimed], policy: Policy) -> set[UUID]:
-        rows = _rows(policy).filter(pk__in=[claim.id for claim in claims], token__in=[claim.token for claim in claims])
-        with store_errors():
-            rows.update(locked_until=ahead(policy.lease))
-            return {token for token in rows.values_list("token", flat=True) if token is not None}
+    def renew(self, claims: Iterable[Claimed]) -> set[UUID]:
+        rows = self._of({claim.token: claim.id for claim in claims})
+        with store_errors(), transaction.atomic(using=self.name):
+            free = {token: id for token, id in _for_update(rows, nowait=False).values_list("token", "pk") if token}
+            self._of(free).update(locked_until=ahead(self.policy.lease))
+        return set(free)
 
-    def count_replays(self, counts: dict[UUID, int], policy: Policy) -> None:
+    def leases_left(self, records: Mapping[UUID, UUID]) -> dict[UUID, timedelta]:
+        left = ExpressionWrapper(F("locked_until") - DatabaseNow(), output_field=DurationField())
+        with store_errors():
+            rows = self._of(records).annotate(left=left).values_list("token", "left")
+            return {token: lasts for token, lasts in rows if token}
+
+    def expire(self, records: Mapping[UUID, UUID]) -> None:
+        with store_errors():
+            self._of(records).filter(locked_until__lt=DatabaseNow()).update(locked_until=F("locked_at"))
+
+    def own_connection(self, *, seconds: float, schemas: Sequence[str] = ()) -> AbstractContextManager[None]:
+        return own_connection(self.name, seconds=seconds, schemas=schemas)
+
+    def _of(self, records: Mapping[UUID, UUID]) -> QuerySet[IdempotencyRecord]:
+        return self.rows.filter(pk__in=list(records.values()), token__in=list(records))
+
+    def records(self) -> Iterator[Snapshot]:
+        with store_errors():
+            rows = self.rows.annotate(database_now=DatabaseNow()).values_list(*COLUMNS, "database_now")
+            yield from (snapshot(row, self.name) for row in rows.iterator())
+
+    def delete(self, record: Snapshot) -> bool:
+        with self.try_lock(record.id) as found:
+            same = isinstance(found, Snapshot) and found.version == record.version
+            return same and bool(self.rows.filter(pk=record.id)._raw_delete(self.name))
+
+    def _owned_by(self, claim: Claimed) -> QuerySet[IdempotencyRecord]:
+        # By id and token only: with the status named here, PostgreSQL would walk the partial index of all live rows.
+        return self.rows.filter(pk=claim.id, token=claim.token)
+
+    def count_replays(self, counts: dict[UUID, int]) -> None:
         with store_errors():
             for id, count in counts.items():
-                _rows(policy).filter(pk=id).update(replays=F("replays") + count, last_replayed_at=DatabaseNow())
-
-
-# PostgreSQL, where another connection may help: a server that only reads, such as the primary before a failover; a
-# transaction that was idle, or lasted, for too long; and a prepared statement that is gone, because somebody said
-# DISCARD ALL or DEALLOCATE ALL.
-STALE_STATES = ("25006", "25P03", "25P04", "26000")
-# PostgreSQL: lock not available, serialization failure, deadlock.
-CONFLICT_STATES = ("55P03", "40001", "40P01")
-# MariaDB and MySQL: lock wait timeout, deadlock, record changed since last read, lock not available.
-CONFLICT_NUMBERS = (1205, 1213, 1020, 3572)
-# A limit of the database's own on how long a statement may take; or somebody cancelled it.
-TOO_LONG_STATES, TOO_LONG_NUMBERS = ("57014",), (1969, 1317, 3024)
-
-
-def is_conflict(error: Exception) -> bool:
-    """Whether ``error`` says that another transaction was in the way."""
-    is_sqlites = getattr(error.__cause__, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
-    return is_sqlites or _says(error, CONFLICT_STATES, CONFLICT_NUMBERS)
-
-
-def _says(error: Exception, states: Sequence[str], numbers: Sequence[int]) -> bool:
-    return getattr(error.__cause__, "sqlstate", None) in states or next(iter(error.args), None) in numbers
-
-
-def told(error: Exception) -> str:
-    """What a database said, without the details, which may quote a row."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                self.rows.filter(pk=id).update(replays=F("replays") + count, last_replayed_at=DatabaseNow())
 
 
 def _without_waiting_long(connection: Any) -> AbstractContextManager[None]:
-    """Wait a second at most for a row lock: enough for a rival to commit its insert, too short for a holder to finish.
+    """Wait a second at most for a row lock: enough for a rival to commit its insert, too short for an owner to finish.
 
-    MariaDB's INSERT of a key that is there waits for whoever has it locked, 50 seconds by default.
+    An INSERT of a key that is there waits for its owner: on MariaDB 50 seconds by default, on PostgreSQL without end.
     """
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL lock_timeout = '1s'")
     if not getattr(connection, "mysql_is_mariadb", False):
         return nullcontext()
     limited = "SET STATEMENT innodb_lock_wait_timeout = 1 FOR "
@@ -244,33 +298,29 @@ def _without_waiting_long(connection: Any) -> AbstractContextManager[None]:
     return wrapper
 
 
-def _rows(policy: Policy) -> QuerySet[IdempotencyRecord]:
-    return IdempotencyRecord.objects.using(alias(policy))
-
-
-def _held_by(claim: Claimed, policy: Policy) -> QuerySet[IdempotencyRecord]:
-    # By id and token only: with the status named here, PostgreSQL would walk the partial index of all live rows.
-    return _rows(policy).filter(pk=claim.id, token=claim.token)
-
-
 def _first(rows: QuerySet[IdempotencyRecord]) -> Snapshot | None:
     row = next(iter(rows.annotate(database_now=DatabaseNow()).values_list(*COLUMNS, "database_now")), None)
-    return snapshot(row) if row else None
+    return snapshot(row, rows.db) if row else None
 
 
-def snapshot(row: Any) -> Snapshot:
+def snapshot(row: Any, using: str) -> Snapshot:
     """A record of a row's values, in the order of the snapshot's fields."""
     record = dict(zip(Snapshot.__dataclass_fields__, row, strict=True))
+    for name in TIMES:
+        if record[name] is not None:
+            record[name] = in_utc(record[name], using)
     if isinstance(record["response_headers"], str):
-        record["response_headers"] = json.loads(record["response_headers"])
+        with suppress(ValueError):  # damaged by hand
+            record["response_headers"] = json.loads(record["response_headers"])
+    for name in ("fingerprint", "trace", "response_body"):
+        if isinstance(record[name], memoryview):  # as psycopg2 reads it
+            record[name] = bytes(record[name])
     return Snapshot(**record)
 
 
-def _for_update(
-    rows: QuerySet[IdempotencyRecord], policy: Policy, *, nowait: bool | None = None
-) -> QuerySet[IdempotencyRecord]:
+def _for_update(rows: QuerySet[IdempotencyRecord], *, nowait: bool | None = None) -> QuerySet[IdempotencyRecord]:
     """``nowait``: true for NOWAIT, false for SKIP LOCKED, ``None`` to wait."""
-    features = connections[alias(policy)].features
+    features = connections[rows.db].features
     return rows.select_for_update(
         nowait=bool(nowait) and features.has_select_for_update_nowait,
         skip_locked=nowait is False and features.has_select_for_update_skip_locked,
@@ -282,17 +332,12 @@ def _claim(token: UUID, policy: Policy) -> dict[str, Any]:
     return {
         "status": Status.PROCESSING,
         "mode": policy.mode,
-        "hold_on_crash": holds_on_crash(policy),
+        "hold_on_crash": policy.holds_on_crash,
         "token": token,
         "locked_at": DatabaseNow(),
         "locked_until": ahead(policy.lease),
         "updated_at": DatabaseNow(),
     }
-
-
-def holds_on_crash(policy: Policy) -> bool:
-    """Whether a dead holder's record waits for a person; in atomic mode there is nothing to decide."""
-    return policy.mode == Mode.LEASE and policy.on_crash == OnCrash.HOLD
 
 
 def _ended(status: Status, policy: Policy) -> dict[str, Any]:
@@ -304,7 +349,7 @@ def _kept_until(policy: Policy) -> dict[str, Any]:
     return {"expires_at": ahead(policy.retention), "purge_at": ahead(policy.kept_for)}
 
 
-def _answer(response: StoredResponse | None) -> dict[str, Any]:
+def _response_columns(response: StoredResponse | None) -> dict[str, Any]:
     if response is None:
         return {"response_status": None, "response_headers": None, "response_body": None}
     return {
@@ -312,11 +357,3 @@ def _answer(response: StoredResponse | None) -> dict[str, Any]:
         "response_headers": response.headers,
         "response_body": response.body,
     }
-
-
-def in_foreign_transaction(connection: BaseDatabaseWrapper) -> bool:
-    """Whether a transaction is open that is not one of Django's own test cases', or will be, with autocommit off."""
-    if not connection.in_atomic_block:
-        return not (connection.settings_dict["AUTOCOMMIT"] if connection.connection is None else connection.autocommit)
-    blocks = getattr(connection, "atomic_blocks", [])
-    return not all(getattr(block, "_from_testcase", False) for block in blocks)

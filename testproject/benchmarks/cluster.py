@@ -23,10 +23,10 @@ SETTINGS = {
     "max_connections": "500",
     "max_wal_size": "32GB",
     "checkpoint_timeout": "1d",
-    "log_line_prefix": "%d ",
+    "log_line_prefix": "%d %p ",
 }
 # Further lines of a statement begin with a tab.
-STATEMENT = r"^{database} LOG:  (?:statement|execute [^:]*): (.*(?:\n\t.*)*)"
+STATEMENT = r"^{database} (\d+) LOG:  (?:statement|execute [^:]*): (.*(?:\n\t.*)*)"
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ class Cluster:
     def log_size(self) -> int:
         return self._log.stat().st_size if self.data else 0
 
-    def logged(self, database: str, since: int) -> list[str]:
-        """The statements in the log, as far as ``log_statement`` has put them there."""
+    def logged(self, database: str, since: int) -> list[tuple[str, str]]:
+        """The session and the text of each statement in the log, as far as ``log_statement`` has put them there."""
         if self.data is None:
             return []
         with self._log.open("rb") as log:

@@ -119,7 +119,7 @@ def _prepare(cursor: Any) -> None:
 
 def _day(cursor: Any, begins: int, keys: int, rule: autovacuum.Rule) -> Iterator[dict[str, float]]:
     """The vacuums of a day."""
-    from django_idempotency.maintenance import cleanup
+    from django_idempotency.maintenance.cleaner import cleanup
 
     for minute in range(MINUTES):
         clock.put(cursor, minutes=begins + minute)

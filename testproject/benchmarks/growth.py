@@ -122,18 +122,18 @@ def copy(cursor: Any, id: uuid.UUID, times: int, **different: str) -> None:
 
 
 def claim_one(name: str) -> uuid.UUID:
-    operation, store, policy = new_operation(), *store_of(name)
-    store.claim(operation, uuid.uuid4(), policy)
+    operation, store, _policy = new_operation(), *store_of(name)
+    store.claim(operation, uuid.uuid4())
     return _id(operation)
 
 
 def run_one(name: str) -> tuple[uuid.UUID, float]:
     """A whole request's work on the record; its id, and how long the claim took."""
-    operation, store, policy = new_operation(), *store_of(name)
+    operation, store, _policy = new_operation(), *store_of(name)
     begun = time.perf_counter()
-    claimed = store.claim(operation, uuid.uuid4(), policy)
+    claimed = store.claim(operation, uuid.uuid4())
     took = time.perf_counter() - begun
-    complete(claimed, store, policy)
+    complete(claimed, store, store.policy)
     return _id(operation), took
 
 
@@ -141,8 +141,8 @@ def complete(claimed: Any, store: Any, policy: Any) -> None:
     from django_idempotency.outcomes import StoredResponse
 
     with transaction.atomic(using=policy.using):
-        assert store.lock(claimed, policy)
-        assert store.complete(claimed, StoredResponse(201, HEADERS, BODY), policy)
+        assert store.lock(claimed)
+        assert store.complete(claimed, StoredResponse(201, HEADERS, BODY))
 
 
 def new_operation() -> Any:

@@ -16,7 +16,7 @@ from django.db import connections
 from testproject.benchmarks import clock, growth, paced, servers
 from testproject.benchmarks.cluster import Cluster
 
-TABLES = {"plain": "", "by day": "day", "by hour": "hour"}  # how each is divided
+TABLES = ("plain", "by day")
 RATE = 500  # keys a second
 QUIET = 10  # seconds before the drop
 AROUND = 0.5  # seconds before and after it that count as its own
@@ -54,16 +54,14 @@ def main(order: str) -> None:
         connections.databases[name] = {**connections.databases["default"], "NAME": _database(name)}
     growth.fill("plain", growth.SMALL, 0)
     divide("by day", asked["rows"])
-    divide("by hour", growth.SMALL)
     claims = compare(asked["rounds"])
     print(json.dumps({"rows": asked["rows"], "claims": claims, "drop": drop("by day")}))
 
 
 def divide(name: str, rows: int) -> None:
     """A partition with ``rows`` that are to go, and those that there are by today: the one that is written is new."""
-    from django_idempotency.conversion import enable
-    from django_idempotency.partition_layout import Interval
-    from django_idempotency.partitions import ensure
+    from django_idempotency.partitions.conversion import enable
+    from django_idempotency.partitions.provisioning import ensure
 
     completed = growth.run_one(name)[0]
     with growth.filling(name) as cursor:
@@ -73,7 +71,7 @@ def divide(name: str, rows: int) -> None:
     with connections[name].cursor() as cursor:
         clock.install(cursor)
         clock.put(cursor, minutes=-AGE * 24 * 60)
-        enable(Interval(TABLES[name]), using=name)
+        enable(using=name)
         clock.remove(cursor)
     ensure(using=name)
 
@@ -98,7 +96,7 @@ def _turn(name: str) -> dict[str, float]:
     before, times, claims = growth.counters(name), [], []
     for operation in operations:
         begun = time.perf_counter()
-        claims.append(store.claim(operation, uuid.uuid4(), policy))
+        claims.append(store(policy).claim(operation, uuid.uuid4()))
         times.append(time.perf_counter() - begun)
     spent = {figure: (after - before[figure]) / growth.KEYS for figure, after in growth.counters(name).items()}
     for claimed in claims:
@@ -117,7 +115,7 @@ def drop(name: str) -> dict[str, Any]:
 
     And what a plain DROP TABLE of as large a table takes, beside the same load.
     """
-    from django_idempotency.partitions import dropping
+    from django_idempotency.partitions.dropping import drop_in_steps
 
     _copy_oldest(name)
     with paced.load(name, rate=RATE) as load:
@@ -129,7 +127,7 @@ def drop(name: str) -> dict[str, Any]:
         sent: list[Sent] = []
         with connections[name].execute_wrapper(_timing(sent)):
             drops = time.monotonic()
-            dropped = next(step.dropped for step in dropping(using=name) if step.dropped)
+            dropped = next(step.dropped for step in drop_in_steps(using=name) if step.dropped)
             done = time.monotonic()
         time.sleep(2)
     windows = {"before": (begun, drops - AROUND), "while it is dropped": (drops - AROUND, done + AROUND)}
@@ -144,9 +142,9 @@ def drop(name: str) -> dict[str, Any]:
 
 def _copy_oldest(name: str) -> None:
     """Both have been on disk for a while before anything is timed, as a day has that is long past."""
-    from django_idempotency.partition_layout import layout
+    from django_idempotency.partitions.catalog import read_layout
 
-    oldest = layout(using=name).partitions[0].name
+    oldest = read_layout(using=name).partitions[0].name
     with connections[name].cursor() as cursor:
         cursor.execute(f"CREATE TABLE {COPY} (LIKE {oldest} INCLUDING ALL)")
         cursor.execute(f"INSERT INTO {COPY} SELECT * FROM {oldest}")

@@ -113,12 +113,12 @@ def _written() -> dict[str, float]:
 def _clean(rows: int, pace: dict[str, Any]) -> dict[str, Any]:
     """Delete so many, and let autovacuum do what that leaves to it."""
     from django_idempotency.conf import conf
-    from django_idempotency.maintenance import cleaning
+    from django_idempotency.maintenance.cleaner import cleanup_in_batches
 
     pause = pace.get("pause", conf().cleanup_pause)
     deleted = batches = 0
     begun = time.monotonic()
-    for batch in cleaning(**pace):
+    for batch in cleanup_in_batches(**pace):
         deleted += batch.rows
         batches += 1
         if deleted >= rows or batch.finished:
@@ -131,12 +131,12 @@ def _clean(rows: int, pace: dict[str, Any]) -> dict[str, Any]:
     return {**deleting, "batches": batches, "work": work, "pause": pause}
 
 
-def _compute(cleaning: Phase) -> None:
+def _compute(cleanup_in_batches: Phase) -> None:
     """Take the database a processor for as long as the batches did, and touch no data."""
     with connection.cursor() as cursor:
-        for _ in range(cleaning["batches"]):
-            cursor.execute(COMPUTE.format(seconds=cleaning["work"]))
-            time.sleep(cleaning["pause"])
+        for _ in range(cleanup_in_batches["batches"]):
+            cursor.execute(COMPUTE.format(seconds=cleanup_in_batches["work"]))
+            time.sleep(cleanup_in_batches["pause"])
 
 
 def _told(phases: list[Phase], load: paced.Load, vacuums: Sequence[paced.Window]) -> dict[str, Any]:
@@ -144,27 +144,27 @@ def _told(phases: list[Phase], load: paced.Load, vacuums: Sequence[paced.Window]
         phase["vacuums"] = [(begun, ended) for begun, ended in vacuums if phase["begun"] <= begun < phase["ended"]]
         busy = [phase["deleting"], *phase["vacuums"]] if "deleting" in phase else [(phase["begun"], phase["ended"])]
         phase |= {"windows": busy, **paced.percentiles(load.within(busy))}
-    quiet, cleaning, computing = ([phase for phase in phases if phase["kind"] == kind] for kind in KINDS)
+    quiet, cleanup_in_batches, computing = ([phase for phase in phases if phase["kind"] == kind] for kind in KINDS)
     windows = {
         "quiet": [window for phase in quiet for window in phase["windows"]],
-        "cleaning": [window for phase in cleaning for window in phase["windows"]],
-        "– deleting": [phase["deleting"] for phase in cleaning],
-        "– vacuuming": [window for phase in cleaning for window in phase["vacuums"]],
+        "cleaning": [window for phase in cleanup_in_batches for window in phase["windows"]],
+        "– deleting": [phase["deleting"] for phase in cleanup_in_batches],
+        "– vacuuming": [window for phase in cleanup_in_batches for window in phase["vacuums"]],
         "computing as long": [window for phase in computing for window in phase["windows"]],
     }
     told = {kind: _figures(load, of) for kind, of in windows.items()}
     for figures in told.values():
         figures["ratio"] = figures["p99"] / told["quiet"]["p99"]
-    for kind, of in (("quiet", quiet), ("cleaning", cleaning), ("computing as long", computing)):
+    for kind, of in (("quiet", quiet), ("cleaning", cleanup_in_batches), ("computing as long", computing)):
         told[kind] |= {name: median(phase[name] for phase in of) for name in ("wal", "images")}
-    told["– deleting"]["deleted_rate"] = median(phase["deleted_rate"] for phase in cleaning)
-    ratios = [after["p99"] / before["p99"] for before, after in zip(quiet, cleaning, strict=True)]
+    told["– deleting"]["deleted_rate"] = median(phase["deleted_rate"] for phase in cleanup_in_batches)
+    ratios = [after["p99"] / before["p99"] for before, after in zip(quiet, cleanup_in_batches, strict=True)]
     return {
         "summary": told,
         "ratio": median(ratios),
         "ratio_low": min(ratios),
         "ratio_high": max(ratios),
-        "deleted": sum(phase["deleted"] for phase in cleaning),
+        "deleted": sum(phase["deleted"] for phase in cleanup_in_batches),
         "phases": phases,
     }
 
@@ -201,7 +201,7 @@ def reaper(rows: int) -> dict[str, Any]:
 
 def _reap(days: int) -> tuple[int, dict[str, float]]:
     """How many were stuck for longer, and what it took."""
-    from django_idempotency.maintenance import reap
+    from django_idempotency.maintenance.reaper import reap
 
     before, begun = _buffers(), time.perf_counter()
     reaped = reap(older_than=days * 86400)

@@ -119,13 +119,15 @@ def running(
     with ExitStack() as stack:
         log = Path(stack.enter_context(tempfile.TemporaryDirectory()), "log")
         output = stack.enter_context(log.open("wb"))
-        doors = [stack.enter_context(_door())]
-        port = doors[0].getsockname()[1]
-        doors += [stack.enter_context(_door(port)) for _ in range(workers - 1)]
+        listeners = [stack.enter_context(_door())]
+        port = listeners[0].getsockname()[1]
+        listeners += [stack.enter_context(_door(port)) for _ in range(workers - 1)]
         env = environ(name, cluster, redis, database(name))
-        gunicorns = [stack.enter_context(_gunicorn(command, env=env, door=door, output=output)) for door in doors]
-        for door in doors:
-            door.close()
+        gunicorns = [
+            stack.enter_context(_gunicorn(command, env=env, listener=listener, output=output)) for listener in listeners
+        ]
+        for listener in listeners:
+            listener.close()
         server = Server(name, port, gunicorns, log)
         _wait_for(server)
         yield server
@@ -137,13 +139,13 @@ def _door(port: int = 0) -> socket.socket:
 
 @contextmanager
 def _gunicorn(
-    command: list[str], *, env: dict[str, str], door: socket.socket, output: object
+    command: list[str], *, env: dict[str, str], listener: socket.socket, output: object
 ) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(
-        [*command, "--bind", f"fd://{door.fileno()}"],
+        [*command, "--bind", f"fd://{listener.fileno()}"],
         cwd=ROOT,
         env=env,
-        pass_fds=[door.fileno()],
+        pass_fds=[listener.fileno()],
         stdout=output,
         stderr=subprocess.STDOUT,  # type: ignore[call-overload]
     ) as process:

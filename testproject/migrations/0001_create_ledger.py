@@ -28,6 +28,7 @@ class Migration(migrations.Migration):
                             ("payout", "payout"),
                             ("order", "order"),
                             ("refund", "refund"),
+                            ("deposit", "deposit"),
                         ],
                         max_length=16,
                         verbose_name="kind",
@@ -48,6 +49,19 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "ledger entry",
                 "verbose_name_plural": "ledger entries",
+            },
+        ),
+        migrations.CreateModel(
+            name="Receipt",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("event", models.CharField(max_length=255, verbose_name="event")),
+                ("reference", models.CharField(db_index=True, max_length=255, verbose_name="reference")),
+                ("created_at", models.DateTimeField(auto_now_add=True, verbose_name="created at")),
+            ],
+            options={
+                "verbose_name": "receipt",
+                "verbose_name_plural": "receipts",
             },
         ),
     ]

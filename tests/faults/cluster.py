@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import psycopg
 
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 SYSTEM_USER = "pgserver"  # PostgreSQL does not run as root
 

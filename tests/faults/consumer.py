@@ -24,17 +24,19 @@ def main() -> None:
 
 def _delivered(key: str, mode: str, payment: dict[str, Any], fails: bool) -> list[Any]:
     """A status as HTTP would have it, and the result."""
-    from django_idempotency.consumers.base import Ack, Message, Reject, RetryLater, consume
+    from django_idempotency.consumers import Ack, Message, Reject, Retry, RetryLater, consume
     from django_idempotency.policy import Policy
 
     try:
         message = Message("faults", key, json.dumps(payment).encode())
-        delivery = consume(message, _failing if fails else _pay, policy=Policy(mode=mode))
+        delivery = consume(message, _failing if fails else _pay, policy=Policy(mode=mode), max_attempts=1_000_000)
     except Exception as error:
         return [500, repr(error)]
     match delivery:
         case Ack(result):
             return [200, result]
+        case Retry(reason=reason):
+            return [500, reason]
         case RetryLater():
             return [409, None]
         case Reject():

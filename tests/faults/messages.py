@@ -10,9 +10,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from django_idempotency.testing import Answer, Call
+from django_idempotency.testing import Call, Response
 from tests.faults.payments import NO_TROUBLE, Choose, Ledger, amount, named
-from tests.servers import ROOT
+from tests.support.servers import ROOT
 
 MODES = ("atomic", "lease")
 
@@ -72,7 +72,7 @@ class Messages:
     choose: Choose
     seed: int
 
-    def send(self, call: Call) -> Answer:
+    def send(self, call: Call) -> Response:
         mode = MODES[call.index % 2]
         decide = random.Random(f"{self.seed}:{call.number}:{call.retry}")
         trouble = NO_TROUBLE if call.draining else self.choose(decide, call, mode == "lease")
@@ -82,7 +82,7 @@ class Messages:
         status, result = self.consumers.deliver(call.client, order)
         told = None if mode == "lease" else amount(call)
         effect = named(result["id"], told) if isinstance(result, dict) else ""
-        return Answer(status, json.dumps(result).encode(), effect=effect)
+        return Response(status, json.dumps(result).encode(), effect=effect)
 
     def effects(self, key: str) -> list[str]:
         return [name for name, _kind in self.ledger.entries(key)]

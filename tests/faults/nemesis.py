@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -19,8 +20,9 @@ import psutil
 import psycopg
 
 from tests.faults.cluster import Cluster
-from tests.proxy import Cut, Proxy
-from tests.waiting import eventually
+from tests.support.proxy import Cut, Proxy
+from tests.support.redis_servers import Node
+from tests.support.waiting import eventually
 
 Nemesis = Callable[[random.Random, Event], object]
 
@@ -80,33 +82,85 @@ def vanishing(proxy: CountingProxy) -> Nemesis:
     return harm
 
 
-def crashing(cluster: Cluster, tally: Counter[str]) -> Nemesis:
+def leaving(proxy: CountingProxy, lease: float) -> Nemesis:
+    """The database is out of reach, or frozen, for a tenth of a lease to five leases, as often short as long."""
+
+    def harm(decide: random.Random, over: Event) -> None:
+        while not over.wait(decide.uniform(0.2, 0.8)):
+            begin, end, name = decide.choice(OUTAGES)
+            begin(proxy)
+            proxy.made[name] += 1
+            over.wait(lease * 10 ** decide.uniform(-1, math.log10(5)))
+            end(proxy)
+
+    return harm
+
+
+OUTAGES = (
+    (Proxy.go_away, Proxy.come_back, "database out of reach"),
+    (Proxy.freeze, Proxy.thaw, "database frozen"),
+)
+
+
+def harming_redis(node: Node, lease: float, counts: Counter[str]) -> Nemesis:
+    """Redis is killed, frozen, slow, out of memory or without its scripts, for a tenth of a lease to five leases."""
+
+    def harm(decide: random.Random, over: Event) -> None:
+        while not over.wait(decide.uniform(0.2, 0.8)):
+            name = decide.choice([*REDIS_TROUBLES])
+            begin, end = REDIS_TROUBLES[name]
+            begin(node)
+            counts[name] += 1
+            over.wait(lease * 10 ** decide.uniform(-1, math.log10(5)))
+            end(node)
+
+    return harm
+
+
+def _slow(node: Node) -> None:
+    node.client.execute_command("CLIENT", "PAUSE", 250, "ALL")
+
+
+def _remember(node: Node, limit: str) -> None:
+    node.client.config_set("maxmemory", limit)
+
+
+REDIS_TROUBLES: dict[str, tuple[Callable[[Node], object], Callable[[Node], object]]] = {
+    "Redis SIGKILL": (Node.kill, Node.start),
+    "Redis frozen": (Node.freeze, Node.thaw),
+    "Redis slow": (_slow, lambda node: None),
+    "Redis out of memory": (lambda node: _remember(node, "1"), lambda node: _remember(node, "0")),
+    "scripts flushed": (lambda node: node.client.script_flush(), lambda node: None),
+}
+
+
+def crashing(cluster: Cluster, counts: Counter[str]) -> Nemesis:
     """All of PostgreSQL is killed, or shut down at once, and started again."""
 
     def harm(decide: random.Random, over: Event) -> None:
         while not over.wait(decide.uniform(0.3, 0.8)):
             how = decide.choice(("PostgreSQL SIGKILL", "PostgreSQL immediate shutdown"))
             (cluster.kill if how == "PostgreSQL SIGKILL" else cluster.shut_down)()
-            tally[how] += 1
+            counts[how] += 1
             cluster.start()
 
     return harm
 
 
-def locking(url: str, tally: Counter[str]) -> Nemesis:
+def locking(url: str, counts: Counter[str]) -> Nemesis:
     """Somebody else has the records of running operations locked for a while."""
 
     def harm(decide: random.Random, over: Event) -> None:
         with psycopg.connect(url) as connection:
             while not over.wait(decide.uniform(0.02, 0.1)):
-                tally["foreign row lock"] += connection.execute(SOME_RUNNING).rowcount
+                counts["foreign row lock"] += connection.execute(SOME_RUNNING).rowcount
                 over.wait(decide.uniform(0.05, 0.3))
                 connection.rollback()
 
     return harm
 
 
-def cleaning_up(url: str, tally: Counter[str]) -> Nemesis:
+def cleaning_up(url: str, counts: Counter[str]) -> Nemesis:
     """The reaper and the cleanup run without pause, and are killed in the midst of it."""
     given = {"DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "testproject.settings"}
 
@@ -119,7 +173,7 @@ def cleaning_up(url: str, tally: Counter[str]) -> Nemesis:
                 janitor.stdout.readline()
                 over.wait(decide.uniform(0.2, 2))
                 janitor.kill()
-                tally["maintenance killed"] += 1
+                counts["maintenance killed"] += 1
 
     return harm
 
@@ -160,7 +214,7 @@ def _is_synchronous(primary: Cluster) -> bool:
     return primary.execute("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'") == (1,)
 
 
-def filling(disk: Path, cluster: Cluster, tally: Counter[str]) -> Nemesis:
+def filling(disk: Path, cluster: Cluster, counts: Counter[str]) -> Nemesis:
     """Nothing is left of the disk for a while; a server that gave up is started when there is room again."""
     ballast = disk / "ballast"
 
@@ -169,11 +223,11 @@ def filling(disk: Path, cluster: Cluster, tally: Counter[str]) -> Nemesis:
             with suppress(OSError), ballast.open("wb", buffering=0) as file:
                 while file.write(bytes(65536)):
                     pass
-            tally["disk filled"] += 1
+            counts["disk filled"] += 1
             over.wait(decide.uniform(0.3, 1))
             ballast.unlink()
             if not cluster.runs:
-                tally["PANIC"] += 1
+                counts["PANIC"] += 1
                 cluster.start()
 
     return harm
@@ -196,13 +250,13 @@ def _set_clock(offset: Path, seconds: int) -> None:
         file.write(struct.pack("q", seconds))
 
 
-def jumping(offset: Path, tally: Counter[str]) -> Nemesis:
+def jumping(offset: Path, counts: Counter[str]) -> Nemesis:
     """The application's clock jumps by an hour or two, forth and back."""
 
     def harm(decide: random.Random, over: Event) -> None:
         while not over.wait(decide.uniform(0.1, 0.5)):
             _set_clock(offset, decide.choice((HOUR, -HOUR, 0)))
-            tally["clock jumped"] += 1
+            counts["clock jumped"] += 1
 
     return harm
 
@@ -224,30 +278,30 @@ def together(*all_of: Nemesis) -> Nemesis:
 @contextmanager
 def reviving(gunicorn: int, *, after: float) -> Iterator[Counter[str]]:
     """Workers that stopped themselves go on ``after`` so many seconds: longer than their leases."""
-    over, tally = Event(), Counter[str]()
-    reviver = Thread(target=_revive, args=(gunicorn, after, over, tally))
+    over, counts = Event(), Counter[str]()
+    reviver = Thread(target=_revive, args=(gunicorn, after, over, counts))
     reviver.start()
     try:
-        yield tally
+        yield counts
     finally:
         over.set()
         reviver.join()
 
 
-def _revive(gunicorn: int, after: float, over: Event, tally: Counter[str]) -> None:
+def _revive(gunicorn: int, after: float, over: Event, counts: Counter[str]) -> None:
     since: dict[int, float] = {}
     known: set[int] = set()
     while not over.wait(0.1):
         workers = _workers(gunicorn)
-        tally["worker restarted"] += len(workers.keys() - known) if known else 0
+        counts["worker restarted"] += len(workers.keys() - known) if known else 0
         known |= workers.keys()
         stopped = {pid for pid, status in workers.items() if status == psutil.STATUS_STOPPED}
         since = {pid: since.get(pid, time.monotonic()) for pid in stopped}
         for pid, began in since.items():
             if time.monotonic() - began > after:
-                _go_on(pid, tally)
+                _go_on(pid, counts)
     for pid in since:
-        _go_on(pid, tally)
+        _go_on(pid, counts)
 
 
 def _workers(gunicorn: int) -> dict[int, str]:
@@ -258,7 +312,7 @@ def _workers(gunicorn: int) -> dict[int, str]:
     return found
 
 
-def _go_on(pid: int, tally: Counter[str]) -> None:
+def _go_on(pid: int, counts: Counter[str]) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
-        tally["worker continued"] += 1
+        counts["worker continued"] += 1

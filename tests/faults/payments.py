@@ -1,4 +1,4 @@
-"""How the payments service is driven under faults: which door, which fault, and what came of it."""
+"""How the payments service is driven under faults: which entry point, which fault, and what came of it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import psycopg
 
-from django_idempotency.testing import Answer, Call
-from tests.servers import Server
+from django_idempotency.testing import Call, Response
+from tests.support.servers import Server
 
 ATOMIC = (
     "/api/charges/",
@@ -52,31 +52,36 @@ NO_TROUBLE = Trouble()
 
 @dataclass(frozen=True)
 class Payments:
-    """``send`` and ``effects`` for ``exercise``. ``choose`` picks a request's trouble, told if the door leases."""
+    """``send`` and ``effects`` for ``exercise``. ``choose`` picks a request's trouble."""
 
     server: Server
     ledger: Ledger
-    doors: Sequence[str]
+    entry_points: Sequence[str]
     choose: Choose
     seed: int
-    tally: Counter[str]
+    counts: Counter[str]
 
-    def send(self, call: Call) -> Answer:
-        door = self.doors[call.index % len(self.doors)]
+    def send(self, call: Call) -> Response:
+        entry_point = self.entry_points[call.index % len(self.entry_points)]
         decide = random.Random(f"{self.seed}:{call.number}:{call.retry}")
-        trouble = NO_TROUBLE if call.draining else self.choose(decide, call, door in LEASED)
+        trouble = NO_TROUBLE if call.draining else self.choose(decide, call, entry_point in LEASED)
         try:
-            answer = self.server.request(
-                "POST", door, key=call.key, timeout=TIMEOUT, **_payment(door, call), **_troubled(door, trouble)
+            response = self.server.request(
+                "POST",
+                entry_point,
+                key=call.key,
+                timeout=TIMEOUT,
+                **_payment(entry_point, call),
+                **_troubled(entry_point, trouble),
             )
         except httpx.TransportError:
             BACKING_OFF.wait(BACK_OFF)
             raise
-        self.tally["answer an hour off"] += _is_off(answer)
-        if answer.status_code >= 500:
+        self.counts["response an hour off"] += _is_off(response)
+        if response.status_code >= 500:
             BACKING_OFF.wait(BACK_OFF)
-        effect = _effect(answer, None if door in LEASED else amount(call))
-        return Answer(answer.status_code, answer.content, effect=effect)
+        effect = _effect(response, None if entry_point in LEASED else amount(call))
+        return Response(response.status_code, response.content, effect=effect)
 
     def effects(self, key: str) -> int | list[str]:
         """The names of the effects; but how many there are at the gateway, where that is not one."""
@@ -86,8 +91,8 @@ class Payments:
         return [name for name, _kind in entries]
 
     def _paid(self, key: str) -> int:
-        answer = httpx.get(f"{self.server.gateway_url}/payouts", params={"reference": key}, trust_env=False)
-        return int(answer.raise_for_status().json()["effects"])
+        response = httpx.get(f"{self.server.gateway_url}/payouts", params={"reference": key}, trust_env=False)
+        return int(response.raise_for_status().json()["effects"])
 
 
 class Ledger:
@@ -125,28 +130,28 @@ def amount(call: Call) -> int:
     return 5 + call.variant
 
 
-def _payment(door: str, call: Call) -> dict[str, Any]:
+def _payment(entry_point: str, call: Call) -> dict[str, Any]:
     payment = {"amount": amount(call), "currency": "eur"}
-    if door.startswith("/v1/"):
+    if entry_point.startswith("/v1/"):
         return {"data": payment | {"description": call.key}, "token": None}
     return {"json": payment | {"reference": call.key}}
 
 
-def _troubled(door: str, trouble: Trouble) -> dict[str, Any]:
-    headers = {"Authorization": "Bearer sk_test_alice"} if door.startswith("/v1/") else {}
+def _troubled(entry_point: str, trouble: Trouble) -> dict[str, Any]:
+    headers = {"Authorization": "Bearer sk_test_alice"} if entry_point.startswith("/v1/") else {}
     if trouble.faults:
         headers["X-Fault"] = json.dumps(trouble.faults)
     return {"headers": headers, "simulate": dict(trouble.simulate)}
 
 
-def _is_off(answer: httpx.Response) -> bool:
-    return abs(parsedate_to_datetime(answer.headers["Date"]).timestamp() - time.time()) > 1800
+def _is_off(response: httpx.Response) -> bool:
+    return abs(parsedate_to_datetime(response.headers["Date"]).timestamp() - time.time()) > 1800
 
 
-def _effect(answer: httpx.Response, amount: int | None) -> str:
-    if answer.status_code >= 300:
+def _effect(response: httpx.Response, amount: int | None) -> str:
+    if response.status_code >= 300:
         return ""
-    return named(str(answer.json()["id"]).removeprefix("ch_").replace("-", ""), amount)
+    return named(str(response.json()["id"]).removeprefix("ch_").replace("-", ""), amount)
 
 
 # --- What bit --------------------------------------------------------------------------------------------------------

@@ -9,15 +9,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from django_idempotency.testing import Call, Verdict, Violation, exercise
+from tests.faults.chains import CHARGES, Chain, ToldCharges, chain
 from tests.faults.cluster import Cluster, room, running_cluster, small_disk
+from tests.faults.losses import LOST, without_losses
 from tests.faults.messages import Consumers, Messages
 from tests.faults.nemesis import (
+    REDIS_TROUBLES,
     CountingProxy,
     Nemesis,
     attach,
@@ -26,20 +30,29 @@ from tests.faults.nemesis import (
     cutting,
     failing_over,
     filling,
+    harming_redis,
     jumping,
     jumping_clock,
+    leaving,
     locking,
     reviving,
     together,
     vanishing,
 )
 from tests.faults.payments import ATOMIC, LEASED, NO_TROUBLE, REPEATABLE, Choose, Ledger, Payments, Trouble, bites
-from tests.servers import Server, prepare_database, running_server
+from tests.faults.redis_failover import FAILOVER as REDIS_FAILOVER
+from tests.faults.redis_failover import asynchronous, promoting, replicated
+from tests.faults.runs import Runs
+from tests.support import private_nats
+from tests.support.redis_servers import REDIS as REDIS_SERVER
+from tests.support.redis_servers import running_node
+from tests.support.servers import Server, prepare_database, running_server
 
 LEASE = 1.0
 PAST_THE_LEASE = 2.2
 WORKERS = 4
 CLIENTS = 16
+ROUND = 2_500  # operations
 
 STEPS = ("claim", "effect", "complete", "commit")
 COMMON = ("respond", *(f"{step}.{when}" for step in STEPS for when in ("before", "after")))
@@ -57,13 +70,17 @@ class Place:
     served: Server | Consumers
     directory: Path
     log: Path
-    tally: Counter[str]
+    counts: Counter[str]
     stack: ExitStack
+    chain: Chain | None = None
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """``must_bite``: the faults that it is for. ``must_show``: what they lead to. ``share``: of all operations."""
+    """``must_bite``: the faults that it is for. ``must_show``: what they lead to. ``share``: of all operations.
+
+    ``may_lose``: its store may lose records that it has acknowledged; what comes of that is counted, and not judged.
+    """
 
     name: str
     choose: Choose
@@ -71,11 +88,14 @@ class Scenario:
     share: float
     must_show: Sequence[str] = ()
     nemesis: Callable[[Place], Nemesis] | None = None
-    doors: Sequence[str] = (*ATOMIC, *REPEATABLE)
+    entry_points: Sequence[str] = (*ATOMIC, *REPEATABLE)
     environment: Mapping[str, str] = field(default_factory=dict)
     connection: Mapping[str, str] = field(default_factory=dict)
     prepare: Callable[[Path], Mapping[str, str]] = lambda directory: {}
     by_message: bool = False
+    outside: bool = False  # its effects are outside the database
+    may_lose: bool = False
+    told: bool = False  # a charge has taken effect once a broker has told a consumer of it
     clients: int = CLIENTS
     own_cluster: bool = False
     own_disk: int = 0  # megabytes
@@ -112,16 +132,21 @@ def run(
     least: int = 0,
     patience: float = 0,
 ) -> Outcome:
-    """Play it on a prepared database; again, for ``patience`` seconds, until everything bit ``least`` times."""
+    """Play it on a prepared database; longer, for ``patience`` seconds in all, until everything bit ``least`` times.
+
+    In rounds, after each of which the verdict decides whether to go on.
+    """
     verdicts: list[Verdict] = []
     begun = time.monotonic()
     with standing(scenario, cluster, directory) as place:
         nemesis = scenario.nemesis(place) if scenario.nemesis else None
         while True:
-            verdicts.append(_round(scenario, place, nemesis, operations, seed + 1000 * len(verdicts), drain))
+            left = operations - ROUND * len(verdicts)
+            size = min(left if left > 0 else operations, ROUND)
+            verdicts.append(_round(scenario, place, nemesis, size, seed + 1000 * len(verdicts), drain))
             outcome = Outcome(scenario, verdicts, *_bites(place))
-            enough = not outcome.toothless(least) or time.monotonic() - begun > patience
-            if outcome.violations or enough:
+            bitten = not outcome.toothless(least) or time.monotonic() - begun > patience
+            if outcome.violations or (bitten and left <= ROUND):
                 return outcome
 
 
@@ -129,12 +154,17 @@ def _round(
     scenario: Scenario, place: Place, nemesis: Nemesis | None, operations: int, seed: int, drain: float
 ) -> Verdict:
     with closing(Ledger(place.cluster.url(port=place.proxy.port))) as ledger:
-        driver: Payments | Messages
+        driver: Payments | Messages | Runs
         if isinstance(place.served, Consumers):
             driver = Messages(place.served, ledger, scenario.choose, seed)
+        elif place.chain:
+            given = (place.served, ledger, CHARGES, scenario.choose, seed, place.counts)
+            driver = ToldCharges(*given, chain=place.chain)
+        elif scenario.outside:
+            driver = Runs(place.served, place.directory / "runs.jsonl", seed)
         else:
-            driver = Payments(place.served, ledger, scenario.doors, scenario.choose, seed, place.tally)
-        return exercise(
+            driver = Payments(place.served, ledger, scenario.entry_points, scenario.choose, seed, place.counts)
+        verdict = exercise(
             driver.send,
             driver.effects,
             clients=scenario.clients,
@@ -145,11 +175,14 @@ def _round(
             drain=drain,
             settle=PAST_THE_LEASE + LEASE if "stop" in scenario.must_bite else 0,
         )
+    unstated = driver.violations if isinstance(driver, Runs) else ()
+    verdict = replace(verdict, violations=(*verdict.violations, *unstated))
+    return without_losses(verdict, place.counts) if scenario.may_lose else verdict
 
 
 def _bites(place: Place) -> tuple[Counter[tuple[str, str]], Counter[str]]:
     hits, errors = bites(place.log)
-    bitten = errors + place.proxy.made + place.tally
+    bitten = errors + place.proxy.made + place.counts
     for (action, _point), count in hits.items():
         bitten[action] += count
     return hits, bitten
@@ -164,6 +197,7 @@ def standing(scenario: Scenario, cluster: Cluster, directory: Path) -> Iterator[
         "DJANGO_SETTINGS_MODULE": "tests.faults.settings",
         "FAULTS_LOG": str(log),
         "LEASE": str(LEASE),
+        "RUNS_LOG": str(directory / "runs.jsonl"),
         "CONN_MAX_AGE": "60",
         **scenario.environment,
         **scenario.prepare(directory),
@@ -172,10 +206,11 @@ def standing(scenario: Scenario, cluster: Cluster, directory: Path) -> Iterator[
     try:
         with (
             _served(scenario, url, directory, environment) as served,
-            reviving(served.pid, after=PAST_THE_LEASE) as tally,
+            reviving(served.pid, after=PAST_THE_LEASE) as counts,
             ExitStack() as stack,
         ):
-            yield Place(cluster, proxy, served, directory, log, tally, stack)
+            followed = stack.enter_context(chain(cluster.url(), directory)) if scenario.told else None
+            yield Place(cluster, proxy, served, directory, log, counts, stack, followed)
     finally:
         proxy.listener.close()
         proxy.go_away()
@@ -226,7 +261,7 @@ def _releasing(decide: random.Random, do: str, _leased: bool) -> Trouble:
 
 def _taking_over(decide: random.Random, do: str, _leased: bool) -> Trouble:
     """If somebody left something to take over."""
-    return Trouble([{"at": decide.choice(("take.before", "take.after")), "do": do}])
+    return Trouble([{"at": decide.choice(("reassign.before", "reassign.after")), "do": do}])
 
 
 def one_of(rate: float, *faults: Mapping[str, Any]) -> Choose:
@@ -251,7 +286,7 @@ CRASHES = Scenario(
     (*MATRIX, "cut before COMMIT", "cut after COMMIT", "maintenance killed"),
     must_show=("worker restarted", "worker continued", "connection terminated"),
     share=0.4,
-    nemesis=lambda place: together(cutting(place.proxy), cleaning_up(place.cluster.url(), place.tally)),
+    nemesis=lambda place: together(cutting(place.proxy), cleaning_up(place.cluster.url(), place.counts)),
 )
 ZOMBIES = Scenario(
     "zombies",
@@ -259,7 +294,7 @@ ZOMBIES = Scenario(
     ("stop",),
     must_show=("worker continued",),
     share=0.05,
-    doors=LEASED,
+    entry_points=LEASED,
 )
 WIRES = Scenario(
     "short connections",
@@ -280,7 +315,7 @@ TIMEOUTS = Scenario(
     ),
     ("idle_in_transaction_session_timeout", "statement_timeout", "lock_timeout", "deadlock", "foreign row lock"),
     share=0.1,
-    nemesis=lambda place: locking(place.cluster.url(), place.tally),
+    nemesis=lambda place: locking(place.cluster.url(), place.counts),
     connection=_options(
         statement_timeout="300",
         lock_timeout="150",
@@ -302,16 +337,16 @@ REPEATABLE_READ = Scenario(
     share=0.07,
     connection={"isolation_level": "3"},
 )
+CRASHES_OF_THE_DATABASE: tuple[dict[str, Any], ...] = (
+    {"at": ("claim.after", "lock.before", "lock.after", "effect.after", "complete.after"), "do": "crash"},
+    {"at": ("commit.before", "commit.after", "respond"), "do": "crash"},
+)
 DATABASE_CRASHES = Scenario(
     "the database crashes",
-    one_of(
-        0.06,
-        {"at": ("claim.after", "lock.before", "lock.after", "effect.after", "complete.after"), "do": "crash"},
-        {"at": ("commit.before", "commit.after", "respond"), "do": "crash"},
-    ),
+    one_of(0.06, *CRASHES_OF_THE_DATABASE),
     ("crash", "PostgreSQL SIGKILL", "PostgreSQL immediate shutdown"),
     share=0.1,
-    nemesis=lambda place: crashing(place.cluster, place.tally),
+    nemesis=lambda place: crashing(place.cluster, place.counts),
     environment={"FAULTS_MAY_CRASH_DATABASE": "1"},
 )
 
@@ -330,16 +365,16 @@ DISK_FULL = Scenario(
     ("disk filled",),
     must_show=("disk full",),
     share=0.07,
-    nemesis=lambda place: filling(place.cluster.directory.parent, place.cluster, place.tally),
+    nemesis=lambda place: filling(place.cluster.directory.parent, place.cluster, place.counts),
     own_disk=100,
 )
 CLOCK = Scenario(
     "clock jumps",
     anywhere(0.1, {"raise": 2, "terminate": 1}),
     ("clock jumped",),
-    must_show=("answer an hour off",),
+    must_show=("response an hour off",),
     share=0.05,
-    nemesis=lambda place: jumping(place.directory / "clock", place.tally),
+    nemesis=lambda place: jumping(place.directory / "clock", place.counts),
     prepare=jumping_clock,
 )
 CONSUMERS = Scenario(
@@ -351,7 +386,80 @@ CONSUMERS = Scenario(
     by_message=True,
     clients=6,
 )
+OUTAGES = Scenario(
+    "outages in lease mode",
+    one_of(0),
+    ("database out of reach", "database frozen"),
+    share=0.1,
+    nemesis=lambda place: leaving(place.proxy, LEASE),
+    outside=True,
+    clients=48,
+)
+
+
+SOCKET = "redis.sock"
+
+
+def _beside_redis(directory: Path) -> dict[str, str]:
+    return {"STORE": "redis", "REDIS_URL": f"unix://{directory / SOCKET}"}
+
+
+def _harming_redis(place: Place) -> Nemesis:
+    """Each write is on the disk before it is acknowledged, or a Redis that is killed would forget claims."""
+    kept = ("--appendonly", "yes", "--appendfsync", "always")
+    node = running_node(place.directory, *kept, "--unixsocket", str(place.directory / SOCKET))
+    return harming_redis(place.stack.enter_context(node), LEASE, place.counts)
+
+
+REDIS = Scenario(
+    "outages of Redis",
+    one_of(0),
+    (*REDIS_TROUBLES,),
+    share=0.1,
+    nemesis=_harming_redis,
+    prepare=_beside_redis,
+    outside=True,
+    clients=48,
+)
+
+
+REPLICATED_REDIS = Scenario(
+    "failover of Redis, replicated",
+    one_of(0),
+    (REDIS_FAILOVER,),
+    share=0.1,
+    nemesis=lambda place: promoting(place.directory, place.stack, place.counts),
+    prepare=replicated,
+    outside=True,
+    clients=48,
+)
+ASYNCHRONOUS_REDIS = replace(
+    REPLICATED_REDIS,
+    name="failover of Redis, async",
+    must_show=(LOST,),
+    prepare=asynchronous,
+    may_lose=True,
+)
+REDISES = (REDIS, REPLICATED_REDIS, ASYNCHRONOUS_REDIS)
+
+
+def _harming_chain(place: Place) -> Nemesis:
+    assert place.chain is not None
+    return together(cutting(place.proxy), partial(place.chain.harm, place.counts))
+
+
+CHAINS = Scenario(
+    "chains",
+    anywhere(0.1),
+    ("relay or consumer killed", "broker killed", "cut before COMMIT", "cut after COMMIT"),
+    share=0.2,
+    nemesis=_harming_chain,
+    entry_points=CHARGES,
+    told=True,
+)
 SCENARIOS = (
+    OUTAGES,
+    *REDISES,
     CRASHES,
     ZOMBIES,
     WIRES,
@@ -363,6 +471,7 @@ SCENARIOS = (
     DISK_FULL,
     CLOCK,
     CONSUMERS,
+    CHAINS,
 )
 
 
@@ -370,6 +479,10 @@ def lacking(scenario: Scenario) -> str:
     """What the machine lacks for it."""
     if scenario is CLOCK and shutil.which("gcc") is None:
         return "gcc, to make a clock that jumps"
+    if scenario in REDISES and shutil.which(REDIS_SERVER) is None:
+        return "redis-server"
+    if scenario.told and private_nats.program() is None:
+        return "nats-server"
     if scenario.own_disk and os.geteuid() != 0:
         return "root, to mount a small disk"
     return ""

@@ -20,11 +20,14 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import psycopg
 from django.db import connection as monitor
 from django.db import connections
 
 PATIENCE = 20  # seconds; far more than any statement here takes
 LOOK_AFTER = 0.004  # a statement that takes longer may be waiting for a lock
+# Other ones each time that a schedule is played.
+NAMES_OF_THE_SERVER = (b"pg_backend_pid", b"pg_current_xact_id", b"transaction")
 TIMESTAMPTZ, TID = 1184, 27  # their types' numbers
 WRITTEN_TIME = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}\+00")  # as a claim tells when its record was made
 HOUR = 3600
@@ -67,7 +70,14 @@ class Actor:
             assert moved.wait_for(lambda: self.ready, PATIENCE)
 
     ready = False
-    pid = 0
+
+    @property
+    def pid(self) -> int:
+        """Of the connection there is now, 0 for none: a claim replaces one that was left in a transaction."""
+        try:
+            return self.connection.connection.info.backend_pid if self.connection.connection else 0
+        except psycopg.OperationalError:  # closed by its thread just now
+            return 0
 
     def begin(self, work: Work) -> None:
         self.at: str | None = None  # the gate it stands at
@@ -84,10 +94,10 @@ class Actor:
     @contextmanager
     def _gates(self) -> Iterator[None]:
         connection = connections["default"]
+        # For every connection that it opens: one that a kill left in a transaction is replaced.
+        options = {**connection.settings_dict["OPTIONS"], "options": "-c synchronous_commit=off"}
+        connection.settings_dict = {**connection.settings_dict, "CONN_MAX_AGE": None, "OPTIONS": options}
         connection.ensure_connection()
-        connection.close_at = None
-        connection.connection.execute("SET synchronous_commit = off")
-        self.pid = connection.connection.info.backend_pid
         self.connection = connection
         for name in ("_commit", "_rollback"):
             setattr(connection, name, self._gated(name.strip("_").upper(), getattr(connection, name)))
@@ -177,25 +187,33 @@ def _tell(sql: str) -> None:
 
 
 def _rows(cursor: Any) -> Hashable:
-    """What a statement answered, with times by the hour: so far from now that no schedule takes as long."""
+    """What a statement answered, as it would answer it each time that the schedule is played.
+
+    Times are told by the hour, which is longer than a schedule takes; places and names of the server's are numbered.
+    """
     result = cursor.pgresult
-    types = [result.ftype(column) for column in range(result.nfields)]
+    columns = [(result.fname(column), result.ftype(column)) for column in range(result.nfields)]
     return cursor.rowcount, tuple(
-        tuple(_value(result.get_value(row, column), type_) for column, type_ in enumerate(types))
+        tuple(_value(result.get_value(row, number), *column) for number, column in enumerate(columns))
         for row in range(result.ntuples)
     )
 
 
-def _value(value: bytes | None, type_: int) -> Hashable:
-    if type_ == TID and value is not None:
+def _value(value: bytes | None, name: bytes, type_: int) -> Hashable:
+    if value is None:
+        return None
+    if type_ == TID:
         return _places.setdefault(value.decode(), len(_places))
-    if value is None or (type_ != TIMESTAMPTZ and not WRITTEN_TIME.fullmatch(value)):
+    if name in NAMES_OF_THE_SERVER:
+        return _names.setdefault((name, value), len(_names))
+    if type_ != TIMESTAMPTZ and not WRITTEN_TIME.fullmatch(value):
         return value
     text = value.decode()
     return round((datetime.fromisoformat(text).astimezone(UTC) - datetime.now(UTC)).total_seconds() / HOUR)
 
 
 _places: dict[str, int] = {}  # where somebody was told that a row is, in a schedule
+_names: dict[tuple[bytes, bytes], int] = {}  # of sessions and transactions that somebody was told of, in a schedule
 
 
 def place(value: str | None) -> int | None:
@@ -323,6 +341,7 @@ class Explorer:
     def _reset(self) -> None:
         OUTSIDE.tokens = 0
         _places.clear()
+        _names.clear()
         self.prepare()
         self.killed, self.idled = 0, 0
         self.blocked: list[str] = []

@@ -27,8 +27,17 @@ MUTANTS = (
     ("HOLD", "AGE_ONLY_REAPER"),
     ("ATOMIC", "TAKEOVER_WITHOUT_LOCK"),
     ("ATOMIC", "COMPLETE_OUTSIDE"),
+    ("LEASE", "NO_WATCH"),
+    ("HOLD", "NO_WATCH"),
+    ("LEASE", "WATCH_SURVIVES_OUTAGE"),
+    ("HOLD", "WATCH_SURVIVES_OUTAGE"),
+    ("LEASE", "SLOW_HEARTBEAT"),
+    ("HOLD", "SLOW_HEARTBEAT"),
+    ("LEASE", "REAPER_WITHOUT_WATCH"),
+    ("HOLD", "REAPER_WITHOUT_WATCH"),
 )
-SAFETY = ("-O0", "-DSAFETY", "-DNOCLAIM")  # searched sooner than compiled any better
+SAFETY = ("-O0", "-DSAFETY", "-DNOCLAIM")  # a mutant is found sooner than compiled any better
+WHOLE = ("-O1", *SAFETY[1:])
 LIVENESS = ("-O1", "-DNFAIR=8")
 
 
@@ -54,14 +63,15 @@ def errors(report: str) -> int:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_laws_hold_in_every_reachable_state(mode: str, tmp_path: Path) -> None:
-    report = verify(tmp_path, [f"MODE={mode}"], SAFETY)
+    report = verify(tmp_path, [f"MODE={mode}"], WHOLE)
     assert errors(report) == 0, report
     assert "invalid end states\t+" in report
 
 
+@pytest.mark.parametrize("size", [("REQUESTS=3", "OUTAGES=0"), ("REQUESTS=2", "OUTAGES=1")], ids="-".join)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_key_that_is_retried_comes_to_an_end(mode: str, tmp_path: Path) -> None:
-    report = verify(tmp_path, [f"MODE={mode}"], LIVENESS, "-a", "-f", "-N", "ends")
+def test_a_key_that_is_retried_comes_to_an_end(mode: str, size: tuple[str, ...], tmp_path: Path) -> None:
+    report = verify(tmp_path, [f"MODE={mode}", *size], LIVENESS, "-a", "-f", "-N", "ends")
     assert errors(report) == 0, report
 
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tests.faults import scenarios
-from tests.faults.scenarios import CRASHES, DATABASE_CRASHES, MATRIX, anywhere
+from tests.faults.scenarios import CRASHES, CRASHES_OF_THE_DATABASE, DATABASE_CRASHES, MATRIX, anywhere, one_of
 
 MORE_CRASHES = replace(CRASHES, choose=anywhere(0.7, dict.fromkeys(MATRIX, 1)))
+MORE_DATABASE_CRASHES = replace(DATABASE_CRASHES, choose=one_of(0.2, *CRASHES_OF_THE_DATABASE))
 
 pytestmark = [pytest.mark.server, pytest.mark.postgresql]
 
@@ -24,11 +25,11 @@ def ground():
     ("scenario", "operations", "bites"),
     [
         (MORE_CRASHES, 120, {*MATRIX, "cut before COMMIT", "cut after COMMIT"}),
-        (DATABASE_CRASHES, 80, {"crash"}),
+        (MORE_DATABASE_CRASHES, 80, {"crash"}),
     ],
     ids=["workers and wires", "the database"],
 )
 def test_every_law_holds_whatever_is_done_to(scenario, operations, bites, ground):
-    outcome = scenarios.run(scenario, *ground, operations=operations, seed=1, drain=20)
+    outcome = scenarios.run(scenario, *ground, operations=operations, seed=1)
     assert not outcome.violations, outcome.verdicts
     assert bites <= outcome.bitten.keys()

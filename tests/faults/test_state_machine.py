@@ -24,25 +24,25 @@ from hypothesis.stateful import (
 )
 
 from django_idempotency import engine, maintenance
-from django_idempotency.heartbeat import Heartbeat
+from django_idempotency.engine.workers import Worker
 from django_idempotency.models import DatabaseNow, IdempotencyRecord
-from django_idempotency.outcomes import Claimed, Held, InFlight, Mismatch, Operation, Replay, StoredResponse
+from django_idempotency.outcomes import Claimed, InFlight, Mismatch, OnHold, Operation, Replay, StoredResponse
 from django_idempotency.policy import Policy
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import ahead
-from tests.threads import OtherThread
+from tests.support.threads import OtherThread
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db")]
 
 EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "15"))
 POLICIES = {
-    "atomic": Policy(grace=0),
-    "skip_locked": Policy(grace=0, lock="skip_locked"),
+    "atomic": Policy(takeover_grace=0),
+    "skip_locked": Policy(takeover_grace=0, lock="skip_locked"),
     "lease": Policy(mode="lease"),
     "hold": Policy(mode="lease", on_crash="hold"),
 }
 FINGERPRINTS = (b"a" * 32, b"b" * 32)
-ANSWERS = st.builds(
+RESPONSES = st.builds(
     StoredResponse,
     st.sampled_from([200, 201, 402]),
     st.sampled_from([(), (("X-A", "1"), ("X-A", "2"))]),
@@ -58,7 +58,7 @@ class Model:
     token: Any
     status: str = "processing"
     attempts: int = 1
-    held: bool = False
+    on_hold: bool = False
     answer: StoredResponse | None = None
     lapsed: bool = False  # its lease has run out
     expired: bool = False
@@ -69,11 +69,11 @@ class Model:
 
     @property
     def forgotten(self) -> bool:
-        """What waits for a person waits as long as it takes."""
-        return self.expired and not self.live and not self.held
+        """What waits for an operator waits as long as it takes."""
+        return self.expired and not self.live and not self.on_hold
 
-    def end(self, status: str, *, answer: StoredResponse | None = None, held: bool = False) -> None:
-        self.status, self.answer, self.held = status, answer, held
+    def end(self, status: str, *, answer: StoredResponse | None = None, on_hold: bool = False) -> None:
+        self.status, self.answer, self.on_hold = status, answer, on_hold
         self.token, self.lapsed, self.expired = None, False, False
 
 
@@ -91,7 +91,7 @@ def actual() -> Model | None:
         token=record.token,
         status=record.status,
         attempts=record.attempts,
-        held=record.held,
+        on_hold=record.on_hold,
         answer=answer,
         lapsed=record.lapses is not None and record.lapses.total_seconds() < 0,
         expired=record.expires.total_seconds() < 0,
@@ -101,19 +101,19 @@ def actual() -> Model | None:
 class Life(RuleBasedStateMachine):
     policy: Policy
     model: Model | None = None
-    block: transaction.Atomic | None = None  # the business transaction of a live holder in atomic mode
+    block: transaction.Atomic | None = None  # the business transaction of a live owner in atomic mode
 
     @initialize()
     def begin(self) -> None:
         IdempotencyRecord.objects.all().delete()
         self.store = store_for(self.policy)
         self.claims: list[Claimed] = []
-        self.holder = OtherThread()
+        self.owner = OtherThread()
 
     def teardown(self) -> None:
         if self.block:
             self.crash()
-        self.holder.close()
+        self.owner.close()
 
     @property
     def atomic(self) -> bool:
@@ -133,12 +133,12 @@ class Life(RuleBasedStateMachine):
             return Mismatch
         if seen.answer:
             return Replay
-        if seen.held:
-            return Held
+        if seen.on_hold:
+            return OnHold
         if seen.live and (self.block if self.atomic else not seen.lapsed):
             return InFlight
         if seen.live and self.policy.on_crash == "hold":
-            return Held
+            return OnHold
         return seen.attempts + 1
 
     @rule(fingerprint=st.sampled_from(FINGERPRINTS))
@@ -154,41 +154,41 @@ class Life(RuleBasedStateMachine):
         assert isinstance(outcome, expected), outcome
         if isinstance(outcome, Replay):
             assert outcome.response == seen.answer
-        if isinstance(outcome, Held) and seen.live:
-            seen.end("failed", held=True)
+        if isinstance(outcome, OnHold) and seen.live:
+            seen.end("failed", on_hold=True)
 
     @rule()
     def ask_the_same(self) -> None:
         self.ask(self.model.fingerprint if self.model else FINGERPRINTS[0])
 
-    # --- Ending: by whoever ever had a claim, the holder or a zombie ---
+    # --- Ending: by whoever ever had a claim, the owner or a zombie ---
 
     @precondition(lambda self: self.claims and self.unlocked())
-    @rule(which=st.integers(0, 9), answer=ANSWERS, failure=st.booleans())
+    @rule(which=st.integers(0, 9), answer=RESPONSES, failure=st.booleans())
     def complete(self, which: int, answer: StoredResponse, failure: bool) -> None:
         claim = self.claim(which)
-        if self.judged(claim, self.store.complete(claim, answer, self.policy, failure=failure)):
+        if self.judged(claim, self.store.complete(claim, answer, failure=failure)):
             self.model.end("failed" if failure else "completed", answer=answer)
 
     @precondition(lambda self: self.claims and self.unlocked())
-    @rule(which=st.integers(0, 9), held=st.booleans())
-    def fail(self, which: int, held: bool) -> None:
+    @rule(which=st.integers(0, 9), on_hold=st.booleans())
+    def fail(self, which: int, on_hold: bool) -> None:
         claim = self.claim(which)
-        if self.judged(claim, self.store.fail(claim, "why", self.policy, held=held)):
-            self.model.end("failed", held=held)
+        if self.judged(claim, self.store.fail(claim, "why", on_hold=on_hold)):
+            self.model.end("failed", on_hold=on_hold)
 
     @precondition(lambda self: self.claims and self.unlocked())
     @rule(which=st.integers(0, 9))
     def release(self, which: int) -> None:
         claim = self.claim(which)
-        if self.judged(claim, self.store.release(claim, self.policy)):
+        if self.judged(claim, self.store.release(claim)):
             self.model = None
 
     @precondition(lambda self: self.claims and self.unlocked())
     @rule(which=st.integers(0, 9))
     def renew(self, which: int) -> None:
         claim = self.claim(which)
-        if self.judged(claim, claim.token in self.store.renew([claim], self.policy)):
+        if self.judged(claim, claim.token in self.store.renew([claim])):
             self.model.lapsed = False
 
     def claim(self, which: int) -> Claimed:
@@ -196,7 +196,7 @@ class Life(RuleBasedStateMachine):
         return self.claims[-1 - which % min(len(self.claims), 3)]
 
     def judged(self, claim: Claimed, written: bool) -> bool:
-        """``written``, which only the holder's may be."""
+        """``written``, which only the owner's may be."""
         assert written == (self.model is not None and self.model.token == claim.token)
         return written
 
@@ -206,26 +206,27 @@ class Life(RuleBasedStateMachine):
     @rule(which=st.integers(0, 9))
     def lock(self, which: int) -> None:
         claim = self.claim(which)
-        self.block, self.running = transaction.atomic(), claim
-        self.holder(self.block.__enter__)
-        if not self.judged(claim, self.holder(self.store.lock, claim, self.policy)):
+        self.block = transaction.atomic()
+        self.owner(self.block.__enter__)
+        self.running = self.owner(self.store.lock, claim)
+        if not self.judged(claim, self.running is not None):
             self.crash()
 
     @precondition(lambda self: self.block)
     @rule()
     def crash(self) -> None:
         block, self.block = self.block, None
-        self.holder(block.__exit__, Exception, Exception(), None)
+        self.owner(block.__exit__, Exception, Exception(), None)
 
     @precondition(lambda self: self.block)
-    @rule(answer=ANSWERS, crashes=st.booleans())
+    @rule(answer=RESPONSES, crashes=st.booleans())
     def complete_and_commit(self, answer: StoredResponse, crashes: bool) -> None:
-        assert self.holder(self.store.complete, self.running, answer, self.policy)
+        assert self.owner(self.store.complete, self.running, answer)
         if crashes:
             self.crash()
         else:
             block, self.block = self.block, None
-            self.holder(block.__exit__, None, None, None)
+            self.owner(block.__exit__, None, None, None)
             self.model.end("completed", answer=answer)
 
     # --- Time and maintenance ---
@@ -234,7 +235,7 @@ class Life(RuleBasedStateMachine):
     @rule()
     def lease_runs_out(self) -> None:
         if self.model.live:
-            IdempotencyRecord.objects.update(locked_until=ahead(-1))
+            IdempotencyRecord.objects.update(locked_until=F("locked_at"))
             self.model.lapsed = True
 
     @precondition(lambda self: self.model and self.unlocked())
@@ -248,10 +249,10 @@ class Life(RuleBasedStateMachine):
         reaped = maintenance.reap()
         stuck = bool(self.model and self.model.live and self.model.lapsed and self.unlocked())
         hold = self.policy.on_crash == "hold"
-        assert (reaped.failed, reaped.held) == (stuck and not hold, stuck and hold)
+        assert (reaped.failed, reaped.on_hold) == (stuck and not hold, stuck and hold)
         if stuck:
             expired = self.model.expired
-            self.model.end("failed", held=hold)
+            self.model.end("failed", on_hold=hold)
             self.model.expired = expired
 
     @rule()
@@ -269,9 +270,7 @@ class Life(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("mode", POLICIES)
 def test_record_and_model_agree_after_every_step(monkeypatch, mode):
-    heart = Heartbeat()
-    monkeypatch.setattr(heart, "_wake", lambda seconds: None)  # counts of replays are not of this life
-    monkeypatch.setattr(engine, "heartbeat", heart)
+    monkeypatch.setattr(Worker, "wake", lambda worker: None)  # counts of replays are not of this life
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
     limits = settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None, suppress_health_check=checks)
     run_state_machine_as_test(type("Life", (Life,), {"policy": POLICIES[mode]}), settings=limits)

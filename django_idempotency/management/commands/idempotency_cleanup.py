@@ -4,51 +4,63 @@ from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import CommandParser
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
 
-from django_idempotency.maintenance import Cleaned, cleaning, dropping_bodies, purgeable, with_needless_body
-from django_idempotency.management.passes import MaintenanceCommand, number
-from django_idempotency.stats import MOST
+from django_idempotency.maintenance.batches import LONGEST
+from django_idempotency.maintenance.cleaner import Cleaned, cleanup_in_batches, drop_bodies_in_batches
+from django_idempotency.maintenance.records import records
+from django_idempotency.management.base import MaintenanceCommand, number, seconds
+from django_idempotency.stats.formatting import age, amount
+from django_idempotency.stats.queries import MOST, at_most
 
 
 class Command(MaintenanceCommand):
-    help = "Deletes the records that are past their time, in small transactions."
+    about = gettext_lazy("Deletes the records that are past their time, in small transactions.")
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--batch", type=number(1, int), help="records in one transaction")
-        parser.add_argument("--pause", type=number(0), help="seconds between two")
-        parser.add_argument("--max-seconds", type=number(0), help="begin no further batch after that")
+        parser.add_argument("--batch", type=number(1, int), help=_("records in one transaction"))
+        parser.add_argument("--pause", type=seconds(0), help=_("seconds between two"))
+        parser.add_argument("--max-seconds", type=seconds(0), help=_("begin no further batch after that"))
         parser.add_argument(
             "--bodies",
             action="store_true",
-            help="drop the bodies of records that have expired but stay for audit, instead",
+            help=_("drop the bodies of records that have expired but stay for audit, instead"),
         )
-        parser.add_argument("--dry-run", action="store_true", help="only count, and change nothing")
+        parser.add_argument("--dry-run", action="store_true", help=_("only count, and change nothing"))
 
-    def handle(
+    def work(
         self,
-        *args: Any,
+        *,
         batch: int | None,
         pause: float | None,
         max_seconds: float | None,
         bodies: bool,
-        database: str | None,
         dry_run: bool,
         verbosity: int,
         **options: Any,
-    ) -> None:
-        options |= {"database": database, "verbosity": verbosity}
+    ) -> bool:
+        options |= {"verbosity": verbosity}
         if dry_run:
-            due = with_needless_body(using=database) if bodies else purgeable(using=database)
-            count = due[:MOST].count()
-            self.report({"due": count}, f"{count}{' or more' * (count == MOST)} due.", options)
-            return
-        clean = dropping_bodies if bodies else cleaning
-        batches = clean(batch=batch, pause=pause, max_seconds=max_seconds, using=database)
-        cleaned = self.run(batches, _sentence, verbosity=verbosity)
+            rows = records(self.database)
+            due = rows.with_needless_body() if bodies else rows.purgeable()
+            with at_most(LONGEST, self.database):
+                count = due[:MOST].count()
+            self.report({"due": count}, _("%(amount)s due.") % {"amount": amount(count, MOST)}, options)
+            return True
+        clean = drop_bodies_in_batches if bodies else cleanup_in_batches
+        batches = clean(batch=batch, pause=pause, max_seconds=max_seconds, using=self.database)
+        cleaned = self.run(batches, _sentence, verbosity=verbosity, left=lambda cleaned: cleaned.lag)
         self.report(asdict(cleaned) | {"rate": cleaned.rate}, _sentence(cleaned), options)
+        return True
 
 
 def _sentence(cleaned: Cleaned) -> str:
-    rest = "nothing is left" if cleaned.finished else f"{cleaned.lag:.0f} s behind"
-    return f"{cleaned.rows} records in {cleaned.seconds:.1f} s, {cleaned.rate:.0f} a second; {rest}."
+    rest = _("nothing is left") if cleaned.finished else _("%(age)s behind") % {"age": age(cleaned.lag)}
+    told = ngettext(
+        "%(count)d record in %(age)s, %(rate)d a second; %(rest)s.",
+        "%(count)d records in %(age)s, %(rate)d a second; %(rest)s.",
+        cleaned.rows,
+    )
+    return told % {"count": cleaned.rows, "age": age(cleaned.seconds), "rate": round(cleaned.rate), "rest": rest}

@@ -5,26 +5,31 @@ from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
+from django.utils.functional import Promise
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
 
-from django_idempotency.conversion import Converted, Plan, disable, disable_plan, enable_plan, enabling
 from django_idempotency.exceptions import NotConvertible, PartitionsUnsupported
-from django_idempotency.management.passes import MaintenanceCommand, number
-from django_idempotency.partition_layout import Interval, stamp
-from django_idempotency.partitions import (
-    Dropped,
-    Ensured,
-    Standing,
-    Status,
-    drop_plan,
-    dropping,
-    ensure_plan,
-    ensuring,
-    status,
+from django_idempotency.management.base import MaintenanceCommand, number
+from django_idempotency.partitions.conversion import (
+    Converted,
+    Plan,
+    disable,
+    disable_plan,
+    enable_in_steps,
+    enable_plan,
 )
+from django_idempotency.partitions.dropping import Dropped, drop_in_steps, drop_plan
+from django_idempotency.partitions.layout import stamp
+from django_idempotency.partitions.provisioning import AHEAD, Ensured, ensure_in_steps, ensure_plan
+from django_idempotency.partitions.report import Standing, Status, status
+
+PARTITIONED = gettext_lazy("The table is partitioned.")
+PLAIN = gettext_lazy("The table is plain.")
 
 
 class Command(MaintenanceCommand):
-    help = (
+    about = gettext_lazy(
         "Keeps the partitions of the records, on PostgreSQL. enable and disable change nothing without --yes: "
         "they print what they would run."
     )
@@ -32,108 +37,137 @@ class Command(MaintenanceCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("action", choices=["enable", "ensure", "drop", "status", "disable"])
-        parser.add_argument("--interval", choices=list(Interval), default=Interval.DAY, help="for enable; default: day")
-        parser.add_argument("--ahead", type=number(1, int), help="for ensure: so many intervals to come")
-        parser.add_argument("--plan", action="store_true", help="only print the statements, and change nothing")
-        parser.add_argument("--yes", action="store_true", help="for enable and disable: do it")
+        parser.add_argument("--ahead", type=number(1, int), default=AHEAD, help=_("for ensure: so many days to come"))
+        parser.add_argument("--plan", action="store_true", help=_("only print the statements, and change nothing"))
+        parser.add_argument("--yes", action="store_true", help=_("for enable and disable: do it"))
 
-    def handle(self, *args: Any, action: str, **options: Any) -> None:
+    def work(self, *, action: str, **options: Any) -> bool:
         if options["plan"] and options["yes"]:
-            raise CommandError("State --plan or --yes, not both.")
+            raise CommandError(_("State --plan or --yes, not both."))
         try:
-            getattr(self, f"_{action}")(options["database"], options)
+            getattr(self, f"_{action}")(self.database, options)
         except (PartitionsUnsupported, NotConvertible) as error:
             raise CommandError(str(error)) from error
+        return True
 
-    def _enable(self, using: str | None, options: dict[str, Any]) -> None:
-        interval = Interval(options["interval"])
+    def _enable(self, using: str, options: dict[str, Any]) -> None:
         if not options["yes"]:
-            self._show_conversion(enable_plan(interval, using=using), "partitioned", options)
+            self._show_conversion(enable_plan(using=using), PARTITIONED, options)
             return
-        converted = self.run(enabling(interval, using=using), _converted, verbosity=options["verbosity"])
+        converted = self.run(enable_in_steps(using=using), _converted, verbosity=options["verbosity"])
         if not converted.partitioned:
-            raise CommandError("Ended before it was done; nothing is changed.")
-        ensured = self.run(ensuring(using=using), _ensured, verbosity=options["verbosity"])
+            raise CommandError(_("Ended before it was done; nothing is changed."))
+        ensured = self.run(ensure_in_steps(using=using), _ensured, verbosity=options["verbosity"])
         facts = asdict(converted) | {"covered_until": ensured.covered_until}
         self.report(facts, f"{_converted(converted)} {_ensured(ensured)}", options)
 
-    def _disable(self, using: str | None, options: dict[str, Any]) -> None:
+    def _disable(self, using: str, options: dict[str, Any]) -> None:
         if not options["yes"]:
-            self._show_conversion(disable_plan(using=using), "plain", options)
+            self._show_conversion(disable_plan(using=using), PLAIN, options)
             return
         converted = disable(using=using)
         self.report(asdict(converted), _converted(converted), options)
 
-    def _ensure(self, using: str | None, options: dict[str, Any]) -> None:
+    def _ensure(self, using: str, options: dict[str, Any]) -> None:
         if options["plan"]:
             self._show(ensure_plan(ahead=options["ahead"], using=using), options)
             return
-        steps = ensuring(ahead=options["ahead"], using=using)
+        steps = ensure_in_steps(ahead=options["ahead"], using=using)
         ensured = self.run(steps, _ensured, verbosity=options["verbosity"])
         self.report(asdict(ensured), _ensured(ensured), options)
 
-    def _drop(self, using: str | None, options: dict[str, Any]) -> None:
+    def _drop(self, using: str, options: dict[str, Any]) -> None:
         if options["plan"]:
             self._show(drop_plan(using=using), options)
             return
-        dropped = self.run(dropping(using=using), _dropped, verbosity=options["verbosity"])
+        dropped = self.run(drop_in_steps(using=using), _dropped, verbosity=options["verbosity"])
         self.report(asdict(dropped), _dropped(dropped), options)
 
-    def _status(self, using: str | None, options: dict[str, Any]) -> None:
+    def _status(self, using: str, options: dict[str, Any]) -> None:
         found = status(using=using)
         self.report(asdict(found), _stands(found), options)
 
-    def _show_conversion(self, plan: Plan, kind: str, options: dict[str, Any]) -> None:
+    def _show_conversion(self, plan: Plan, already: str | Promise, options: dict[str, Any]) -> None:
         if not plan.switch:
-            self.report({"statements": []}, f"The table is {kind}.", options)
+            self.report({"statements": []}, str(already), options)
             return
         self._show(plan.statements, options)
         if not options["plan"]:
-            self.stderr.write("Nothing is changed yet. State --yes to run this.")
+            self.stderr.write(_("Nothing is changed yet. State --yes to run this."))
 
     def _show(self, statements: Sequence[str], options: dict[str, Any]) -> None:
-        words = "\n".join(f"{statement};" for statement in statements) or "Nothing to do."
+        words = "\n".join(f"{statement};" for statement in statements) or _("Nothing to do.")
         self.report({"statements": statements}, words, options)
 
 
 def _converted(converted: Converted) -> str:
-    return (
-        f"The table is {'partitioned' if converted.partitioned else 'plain'}{'' if converted.changed else ' already'}."
-    )
+    if converted.changed:
+        return str(PARTITIONED if converted.partitioned else PLAIN)
+    return _("The table is partitioned already.") if converted.partitioned else _("The table is plain already.")
 
 
 def _ensured(ensured: Ensured) -> str:
     if not ensured.partitioned:
-        return "The table is not partitioned: nothing to do."
-    until = "without end" if ensured.covered_until is None else f"until {ensured.covered_until}"
-    undivided = "".join(f"\n{name} stays undivided: {reason}" for name, reason in ensured.undivided.items())
-    return f"{len(ensured.created)} partitions made; there are some {until}.{undivided}"
+        return _("The table is not partitioned: nothing to do.")
+    made = len(ensured.created)
+    if ensured.covered_until is None:
+        told = ngettext(
+            "%(count)d partition made; there are some without end.",
+            "%(count)d partitions made; there are some without end.",
+            made,
+        )
+    else:
+        told = ngettext(
+            "%(count)d partition made; there are some until %(until)s.",
+            "%(count)d partitions made; there are some until %(until)s.",
+            made,
+        )
+    return told % {"count": made, "until": ensured.covered_until}
 
 
 def _dropped(dropped: Dropped) -> str:
     if not dropped.partitioned:
-        return "The table is not partitioned: nothing to do."
-    kept = "".join(f"\n{name} stays: {reason}" for name, reason in dropped.kept.items())
-    return f"{len(dropped.dropped)} partitions dropped.{kept}"
+        return _("The table is not partitioned: nothing to do.")
+    gone = len(dropped.dropped)
+    told = ngettext("%(count)d partition dropped.", "%(count)d partitions dropped.", gone) % {"count": gone}
+    kept = (_("%(name)s stays: %(reason)s") % {"name": name, "reason": _why(why)} for name, why in dropped.kept.items())
+    return "\n".join([told, *kept])
+
+
+def _why(reason: str) -> str:
+    """A reason in the language in force; one that counts records is in English."""
+    return reason and _(reason)
 
 
 def _stands(found: Status) -> str:
-    left = [f"{name} is detached, and not dropped yet: run drop." for name in found.left_behind]
+    detached = _("%(name)s is detached, and not dropped yet: run drop.")
+    left = [detached % {"name": name} for name in found.left_behind]
     if not found.partitioned:
-        halfway = " An enable was interrupted: run it again, or ensure, which takes it back." if found.halfway else ""
-        return "\n".join([*left, f"The table is not partitioned.{halfway}"])
-    until = "without end" if found.covered_until is None else f"until {stamp(found.covered_until)}"
-    short = " That is too short: run ensure." if found.short else ""
-    return "\n".join([*map(_line, found.partitions), *left, f"There are partitions {until}.{short}"])
+        told = [_("The table is not partitioned.")]
+        if found.halfway:
+            told.append(_("An enable was interrupted: run it again, or ensure, which takes it back."))
+        return "\n".join([*left, " ".join(told)])
+    if found.covered_until is None:
+        told = [_("There are partitions without end.")]
+    else:
+        told = [_("There are partitions until %(until)s.") % {"until": stamp(found.covered_until)}]
+    if found.short:
+        told.append(_("That is too short: run ensure."))
+    return "\n".join([*map(_line, found.partitions), *left, " ".join(told)])
 
 
 def _line(standing: Standing) -> str:
     ends = (end and stamp(end) for end in (standing.lower, standing.upper))
-    rows = "?" if standing.rows is None else standing.rows
-    fate = "is being dropped: run drop" if standing.retired else standing.kept or "can be dropped"
-    fate += ", a reserve" if standing.reserve else ""
-    unkeyed = "" if standing.keyed else "; has no unique index on id, so every claim reads it whole"
-    return (
-        f"{standing.name}: {' – '.join(end or '…' for end in ends)}; {rows} rows, {standing.bytes} bytes,"
-        f" {standing.live} live, {standing.held} held; {fate}{unkeyed}"
-    )
+    fate = _("is being dropped: run drop") if standing.retired else _why(standing.kept) or _("can be dropped")
+    unkeyed = "" if standing.keyed else _("has no unique index on id, so every claim reads it whole")
+    told = _("%(name)s: %(span)s; %(rows)s rows, %(bytes)d bytes, %(live)d live, %(on_hold)d on hold; %(fate)s")
+    told %= {
+        "name": standing.name,
+        "span": " – ".join(end or "…" for end in ends),
+        "rows": "?" if standing.rows is None else standing.rows,
+        "bytes": standing.bytes,
+        "live": standing.live,
+        "on_hold": standing.on_hold,
+        "fate": fate,
+    }
+    return "; ".join(filter(None, (told, unkeyed)))

@@ -5,7 +5,7 @@ document.addEventListener("DOMContentLoaded", () => {
         const button = document.createElement("button");
         button.type = "button";
         button.className = "button idempotency-copy";
-        button.textContent = typeof gettext === "function" ? gettext("Copy") : "Copy";
+        button.textContent = field.dataset.copy || "Copy";
         button.addEventListener("click", async () => {
             field.select();
             try {

@@ -11,7 +11,10 @@ from typing import Any
 NAMES = (
     "unprotected",
     "atomic",
+    "lock",
     "lease",
+    "cached",
+    "redis_lease",
     "drf_idempotency",
     "drf_idempotencykey",
     "idemkit_postgresql",

@@ -9,7 +9,7 @@ def protect(view: Any) -> Any:
     from django_idempotency.policy import Policy
     from django_idempotency.rest_framework import IdempotentMixin
 
-    return behind(IdempotentMixin, view, idempotency=Policy(mode="lease"))
+    return behind(IdempotentMixin, view, idempotency_policy=Policy(mode="lease"))
 
 
 CONTENDER = Contender(title="ours, lease", apps=["django_idempotency"], protect=protect)

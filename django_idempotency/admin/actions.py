@@ -1,0 +1,377 @@
+"""The page of the admin on which an operator confirms an intervention, says why, and reads what came of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from django import forms
+from django.contrib import messages
+from django.contrib.admin import widgets
+from django.core.exceptions import PermissionDenied
+from django.core.validators import RegexValidator
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils.functional import Promise
+from django.utils.html import format_html
+from django.utils.http import urlencode
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from django_idempotency.admin.changelist import next_record
+from django_idempotency.admin.limits import page
+from django_idempotency.admin.shards import database_of, query_of
+from django_idempotency.conf import conf
+from django_idempotency.http.responses import WITHOUT_BODY
+from django_idempotency.maintenance import log_entries
+from django_idempotency.maintenance.interventions import (
+    Act,
+    Done,
+    Refusal,
+    Refused,
+    allow_retry,
+    extend,
+    fail,
+    may_be_given,
+    objection,
+    resolve,
+    version,
+)
+from django_idempotency.models import LIVE
+from django_idempotency.outcomes import StoredResponse
+from django_idempotency.scopes import is_own
+
+TEMPLATE = "admin/django_idempotency/idempotencyrecord/confirm.html"
+CONTENT_TYPE = RegexValidator(
+    re.compile(r"^[\w.+-]+/[\w.+-]+(?: *; *[\w.+-]+=[\w.+-]+)*\Z", re.ASCII), gettext_lazy("This is no content type.")
+)
+SECONDS_A_WEEK = 7 * 24 * 60 * 60
+
+
+# --- What is asked ---------------------------------------------------------------------------------------------------
+
+
+class NoteForm(forms.Form):
+    note = forms.CharField(
+        label=gettext_lazy("Note"),
+        required=False,
+        max_length=200,
+        widget=widgets.AdminTextInputWidget,
+        help_text=gettext_lazy("Why, for the history of the record."),
+    )
+
+    field_order: tuple[str, ...] = ()
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.fields["note"].required = conf().require_note
+
+
+class FailForm(NoteForm):
+    status = forms.IntegerField(
+        label=gettext_lazy("Status"),
+        min_value=400,
+        max_value=599,
+        initial=410,
+        help_text=gettext_lazy("The status of the response that every retry gets from now on: an error, 400 to 599."),
+    )
+    detail = forms.CharField(
+        label=gettext_lazy("Detail"),
+        required=False,
+        max_length=1000,
+        widget=widgets.AdminTextInputWidget,
+        help_text=gettext_lazy("For the client: part of the problem response."),
+    )
+    field_order = ("status", "detail", "note")
+
+
+class ResolveForm(NoteForm):
+    status = forms.IntegerField(
+        label=gettext_lazy("Status"),
+        min_value=200,
+        max_value=599,
+        initial=200,
+        help_text=gettext_lazy("The status of the response that every retry gets from now on."),
+    )
+    content_type = forms.CharField(
+        label=gettext_lazy("Content type"),
+        max_length=200,
+        initial="application/json",
+        validators=[CONTENT_TYPE],
+        widget=widgets.AdminTextInputWidget,
+    )
+    body = forms.CharField(
+        label=gettext_lazy("Body"),
+        required=False,
+        strip=False,
+        max_length=100_000,
+        widget=widgets.AdminTextareaWidget,
+    )
+    field_order = ("status", "content_type", "body", "note")
+
+    def clean(self) -> dict[str, Any] | None:
+        cleaned = super().clean() or self.cleaned_data
+        if cleaned.get("body") and cleaned.get("status") in WITHOUT_BODY:
+            self.add_error("body", _("A response with status %(status)s has no body.") % cleaned)
+        elif cleaned.get("body") and "content_type" in cleaned and not may_be_given(cleaned["content_type"]):
+            self.add_error("content_type", _("A response of this type can't be given by hand here."))
+        elif cleaned.get("body") and "json" in cleaned.get("content_type", ""):
+            try:
+                json.loads(cleaned["body"])
+            except (ValueError, RecursionError) as error:
+                self.add_error("body", _("This is not JSON: %(error)s") % {"error": error})
+        return cleaned
+
+    def response(self) -> StoredResponse:
+        given = self.cleaned_data
+        # A browser sends its lines with carriage returns that were not typed.
+        body = given["body"].replace("\r\n", "\n").encode()
+        return StoredResponse(given["status"], (("Content-Type", given["content_type"]),), body)
+
+
+class ExtendForm(NoteForm):
+    seconds = forms.IntegerField(
+        label=gettext_lazy("Seconds"),
+        min_value=1,
+        max_value=SECONDS_A_WEEK,
+        initial=300,
+        help_text=gettext_lazy("From now, at least. A lease is never shortened."),
+    )
+    field_order = ("seconds", "note")
+
+
+# --- What can be done ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intervention:
+    """``asks``: what the page asks of an operator. ``tells``: the entry in the history, with the form's data."""
+
+    act: Act
+    title: str | Promise
+    asks: str | Promise
+    button: str | Promise
+    form: type[NoteForm]
+    do: Callable[[Any, UUID], Callable[..., Done | Refused]]
+    tells: str
+
+    @property
+    def permission(self) -> str:
+        return f"django_idempotency.{self.act}_idempotencyrecord"
+
+    def entry(self, given: Mapping[str, Any], done: Done, note: str) -> str:
+        """Return what the history tells of it, in English."""
+        digest = log_entries.DIGEST % {"digest": done.digest} if done.digest else ""
+        return " ".join(filter(None, (self.tells % given, digest, note)))
+
+
+INTERVENTIONS = {
+    intervention.act: intervention
+    for intervention in (
+        Intervention(
+            act=Act.ALLOW_RETRY,
+            title=gettext_lazy("Allow a retry"),
+            asks=gettext_lazy(
+                "The next request with the key runs again. Be sure that the operation did not take place."
+            ),
+            button=gettext_lazy("Allow retry"),
+            form=NoteForm,
+            do=lambda form, id: partial(allow_retry, id),
+            tells=log_entries.RETRY_ALLOWED,
+        ),
+        Intervention(
+            act=Act.FAIL,
+            title=gettext_lazy("Mark as failed"),
+            asks=gettext_lazy("The key never runs again: every retry gets this failure as its response."),
+            button=gettext_lazy("Mark as failed"),
+            form=FailForm,
+            do=lambda form, id: partial(
+                fail, id, status=form.cleaned_data["status"], detail=form.cleaned_data["detail"]
+            ),
+            tells=log_entries.FAILED,
+        ),
+        Intervention(
+            act=Act.RESOLVE,
+            title=gettext_lazy("Resolve with a response"),
+            asks=gettext_lazy("The operation did take place: every retry gets the response that you give here."),
+            button=gettext_lazy("Resolve"),
+            form=ResolveForm,
+            do=lambda form, id: partial(resolve, id, form.response()),
+            tells=log_entries.RESOLVED,
+        ),
+        Intervention(
+            act=Act.EXTEND,
+            title=gettext_lazy("Extend lease"),
+            asks=gettext_lazy("No retry takes over before the lease ends. Its owner keeps its claim."),
+            button=gettext_lazy("Extend"),
+            form=ExtendForm,
+            do=lambda form, id: partial(extend, id, form.cleaned_data["seconds"]),
+            tells=log_entries.EXTENDED,
+        ),
+    )
+}
+
+
+# --- The page --------------------------------------------------------------------------------------------------------
+
+
+def confirm(
+    model_admin: Any, request: HttpRequest, act: Act, records: Iterable[Any], form: Any = None
+) -> TemplateResponse:
+    """What is about to be done, to which records, and to which not."""
+    intervention = INTERVENTIONS[act]
+    records = list(records)
+    objections = [(record, _objection(request, record, act)) for record in records]
+    context = {
+        **model_admin.admin_site.each_context(request),
+        "title": intervention.title,
+        "opts": model_admin.opts,
+        "intervention": intervention,
+        "rows": [
+            (record, version(record), model_admin.badge(record), model_admin.summary(record), why and why.label)
+            for record, why in objections
+        ],
+        "possible": any(why is None for _record, why in objections),
+        "form": form or intervention.form(),
+        "media": model_admin.media,
+        "filters": _filters(request),
+        "database": database_of(request),
+        "database_query": query_of(request),
+        "single": records[0] if len(records) == 1 and _came_from_record(request) else None,
+    }
+    return TemplateResponse(request, TEMPLATE, context)
+
+
+def intervene(model_admin: Any, request: HttpRequest, act: str) -> HttpResponse:
+    """Ask, by GET for the record ``?id=…``, or do what was confirmed."""
+    if act not in INTERVENTIONS:
+        raise Http404
+    intervention = INTERVENTIONS[Act(act)]
+    if not (model_admin.has_view_permission(request) and request.user.has_perm(intervention.permission)):
+        raise PermissionDenied
+    if request.method != "POST":
+        ids = request.GET.getlist("id")
+        return page(model_admin, request, lambda: _confirm(model_admin, request, intervention.act, ids))
+    seen = dict(choice.partition(" ")[::2] for choice in request.POST.getlist("record"))
+    form = intervention.form(request.POST)
+    if not form.is_valid() or not seen:
+        return page(model_admin, request, lambda: _confirm(model_admin, request, intervention.act, seen, form))
+    if intervention.act == Act.RESOLVE and len(seen) > 1:
+        raise Http404
+    outcomes = [
+        (id, _done(model_admin, request, intervention, form, id, as_seen))
+        for id, as_seen in zip(_ids(seen), seen.values(), strict=True)
+    ]
+    _tell(model_admin, request, intervention, outcomes)
+    if "single" in request.POST and len(outcomes) == 1:
+        _offer_next(model_admin, request, outcomes)
+    return HttpResponseRedirect(_back(model_admin, request, _ids(seen)))
+
+
+def _confirm(
+    model_admin: Any, request: HttpRequest, act: Act, ids: Iterable[str], form: Any = None
+) -> TemplateResponse:
+    return confirm(model_admin, request, act, _records(model_admin, request, ids), form)
+
+
+def _objection(request: HttpRequest, record: Any, act: Act) -> Refusal | None:
+    if is_own(record.scope, request.user):
+        return Refusal.OWN_KEY
+    why = objection(record, act, record.now)
+    return Refusal.BUSY if why is None and record.locked else why
+
+
+def _ids(texts: Iterable[str]) -> list[UUID]:
+    try:
+        return [UUID(text) for text in texts]
+    except ValueError:
+        raise Http404 from None
+
+
+def _records(model_admin: Any, request: HttpRequest, ids: Iterable[str]) -> list[Any]:
+    found = list(model_admin.get_queryset(request).filter(pk__in=_ids(ids)))
+    if not found:
+        raise Http404
+    return found
+
+
+def _done(
+    model_admin: Any, request: HttpRequest, intervention: Intervention, form: NoteForm, id: UUID, as_seen: str
+) -> Done | Refused:
+    note = form.cleaned_data["note"]
+
+    def log(done: Done) -> None:
+        log_entries.write_entry(done.record, request.user, intervention.entry(form.cleaned_data, done, note))
+
+    options = {"as_seen": as_seen, "witness": log, "using": database_of(request), "note": note, "by": request.user}
+    return intervention.do(form, id)(**options)
+
+
+def _tell(
+    model_admin: Any,
+    request: HttpRequest,
+    intervention: Intervention,
+    outcomes: list[tuple[UUID, Done | Refused]],
+) -> None:
+    done = sum(isinstance(outcome, Done) for _id, outcome in outcomes)
+    if done:
+        text = ngettext("%(title)s: done for one record.", "%(title)s: done for %(count)d records.", done)
+        text %= {"title": intervention.title, "count": done}
+        messages.success(request, text)
+    ids = [id for id, _outcome in outcomes]
+    names = {record.pk: str(record) for record in model_admin.get_queryset(request).filter(pk__in=ids)}
+    for id, outcome in outcomes:
+        if isinstance(outcome, Refused):
+            refused = _("{title}: nothing was done to {record}. {why}")
+            record = format_html("<bdi>{}</bdi>", names.get(id, id))
+            named = {"title": intervention.title, "record": record, "why": outcome.why.label}
+            messages.warning(request, format_html(refused, **named))
+
+
+def _offer_next(model_admin: Any, request: HttpRequest, outcomes: list[tuple[UUID, Done | Refused]]) -> None:
+    """Lead on to the next record of the list that the operator works through."""
+    ((id, outcome),) = outcomes
+    filters = _filters(request)
+    if not filters and isinstance(outcome, Done):
+        filters = "&".join(filter(None, (f"situation={_situation_of(outcome.record)}", query_of(request))))
+    if not filters or (following := next_record(model_admin, request, filters, without=id)) is None:
+        return
+    site = model_admin.admin_site.name
+    url = reverse("admin:django_idempotency_idempotencyrecord_change", args=[following.pk], current_app=site)
+    query = "&".join(filter(None, (urlencode({"_changelist_filters": filters}), query_of(request))))
+    text = format_html('{} <a href="{}?{}"><bdi>{}</bdi></a>', _("The next in this list:"), url, query, following)
+    messages.info(request, text)
+
+
+def _situation_of(record: Any) -> str:
+    """Return the list that an operator was at work on when it came to ``record``, as it was before."""
+    if record.on_hold:
+        return "on_hold"
+    return "stuck" if record.status in LIVE else "retryable"
+
+
+def _came_from_record(request: HttpRequest) -> bool:
+    return "id" in request.GET or "single" in request.POST
+
+
+def _filters(request: HttpRequest) -> str:
+    """The query of the list that it was chosen from."""
+    if "filters" in request.POST:
+        return request.POST["filters"]
+    return request.GET.get("_changelist_filters", "") if "id" in request.GET else request.GET.urlencode()
+
+
+def _back(model_admin: Any, request: HttpRequest, ids: list[UUID]) -> str:
+    """The list that the records were chosen from; the record, where no list led to it."""
+    site, filters = model_admin.admin_site.name, _filters(request)
+    if not filters and len(ids) == 1 and _came_from_record(request):
+        url = reverse("admin:django_idempotency_idempotencyrecord_change", args=ids, current_app=site)
+        return "?".join(filter(None, (url, query_of(request))))
+    url = reverse("admin:django_idempotency_idempotencyrecord_changelist", current_app=site)
+    return f"{url}?{filters}" if filters else url

@@ -1,0 +1,157 @@
+"""The filters of the list of records. Each goes by an index, or is offered without a look at the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, time, timedelta
+from typing import Any
+
+from django.contrib import admin
+from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.formats import date_format
+from django.utils.text import format_lazy
+from django.utils.translation import gettext_lazy as _
+
+from django_idempotency.admin.lists import SITUATIONS, USUAL, Records, Situation
+from django_idempotency.admin.shards import PARAMETER, choices, database_of
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.moments import zone
+
+METHODS = ("POST", "PUT", "PATCH", "DELETE", "MESSAGE")
+MOST_DAYS = 31
+
+
+def situation_of(request: HttpRequest) -> Situation:
+    return SITUATIONS.get(request.GET.get("situation", USUAL), SITUATIONS[USUAL])
+
+
+def term_of(search: str) -> str:
+    """What is searched for; empty where nothing is, and for what no key has."""
+    return "" if "\0" in search else search.strip().strip('"')
+
+
+class DatabaseFilter(admin.SimpleListFilter):
+    """Which database's records are shown, where there are several. Always one of them."""
+
+    title = _("database")
+    parameter_name = PARAMETER
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        self.shown = choices(request)
+        return [(alias, alias) for alias, _chosen in self.shown]
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        for alias, chosen in self.shown:
+            query = changelist.get_query_string({self.parameter_name: alias}, ["when", "p"])
+            yield {"selected": chosen, "query_string": query, "display": alias}
+
+    def queryset(self, request: HttpRequest, queryset: Records) -> Records:
+        return queryset  # the list is of that database already
+
+
+class SituationFilter(admin.SimpleListFilter):
+    """Which list it is. Always one of them, because together they have no index; a search looks at all records."""
+
+    title = _("situation")
+    parameter_name = "situation"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        rows = IdempotencyRecord.objects.using(database_of(request))
+        return [(name, _counted(situation, rows)) for name, situation in SITUATIONS.items()]
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        chosen = None if changelist.query else self.value() or USUAL
+        for name, title in self.lookup_choices:
+            query = changelist.get_query_string({self.parameter_name: name}, ["q", "when", "p", "o"])
+            yield {"selected": name == chosen, "query_string": query, "display": title}
+
+    def queryset(self, request: HttpRequest, queryset: Records) -> Records:
+        if term_of(request.GET.get("q", "")):
+            return queryset
+        since, until = _span(request.GET.get("when", ""))
+        return situation_of(request).first(queryset, since, until)
+
+
+def _counted(situation: Situation, rows: Records) -> Any:
+    count = situation.count(rows)
+    if count is None:
+        return situation.title
+    return format_lazy("{title} ({count}{more})", title=situation.title, count=count, more="+" * (count >= 1000))
+
+
+class TimeFilter(admin.SimpleListFilter):
+    """By day, then by hour, of the time that the situation's index is ordered by."""
+
+    title: Any = _("time")
+    parameter_name = "when"
+
+    def __init__(self, request: HttpRequest, *arguments: Any) -> None:
+        super().__init__(request, *arguments)
+        self.title = situation_of(request).time
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        if term_of(request.GET.get("q", "")):
+            return []
+        span = situation_of(request).span(IdempotencyRecord.objects.using(database_of(request)))
+        return [] if span is None else list(_times(*span, request.GET.get("when", "")))
+
+    def queryset(self, request: HttpRequest, queryset: Records) -> Records:
+        return queryset  # the situation's filter has done it
+
+
+def _times(first: datetime, last: datetime, chosen: str) -> Iterator[tuple[str, str]]:
+    first, last = timezone.localtime(first), timezone.localtime(last)
+    for days in range(min((last.date() - first.date()).days + 1, MOST_DAYS)):
+        day = last.date() - timedelta(days=days)
+        yield f"{day}", date_format(day, "DATE_FORMAT")
+        if chosen.startswith(f"{day}"):
+            for hour in range(24):
+                begins = timezone.make_aware(datetime.combine(day, time(hour)))
+                yield f"{day}T{hour:02}", f"{hour:02}:00–{hour:02}:59 {zone(begins)}"
+
+
+def _span(when: str) -> tuple[datetime | None, datetime | None]:
+    try:
+        since = timezone.make_aware(datetime.fromisoformat(when))
+        return since, since + (timedelta(hours=1) if "T" in when else timedelta(days=1))
+    except (ValueError, OverflowError):
+        return None, None
+
+
+class MethodFilter(admin.SimpleListFilter):
+    """Of a fixed choice: to look which there are, every record would have to be read."""
+
+    title = _("method")
+    parameter_name = "method"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(method, method) for method in METHODS]
+
+    def queryset(self, request: HttpRequest, queryset: Records) -> Records:
+        return queryset.filter(method=self.value()) if self.value() else queryset
+
+
+class PathFilter(admin.SimpleListFilter):
+    """What the path starts with, typed in."""
+
+    title = _("path")
+    parameter_name = "path"
+    template = "admin/django_idempotency/idempotencyrecord/path_filter.html"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("", "")]
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        others = [(name, value) for name, values in changelist.filter_params.items() for value in values]
+        kept = [pair for pair in others if pair[0] != self.parameter_name]
+        if changelist.query:
+            kept.append(("q", changelist.query))
+        without = changelist.get_query_string(remove=[self.parameter_name, "p"])
+        yield {"selected": bool(self.value()), "value": self.value() or "", "others": kept, "without": without}
+
+    def queryset(self, request: HttpRequest, queryset: Records) -> Records:
+        beginning = self.value()
+        if not beginning:
+            return queryset
+        return queryset.none() if "\0" in beginning else queryset.filter(path__startswith=beginning)

@@ -1,0 +1,52 @@
+"""What a record's operation has published by the outbox, for its timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from django.apps import apps
+from django.db import router
+from django.utils.translation import gettext_lazy as _
+
+from django_idempotency.conf import conf
+from django_idempotency.maintenance.timeline import Event
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.printable import printable
+
+if TYPE_CHECKING:
+    from django_idempotency.outbox.models import OutboxEvent
+
+MOST = 20
+
+
+def outbox_events(record: IdempotencyRecord) -> Iterator[Event]:
+    """At most 20, the oldest first; those that were confirmed are gone unless ``RETENTION`` keeps them."""
+    if not apps.is_installed("django_idempotency.outbox"):
+        return
+    from django_idempotency.outbox.models import OutboxEvent, Status
+
+    told = OutboxEvent.objects.using(_database(record)).filter(record_id=record.pk).order_by("id")
+    for event in told.defer("payload", "headers")[:MOST]:
+        yield Event(event.created_at, _about(_("event {topic} written to the outbox"), event))
+        if event.status == Status.DEAD:
+            yield Event(event.finished_at, _about(_("event {topic} given up: {error}"), event))
+        elif event.finished_at is not None:
+            yield Event(event.finished_at, _about(_("event {topic} published"), event))
+        elif event.attempts:
+            yield Event(event.available_at, _about(_("event {topic} is tried again: {error}"), event))
+
+
+def _database(record: IdempotencyRecord) -> str:
+    """The alias of the record's shard, where the outbox is in it; otherwise that of the outbox."""
+    from django_idempotency.outbox import maintenance
+    from django_idempotency.outbox.models import OutboxEvent
+
+    shard = record._state.db
+    if shard and shard in conf().shards and router.allow_migrate_model(shard, OutboxEvent):
+        return shard
+    return maintenance.database()
+
+
+def _about(sentence: object, event: OutboxEvent) -> str:
+    return str(sentence).format(topic=printable(event.topic), error=printable(event.error))

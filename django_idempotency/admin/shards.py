@@ -1,0 +1,38 @@
+"""What the admin shows of the databases that hold records: one at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qs
+
+from django.http import HttpRequest
+
+from django_idempotency.stores.connections import databases
+
+PARAMETER = "database"
+
+
+def database_of(request: HttpRequest) -> str:
+    """Return the alias that a page is asked for by ``?database=``, or the first with records."""
+    filters = request.POST.get("filters") or request.GET.get("_changelist_filters", "")
+    asked = [request.GET.get(PARAMETER), request.POST.get(PARAMETER), *parse_qs(filters).get(PARAMETER, [])]
+    found = databases()
+    return next((alias for alias in asked if alias in found), found[0])
+
+
+def query_of(request: HttpRequest) -> str:
+    """Return what a link to another page of the same database has as its query: nothing where there is only one."""
+    return f"{PARAMETER}={database_of(request)}" if len(databases()) > 1 else ""
+
+
+def choices(request: HttpRequest) -> list[tuple[str, bool]]:
+    """Return each alias, and whether it is the one that is shown; none where there is only one."""
+    found = databases()
+    return [(alias, alias == database_of(request)) for alias in found] if len(found) > 1 else []
+
+
+def next_to(alias: str) -> str | None:
+    """Return the alias after this one, or ``None`` for the last."""
+    found: Any = (*databases(), None)
+    following: str | None = found[found.index(alias) + 1]
+    return following

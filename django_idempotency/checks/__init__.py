@@ -1,0 +1,34 @@
+"""System checks: what is wrong with a configuration, before it costs money.
+
+Each has a stable id; ``docs/checks.md`` says more of each. Importing this package registers all of them.
+"""
+
+from __future__ import annotations
+
+from django_idempotency.checks import (
+    consumers,
+    databases,
+    deployment,
+    entry_points,
+    guards,
+    keys,
+    middleware,
+    policies,
+    settings,
+    stores,
+    views,
+)
+
+__all__ = [
+    "consumers",
+    "databases",
+    "deployment",
+    "entry_points",
+    "guards",
+    "keys",
+    "middleware",
+    "policies",
+    "settings",
+    "stores",
+    "views",
+]

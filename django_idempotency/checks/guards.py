@@ -1,0 +1,154 @@
+"""Checks of the order of decorators: what stands inside of an entry point is not asked before a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+from django.contrib.auth.mixins import AccessMixin
+from django.core.checks import CheckMessage, Tags, Warning, register
+from django.middleware.csrf import CsrfViewMiddleware
+from django.utils.module_loading import import_string
+
+from django_idempotency import conf
+from django_idempotency.checks.middleware import is_covering
+from django_idempotency.checks.settings import Apps, are_usable
+from django_idempotency.checks.views import routes
+from django_idempotency.policy import Policy
+from django_idempotency.wrapping import MARK, closed_over, entry_point_policy, innermost, layers, view_class
+
+PACKAGE = "django_idempotency."
+# Modules whose decorators let callers in or refuse them, and do nothing else.
+GUARDS = frozenset(
+    {
+        "django.contrib.auth.decorators",
+        "guardian.decorators",
+        "oauth2_provider.decorators",
+        "rules.contrib.views",
+    }
+)
+METHOD_DECORATOR = "django.utils.decorators"
+Found = tuple[str, str]  # what stands inside of the entry point, and of what
+
+
+@register(Tags.urls)
+def check_guards(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
+    """W067 authentication, permissions or CSRF protection inside of an entry point: a replay comes before them."""
+    if not are_usable():
+        return []
+    found = {found: None for route, view in routes() for found in _misplaced(route, view)}
+    return [
+        Warning(
+            f"{where}: {guard} stands inside of the entry point, so a replay is sent before it is asked.",
+            hint="Put @idempotent below the decorators that authenticate, directly above the view; of a class, "
+            'decorate "dispatch" with them, and put @idempotent or IdempotentMixin on the class.',
+            id="django_idempotency.W067",
+        )
+        for guard, where in found
+    ]
+
+
+def _misplaced(route: str, view: Any) -> Iterator[Found]:
+    policy = _policy(route, view)
+    if policy is None:
+        return
+    asks_itself, csrf_is_global = policy.may_replay is not None, _csrf_is_global(view)
+    for guard, where in _inside(view, policy):
+        if not (csrf_is_global if guard == "csrf_protect" else asks_itself):
+            yield guard, where
+
+
+def _policy(route: str, view: Any) -> Policy | None:
+    """The policy in force for the view of ``route``; ``None`` for one that no entry point covers."""
+    for method in ("post", "put", "patch", "delete"):
+        if (stated := entry_point_policy(view, method)) is not None:
+            return conf.resolve(stated)
+    exempt = conf.conf().exempt
+    if not is_covering() or getattr(view, "idempotency_exempt", False) or (exempt and exempt.search(route)):
+        return None
+    return conf.conf().policy
+
+
+def _csrf_is_global(view: Any) -> bool:
+    return not getattr(view, "csrf_exempt", False) and any(
+        isinstance(middleware, type) and issubclass(middleware, CsrfViewMiddleware)
+        for middleware in map(import_string, conf.middleware())
+    )
+
+
+def _inside(view: Any, policy: Policy) -> Iterator[Found]:
+    cls = view_class(view)
+    if cls is not None:
+        yield from _inside_class(cls, policy)
+    elif any(map(_is_entry_point, layers(view))):
+        yield from _after_entry_point(layers(view), _name(view))
+    else:
+        covered = innermost(view)
+        yield from ((guard, _name(view)) for part in layers(covered) if (guard := guard_of(part)))
+
+
+def _inside_class(cls: Any, policy: Policy) -> Iterator[Found]:
+    on_dispatch = False
+    for base in cls.__mro__:
+        if (dispatch := vars(base).get("dispatch")) is None:
+            continue
+        if on_dispatch and issubclass(base, AccessMixin):
+            yield base.__name__, _name(cls)
+        parts = list(_parts(dispatch))
+        yield from _after_entry_point(parts, f"{_name(cls)}.dispatch", inside=on_dispatch)
+        on_dispatch = on_dispatch or any(map(_is_decorator_of_ours, parts))
+    for method in sorted(policy.methods):
+        parts = list(_parts(getattr(cls, method.lower(), None)))
+        has_own = any(map(_is_decorator_of_ours, parts))
+        is_inside = on_dispatch or hasattr(cls, MARK) or (is_covering() and not has_own)
+        yield from _after_entry_point(parts, f"{_name(cls)}.{method.lower()}", inside=is_inside)
+
+
+def _after_entry_point(parts: Iterable[Any], where: str, *, inside: bool = False) -> Iterator[Found]:
+    """Guards among ``parts``, from the outermost, that come after the entry point."""
+    for part in parts:
+        if inside and (guard := guard_of(part)):
+            yield guard, where
+        inside = inside or _is_entry_point(part)
+
+
+def _parts(method: Any) -> Iterator[Any]:
+    """A class's method and what decorates it, from the outermost; of ``method_decorator`` its decorators."""
+    for layer in layers(method):
+        lists = [part for part in closed_over(layer) if isinstance(part, list | tuple)]
+        if lists and _module(layer) == METHOD_DECORATOR:
+            yield from reversed(lists[0])  # it applies the first of them first
+        else:
+            yield layer
+
+
+def _is_entry_point(part: Any) -> bool:
+    return _module(part).startswith(PACKAGE) or _is_decorator_of_ours(part)
+
+
+def _is_decorator_of_ours(part: Any) -> bool:
+    """Whether it is ``@idempotent``, with arguments or without."""
+    made = part.func if isinstance(part, partial) else type(part)
+    return str(getattr(made, "__module__", "")).startswith(PACKAGE)
+
+
+def guard_of(part: Any) -> str | None:
+    """Return the name of what lets callers in or refuses them; ``None`` for any other part of a view."""
+    module = _module(part)
+    if module in GUARDS:
+        return f"a decorator of {module}"
+    contents = [inner for content in closed_over(part) for inner in (content, *closed_over(content))]
+    if any(content is CsrfViewMiddleware or type(content) is CsrfViewMiddleware for content in contents):
+        return "csrf_protect"
+    return None
+
+
+def _module(part: Any) -> str:
+    """Where a function was written: ``functools.wraps`` changes its ``__module__``, and not this."""
+    return str(part.__globals__.get("__name__", "")) if isinstance(part, FunctionType) else ""
+
+
+def _name(view: Any) -> str:
+    return f"{view.__module__}.{getattr(view, '__qualname__', type(view).__qualname__)}"

@@ -1,0 +1,71 @@
+"""An adapter for requests.
+
+    session = requests.Session()
+    session.mount("https://api.example.com", IdempotentAdapter())
+
+Mount it for servers that heed keys, and for no others: with another server a retried POST may take effect twice.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import requests
+from requests.adapters import HTTPAdapter
+from requests.exceptions import ChunkedEncodingError, ConnectionError, SSLError, Timeout
+
+from django_idempotency.client.retries import Call, Retries
+
+NO_RESPONSE = (ConnectionError, Timeout, ChunkedEncodingError)
+
+
+class IdempotentAdapter(HTTPAdapter):
+    """Sends requests with one key for each call and all of its retries.
+
+    ``options`` are those of ``HTTPAdapter``. A body is read into memory before it is sent, so that it can be sent
+    again, and so is the response to a request with a key. Raises what the last attempt raised.
+    """
+
+    __attrs__ = [*HTTPAdapter.__attrs__, "retries"]  # what is pickled
+
+    def __init__(self, retries: Retries | None = None, **options: Any) -> None:
+        self.retries = retries or Retries()
+        super().__init__(**options)
+
+    def send(self, request: requests.PreparedRequest, *args: Any, **options: Any) -> requests.Response:
+        headers: Any = request.headers
+        call = self.retries.begin(request.method or "", headers)
+        if call.repeatable:
+            _read_body(request)
+        while True:
+            try:
+                response = super().send(request, *args, **options)
+                if call.keyed:
+                    _ = response.content  # cut off on its way it is no response
+            except SSLError:
+                raise
+            except NO_RESPONSE:
+                wait = call.after_failure()
+                if wait is None:
+                    raise
+            else:
+                wait = _wait(call, response)
+                if wait is None:
+                    return response
+                response.close()
+            time.sleep(wait)
+
+
+def _read_body(request: Any) -> None:
+    body = request.body
+    if hasattr(body, "read"):
+        request.body = body.read()
+    elif body is not None and not isinstance(body, bytes | bytearray | memoryview | str):
+        request.body = b"".join(part.encode() if isinstance(part, str) else part for part in body)
+    request._body_position = None  # of a file, which a redirect would have to rewind
+
+
+def _wait(call: Call, response: requests.Response) -> float | None:
+    body = response.content if call.keyed else b""
+    return call.after_response(response.status_code, response.headers, body)

@@ -1,0 +1,95 @@
+"""What Celery's worker does with a message that is not for now: it keeps it, and gives it back later. It copies none.
+
+A copy with a delay is a second message as soon as the broker takes the first one for lost, and each of the two makes
+two more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from celery.exceptions import Ignore
+from celery.exceptions import Reject as RejectTask
+from celery.signals import worker_init
+from celery.worker.request import Request
+
+LONGEST_DELAY = 60.0
+_workers: list[Any] = []
+
+
+class Rejected(RejectTask, Ignore):
+    """The message goes to the dead letters. An ``Ignore`` too, which ``autoretry_for`` lets pass."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, False)
+        self.args = (reason,)
+
+
+class NotNow(RejectTask, Ignore):
+    """The message is to be looked at again in ``delay`` seconds."""
+
+    def __init__(self, reason: str, delay: float) -> None:
+        super().__init__(reason, True)
+        self.args = (reason, delay)
+        self.delay = delay
+
+
+class PatientRequest(Request):
+    """A request whose message goes back to its broker after a while, where it is not for now."""
+
+    def on_failure(self, exc_info: Any, *arguments: Any, **named: Any) -> Any:
+        error = getattr(exc_info.exception, "exc", exc_info.exception)
+        if not isinstance(error, NotNow):
+            return super().on_failure(exc_info, *arguments, **named)
+        give_back = self._publish_again if self.acknowledged else lambda: Request.on_failure(self, exc_info)
+        return _later(min(error.delay, _longest_delay(self.app)), give_back)
+
+    def _publish_again(self) -> None:
+        """As it came, byte for byte: a task without ``acks_late`` has taken it from its broker already."""
+        message, app = self.message, cast("Any", self.app)
+        properties = {name: message.properties.get(name) for name in ("correlation_id", "reply_to", "priority")}
+        with app.producer_or_acquire() as producer:
+            producer.publish(
+                message.body,
+                **{"exchange": self.delivery_info["exchange"], "routing_key": self.delivery_info["routing_key"]},
+                **{"content_type": message.content_type, "content_encoding": message.content_encoding},
+                headers=message.headers,
+                **{name: value for name, value in properties.items() if value is not None},
+            )
+
+
+def _longest_delay(app: Any) -> float:
+    """Well below the time after which the broker gives an unacknowledged message to another worker."""
+    options = app.conf.broker_transport_options or {}
+    return float(min(LONGEST_DELAY, options.get("visibility_timeout", 3600) / 2))
+
+
+def _later(delay: float, give_back: Callable[[], Any]) -> None:
+    """Meanwhile the message counts as none of those that the worker may fetch in advance."""
+    consumer = _workers[-1].consumer
+    consumer.qos.increment_eventually()
+
+    def act() -> None:
+        consumer.qos.decrement_eventually()
+        give_back()
+
+    consumer.timer.call_after(delay, act)
+
+
+def layers(task: Any) -> Iterator[Callable[..., Any]]:
+    """The functions around which a task is made, the outermost first."""
+    layer = getattr(task, "_orig_run", task.run)
+    while layer is not None:
+        layer = getattr(layer, "__func__", layer)
+        yield layer
+        layer = getattr(layer, "__wrapped__", None)
+
+
+@worker_init.connect
+def prepare(sender: Any, **_named: Any) -> None:
+    """Give our tasks our requests."""
+    _workers[:] = [sender]
+    for task in sender.app.tasks.values():
+        if any(getattr(layer, "idempotent", False) for layer in layers(task)):
+            task.Request = f"{PatientRequest.__module__}:{PatientRequest.__qualname__}"

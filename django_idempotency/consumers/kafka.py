@@ -1,0 +1,218 @@
+"""Kafka, by confluent-kafka."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer as Client
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Message as KafkaMessage
+
+from django_idempotency.consumers.base import Consumer
+from django_idempotency.consumers.messages import Message
+from django_idempotency.consumers.runner import DeadLetterNotTaken, Runner
+from django_idempotency.logs import log
+
+DRAIN = 20.0  # seconds that what is at work in a partition may take to end when the partition is taken away
+CONFIRM = 30.0
+LOGGER = logging.getLogger("django_idempotency.kafka")
+Partition = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message, and the assignment of its partition under which it came."""
+
+    message: KafkaMessage
+    partition: Partition
+    offset: int
+    epoch: int
+
+
+class Kafka(Runner[Received]):
+    """Consumes topics as a member of a group, which is the consumer's name unless stated.
+
+    The id of a message is its CloudEvents id (``ce_id``), or else partition and offset, or what ``identify`` says. Its
+    source is the topic. An offset is stored only once its message and all before it in the partition are handled or
+    dead-lettered. A message that has to wait makes its partition wait, which keeps its order: it is paused, sought back
+    and resumed. ``dead_letters``: topic for what can't be handled, ``<topic>.dead`` unless stated; the offset is stored
+    after that topic has it. ``config``: further configuration of librdkafka's, which logs to the
+    logger ``django_idempotency.kafka`` unless another ``logger`` is in it.
+    """
+
+    polls_always = True
+    broken = (KafkaException, OSError)
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        servers: str,
+        *topics: str,
+        group: str | None = None,
+        dead_letters: str | None = None,
+        identify: Callable[[KafkaMessage], Any] | None = None,
+        config: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(consumer, **options)
+        self.topics, self.dead_letters, self.identify = list(topics), dead_letters, identify or _identify
+        self.connecting = {"bootstrap.servers": servers, "logger": LOGGER, **(config or {})}
+        self.group = group or consumer.name
+        self._epochs: dict[Partition, int] = {}
+        self._resume_at: dict[Partition, float] = {}
+        self._new: set[Partition] = set()
+        self._full = False
+
+    def open(self) -> None:
+        self._epochs.clear()
+        self._resume_at.clear()
+        self._new.clear()
+        self._full = False
+        ours = {"group.id": self.group, "enable.auto.commit": True, "enable.auto.offset.store": False}
+        self.client = Client(
+            {"auto.offset.reset": "earliest", "auto.commit.interval.ms": 500, **self.connecting, **ours}
+        )
+        self.producer = Producer({**self.connecting, "enable.idempotence": True, "acks": "all"})
+        self.client.subscribe(self.topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+
+    # --- Which partitions are ours -----------------------------------------------------------------------------------
+
+    def _assigned(self, _client: Client, partitions: list[TopicPartition]) -> None:
+        for partition in partitions:
+            place = (partition.topic, partition.partition)
+            self._epochs[place] = self._epochs.get(place, 0) + 1
+            self._new.add(place)
+
+    def _revoked(self, client: Client, partitions: list[TopicPartition]) -> None:
+        """Let what is at work end and store its offsets, and only then let go: nothing is done in vain."""
+        places = {(partition.topic, partition.partition) for partition in partitions}
+        self._waiting = [received for received in self._waiting if received.partition not in places]
+        deadline = time.monotonic() + DRAIN
+        while self._is_at_work(places) and time.monotonic() < deadline:
+            self.wait_for_one()
+            self.settle_ended()
+        try:
+            client.commit(asynchronous=False)
+        except KafkaException as error:  # nothing to commit, or the group has gone on without us: both are normal
+            log(logging.INFO, "offsets_not_committed", "offsets were not committed: %s", error.args[0].str())
+        self._fence(places)
+
+    def _lost(self, _client: Client, partitions: list[TopicPartition]) -> None:
+        self._fence({(partition.topic, partition.partition) for partition in partitions})
+
+    def _fence(self, places: set[Partition]) -> None:
+        """What still runs there settles nothing any more."""
+        self._waiting = [received for received in self._waiting if received.partition not in places]
+        for place in places:
+            self._epochs[place] = self._epochs.get(place, 0) + 1
+            self._resume_at.pop(place, None)
+
+    def _is_at_work(self, places: set[Partition]) -> bool:
+        return any(received.partition in places for group in self._at_work.values() for received in group)
+
+    def _is_ours(self, received: Received) -> bool:
+        return self._epochs.get(received.partition) == received.epoch
+
+    # --- Messages ----------------------------------------------------------------------------------------------------
+
+    def receive(self, most: int, timeout: float) -> Iterable[Received]:
+        self._resume_due()
+        self._pause_if(full=most <= 0)
+        self._begin_new()
+        found = [self._received(message) for message in self.client.consume(max(1, most), timeout) if _is_one(message)]
+        return [received for received in found if received.partition not in self._resume_at]
+
+    def _received(self, message: KafkaMessage) -> Received:
+        place = (str(message.topic()), int(message.partition() or 0))
+        return Received(message, place, int(message.offset() or 0), self._epochs.get(place, 0))
+
+    def _pause_if(self, *, full: bool) -> None:
+        """Polling goes on where there is no room: a member that does not poll is put out of its group."""
+        if full != self._full:
+            running = [p for p in self.client.assignment() if (p.topic, p.partition) not in self._resume_at]
+            (self.client.pause if full else self.client.resume)(running)
+            self._full = full
+
+    def _begin_new(self) -> None:
+        """A partition that was paused when it was taken away is still paused when it comes back."""
+        new = [p for p in self.client.assignment() if (p.topic, p.partition) in self._new - self._resume_at.keys()]
+        (self.client.pause if self._full else self.client.resume)(new)
+        self._new.clear()
+
+    def _resume_due(self) -> None:
+        for place, due in list(self._resume_at.items()):
+            if due <= time.monotonic():
+                del self._resume_at[place]
+                if not self._full:
+                    self.client.resume([TopicPartition(*place)])
+
+    def lane(self, received: Received) -> Hashable:
+        return received.partition
+
+    def message(self, received: Received) -> Message:
+        headers = {name: value.decode("utf-8", "replace") for name, value in _headers(received.message)}
+        body = received.message.value() or b""
+        return Message(received.partition[0], self.identify(received.message), body, headers)
+
+    def ack(self, received: Received) -> None:
+        """Not where one before it has to wait: that one's offset is the partition's."""
+        if self._is_ours(received) and received.partition not in self._resume_at:
+            self.client.store_offsets(offsets=[TopicPartition(*received.partition, received.offset + 1)])
+
+    def later(self, received: Received, delay: float) -> None:
+        place = received.partition
+        if not self._is_ours(received) or place in self._resume_at:
+            return
+        self._resume_at[place] = time.monotonic() + delay
+        self._waiting = [waiting for waiting in self._waiting if waiting.partition != place]
+        self.client.pause([TopicPartition(*place)])
+        self.client.seek(TopicPartition(*place, received.offset))
+
+    def dead_letter(self, received: Received, headers: dict[str, str]) -> None:
+        if not self._is_ours(received) or received.partition in self._resume_at:
+            return
+        try:
+            self._produce(received, headers)
+        except KafkaException as error:
+            if error.args[0].fatal():
+                raise
+            raise DeadLetterNotTaken(f"Kafka: {error.args[0].str()}") from error
+        self.ack(received)
+
+    def _produce(self, received: Received, headers: dict[str, str]) -> None:
+        errors: list[KafkaError | None] = []
+        message = received.message
+        self.producer.produce(
+            self.dead_letters or f"{received.partition[0]}.dead",
+            message.value(),
+            key=message.key(),
+            headers=[*_headers(message), *headers.items()],
+            on_delivery=lambda error, _message: errors.append(error),
+        )
+        self.producer.flush(CONFIRM)
+        if errors != [None]:
+            raise KafkaException(errors[0] if errors else KafkaError(KafkaError._MSG_TIMED_OUT))
+
+    def close(self) -> None:
+        self.client.close()
+
+
+def _is_one(message: KafkaMessage) -> bool:
+    error = message.error()
+    if error is not None and error.fatal():
+        raise KafkaException(error)
+    return error is None
+
+
+def _identify(message: KafkaMessage) -> str:
+    named = dict(_headers(message)).get("ce_id")
+    return named.decode() if named else f"{message.partition()}-{message.offset()}"
+
+
+def _headers(message: KafkaMessage) -> list[tuple[str, bytes]]:
+    given: Any = message.headers() or []
+    return [(str(name), value or b"") for name, value in given]

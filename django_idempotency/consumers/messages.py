@@ -1,0 +1,168 @@
+"""A message, what identifies it, and what to tell its broker."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+TRACEPARENT = "traceparent"
+ATTEMPTS = "idempotency-attempts"  # on a dead letter: how often it was tried; its replay is tried as often again
+REASON = "idempotency-reason"
+LONGEST = 255
+SHOWN = 64
+_PLAIN = re.compile(r"[!-~]{1,255}")
+_HASHED = re.compile(r".*~sha256:[0-9a-f]{64}", re.DOTALL)
+_UNSHOWN = re.compile(r"[^!-~]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message as its broker identifies it.
+
+    ``source``: the queue, topic or task it came by; with CloudEvents, its ``source``. ``id``: its id within that
+    source, the same in every redelivery. ``headers``: text by name, such as ``traceparent``; they are no part of what
+    is compared.
+    """
+
+    source: str
+    id: str
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def traceparent(self) -> str | None:
+        """The trace that the publisher was in (W3C Trace Context), if it said so."""
+        return self.headers.get(TRACEPARENT)
+
+    @property
+    def attempts_before(self) -> int:
+        """How often the message was tried before it became a dead letter."""
+        attempts = str(self.headers.get(ATTEMPTS, ""))
+        return int(attempts) if re.fullmatch(r"[0-9]{1,6}", attempts) else 0
+
+
+class Unidentifiable(ValueError):
+    """The message can't be told from others, or its body is not bytes: no delivery of it can be handled."""
+
+
+def identified(message: Message) -> Message:
+    """``message`` with a source and an id that a record can hold, and a body of bytes.
+
+    Numbers and UUIDs stand for their text. What is longer than 255 characters, or holds anything but visible ASCII, is
+    hashed, behind as much of it as can be read. Raises ``Unidentifiable``.
+    """
+    if not isinstance(message.body, bytes | bytearray | memoryview):
+        raise Unidentifiable(f"its body is of type {type(message.body).__name__}; it must be bytes")
+    source, id = _text(message.source, "source"), _text(message.id, "id")
+    return Message(storable(source), storable(id), bytes(message.body), message.headers)
+
+
+def _text(value: Any, what: str) -> str:
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "surrogateescape")
+    if isinstance(value, int | UUID) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        raise Unidentifiable(f"its {what} is {value!r}; it must be text, or a number")
+    if not value:
+        raise Unidentifiable(f"its {what} is empty: nothing tells a redelivery from another message")
+    return value
+
+
+def storable(text: str) -> str:
+    """``text`` if it is 1 to 255 visible ASCII characters, else its digest behind what of it is readable."""
+    if _PLAIN.fullmatch(text) and not _HASHED.fullmatch(text):
+        return text
+    shown = _UNSHOWN.sub("_", text)[:SHOWN]
+    return f"{shown}~sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+# --- What to tell the broker -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Acknowledge the message: it is handled. ``result``: what the handler returned, or ``NOT_KEPT``."""
+
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Ack):
+    """The handler ran, and its effects are committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyDone(Ack):
+    """The message was handled before; the handler did not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryLater:
+    """Deliver the message again after ``delay`` seconds. It is neither to be skipped nor to be deleted."""
+
+    delay: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightElsewhere(RetryLater):
+    """Another consumer is handling the message now."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitsOperator(RetryLater):
+    """The message is on hold: an operator decides whether it was handled."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAway(RetryLater):
+    """The idempotency store can't be reached, or did not say whether the effects are committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry(RetryLater):
+    """The handler raised ``error`` in this ``attempt``; its effects are rolled back."""
+
+    attempt: int
+    error: Exception = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """The message will not be handled: dead-letter it with ``reason``."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused(Reject):
+    """The handler raised ``RejectMessage``, now or before."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedFailed(Reject):
+    """An operator has decided that the message failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed(Reject):
+    """The message has no usable id, or comes with another body than the first one under its id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exhausted(Reject):
+    """Every one of its ``attempts`` has failed."""
+
+    attempts: int
+
+
+Delivery = Ack | RetryLater | Reject
+
+
+class RejectMessage(Exception):
+    """Raise it in a handler: the message can't be handled, now or ever. Its effects are rolled back."""

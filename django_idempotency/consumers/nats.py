@@ -1,0 +1,127 @@
+"""NATS JetStream, by nats-py."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NATSError
+from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+
+from django_idempotency.consumers.base import Consumer
+from django_idempotency.consumers.messages import Message
+from django_idempotency.consumers.runner import DeadLetterNotTaken, Runner
+
+T = TypeVar("T")
+ID = "Nats-Msg-Id"
+
+
+class JetStream(Runner[Msg]):
+    """Consumes a stream by a durable pull consumer; both are made if they are not there.
+
+    The id of a message is what ``identify`` says, or its header ``Nats-Msg-Id``, or its sequence number in the stream.
+    ``ack_wait``: seconds after which the server delivers an unacknowledged message again; one at work says
+    ``in_progress`` three times as often. ``max_deliver``: how often a message is delivered at most, whatever becomes of
+    it; -1 for ever. What can't be handled is published to the subject ``dead_letters``, ``<durable>.dead`` unless
+    stated, which a stream has to take.
+    """
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        servers: str,
+        subject: str,
+        *,
+        stream: str,
+        durable: str | None = None,
+        dead_letters: str | None = None,
+        ack_wait: float = 30,
+        max_deliver: int = -1,
+        identify: Callable[[Msg], Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(consumer, **options)
+        self.servers, self.subject, self.stream = servers, subject, stream
+        self.durable = durable or consumer.name
+        self.dead_letters = dead_letters or f"{self.durable}.dead"
+        self.identify = identify or _identify
+        self.extended = 0
+        self.redelivered_after, self.heartbeat, self.max_deliver = ack_wait, ack_wait / 3, max_deliver
+
+    broken = (OSError, NATSError, FutureTimeout)
+
+    def open(self) -> None:
+        self.client: Client | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="idempotency-jetstream", daemon=True)
+        self._thread.start()
+        self._await(self._subscribe())
+
+    async def _subscribe(self) -> None:
+        self.client = await nats.connect(self.servers)
+        self.jetstream = self.client.jetstream()
+        try:
+            await self.jetstream.stream_info(self.stream)
+        except NotFoundError:
+            await self.jetstream.add_stream(name=self.stream, subjects=[self.subject, self.dead_letters])
+        config = ConsumerConfig(
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=self.redelivered_after,
+            max_deliver=self.max_deliver,
+            max_ack_pending=max(1000, self.ahead),
+        )
+        self.subscription = await self.jetstream.pull_subscribe(
+            self.subject, durable=self.durable, stream=self.stream, config=config
+        )
+
+    def _await(self, work: Coroutine[Any, Any, T], timeout: float = 10) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
+
+    def receive(self, most: int, timeout: float) -> Iterable[Msg]:
+        try:
+            return self._await(self.subscription.fetch(most, timeout=timeout), timeout + 10)
+        except TimeoutError:  # which NATS' own is a kind of
+            return []
+
+    def message(self, received: Msg) -> Message:
+        return Message(self.stream, self.identify(received), received.data, dict(received.headers or {}))
+
+    def ack(self, received: Msg) -> None:
+        self._await(received.ack())
+
+    def later(self, received: Msg, delay: float) -> None:
+        self._await(received.nak(delay=delay))
+
+    def dead_letter(self, received: Msg, headers: dict[str, str]) -> None:
+        kept = {name: value for name, value in (received.headers or {}).items() if name != ID}
+        try:
+            self._await(self.jetstream.publish(self.dead_letters, received.data, headers={**kept, **headers}))
+        except NoStreamResponseError as error:
+            raise DeadLetterNotTaken(f"no stream takes the subject {self.dead_letters}") from error
+        except APIError as error:
+            raise DeadLetterNotTaken(f"JetStream: {error.description or error.code}") from error
+        self._await(received.term())
+
+    def extend(self, received: Msg) -> None:
+        self.extended += 1
+        self._await(received.in_progress())
+
+    def close(self) -> None:
+        with suppress(Exception):
+            if self.client is not None:
+                self._await(self.client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _identify(received: Msg) -> str:
+    return (received.headers or {}).get(ID) or str(received.metadata.sequence.stream)

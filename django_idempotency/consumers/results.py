@@ -1,0 +1,163 @@
+"""What a handler returned, as its record keeps it: typed, so that a redelivery gets what the first delivery got."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Protocol
+from uuid import UUID
+
+from django.utils.functional import Promise
+
+from django_idempotency.logs import log
+from django_idempotency.outcomes import StoredResponse
+from django_idempotency.policy import Policy
+
+JSON = "application/json"
+DONE = 200
+REJECTED = 422
+ERRORS = 400  # and above
+TYPE, VALUE = "__type__", "__value__"
+
+
+class NotKept(Enum):
+    NOT_KEPT = "not kept"
+
+
+NOT_KEPT = NotKept.NOT_KEPT
+"""Stands for a result that was too large to keep, or could not be read again. Not ``None``, which a handler returns."""
+
+
+class Codec(Protocol):
+    """Turns results into bytes and back. ``encode`` raises ``TypeError`` or ``ValueError`` for what it can't hold."""
+
+    content_type: str
+
+    def encode(self, result: Any) -> bytes: ...
+
+    def decode(self, body: bytes) -> Any: ...
+
+
+class TypedJSON:
+    """JSON that keeps the types of dates, times, decimals, UUIDs, bytes, tuples, sets and keys that are no text.
+
+    Those are objects of two members, ``__type__`` and ``__value__``; the rest is plain JSON.
+    """
+
+    content_type = JSON
+
+    def encode(self, result: Any) -> bytes:
+        return json.dumps(_tagged(result)).encode()
+
+    def decode(self, body: bytes) -> Any:
+        return json.loads(body, object_hook=_untagged)
+
+
+TYPED_JSON = TypedJSON()
+
+_WRITE: dict[type, tuple[str, Callable[[Any], Any]]] = {
+    Decimal: ("decimal", str),
+    datetime: ("datetime", datetime.isoformat),
+    date: ("date", date.isoformat),
+    time: ("time", time.isoformat),
+    timedelta: ("timedelta", lambda value: [value.days, value.seconds, value.microseconds]),
+    UUID: ("uuid", str),
+    bytes: ("bytes", lambda value: base64.b64encode(value).decode()),
+    tuple: ("tuple", lambda value: [_tagged(item) for item in value]),
+    set: ("set", lambda value: [_tagged(item) for item in value]),
+    frozenset: ("frozenset", lambda value: [_tagged(item) for item in value]),
+}
+_READ: dict[str, Callable[[Any], Any]] = {
+    "decimal": Decimal,
+    "datetime": datetime.fromisoformat,
+    "date": date.fromisoformat,
+    "time": time.fromisoformat,
+    "timedelta": lambda value: timedelta(*value),
+    "uuid": UUID,
+    "bytes": base64.b64decode,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "dict": dict,
+}
+
+
+def _tagged(value: Any) -> Any:
+    match value:
+        case None | str() | bool() | int() | float():
+            return value
+        case list():
+            return [_tagged(item) for item in value]
+        case dict():
+            return _object(value)
+        case Promise():
+            return str(value)
+    for kind, (name, write) in _WRITE.items():  # datetime stands before date, which it is too
+        if isinstance(value, kind):
+            return {TYPE: name, VALUE: write(value)}
+    raise TypeError(f"A result of type {type(value).__qualname__} can't be kept; return what JSON can hold.")
+
+
+def _object(value: dict[Any, Any]) -> dict[str, Any]:
+    if all(isinstance(name, str) for name in value) and value.keys() != {TYPE, VALUE}:
+        return {name: _tagged(item) for name, item in value.items()}
+    return {TYPE: "dict", VALUE: [[_tagged(name), _tagged(item)] for name, item in value.items()]}
+
+
+def _untagged(value: dict[str, Any]) -> Any:
+    read = _READ.get(value[TYPE]) if value.keys() == {TYPE, VALUE} else None
+    return read(value[VALUE]) if read else value
+
+
+# --- In the record ---------------------------------------------------------------------------------------------------
+
+
+def stored_result(result: Any, codec: Codec, policy: Policy) -> StoredResponse:
+    """A result as it is kept: without its body where that is too large. Raises ``TypeError``."""
+    return _stored(DONE, codec.encode(result), codec.content_type, policy)
+
+
+def stored_rejection(reason: str, policy: Policy) -> StoredResponse:
+    return _stored(REJECTED, json.dumps(reason).encode(), JSON, policy)
+
+
+def without_result() -> StoredResponse:
+    return StoredResponse(DONE, body=None)
+
+
+def _stored(status: int, body: bytes, content_type: str, policy: Policy) -> StoredResponse:
+    kept = body if len(body) <= policy.max_body_size else None
+    return StoredResponse(status, (("Content-Type", content_type),), kept)
+
+
+def result_of(response: StoredResponse, codec: Codec) -> Any:
+    """The result that a record keeps. One that an operator wrote is JSON, text or nothing; unreadable, ``NOT_KEPT``."""
+    if response.body is None:
+        return NOT_KEPT
+    if not response.body:
+        return None
+    content_type = dict(response.headers).get("Content-Type", "")
+    try:
+        if content_type == codec.content_type:
+            return codec.decode(response.body)
+        text = response.body.decode()
+        return json.loads(text) if "json" in content_type else text
+    except Exception as error:  # a codec may raise anything
+        log(logging.WARNING, "result_unreadable", "a stored result can't be read: %s", type(error).__name__)
+        return NOT_KEPT
+
+
+def reason_of(response: StoredResponse) -> str:
+    """Why the record says that the message failed, in a sentence."""
+    try:
+        told = json.loads(response.body or b"null")
+    except ValueError:
+        told = (response.body or b"").decode("utf-8", "replace")
+    if isinstance(told, dict):
+        told = told.get("detail") or told.get("title") or json.dumps(told)
+    return str(told or f"it failed before, with status {response.status}")

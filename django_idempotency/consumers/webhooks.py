@@ -1,0 +1,99 @@
+"""Webhooks that come in: a view that handles each event once, by the sender's id of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http.response import HttpResponseBase
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.csrf import csrf_exempt
+from standardwebhooks import Webhook, WebhookVerificationError
+
+from django_idempotency.consumers.base import Consumer
+from django_idempotency.consumers.messages import Ack, InFlightElsewhere, Malformed, Message, RetryLater
+from django_idempotency.decorators import idempotency_exempt
+from django_idempotency.engine import Context
+from django_idempotency.http.transactions import take_over_atomic_requests
+from django_idempotency.policy import Policy
+
+Verify = Callable[[HttpRequest], str]
+
+
+class NotVerified(Exception):
+    """The request was not sent by whom it says, or too long ago."""
+
+
+def standard_webhook(*secrets: str) -> Verify:
+    """Return a ``verify`` for senders that follow the Standard Webhooks specification.
+
+    ``secrets``: ``whsec_…``, more than one while a secret is replaced. A signature older or newer than five minutes is
+    refused: ``verify`` raises ``NotVerified``. https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
+    """
+    webhooks = [Webhook(secret) for secret in secrets]
+
+    def verify(request: HttpRequest) -> str:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        for webhook in webhooks:
+            try:
+                webhook.verify(request.body, headers, json_parse=False)
+            except (WebhookVerificationError, ValueError):  # the library lets malformed signatures and bodies raise
+                continue
+            return headers["webhook-id"]
+        raise NotVerified
+
+    return verify
+
+
+@method_decorator(csrf_exempt, name="dispatch")
+class WebhookView(View):
+    """Handles each event once: ``handle(message, context)`` does the work.
+
+    ``source``: who sends, part of the key. ``verify``: called with the request before anything is claimed; returns the
+    event's id, or raises ``NotVerified``, which gets the response 401. An event gets 200 once it is handled,
+    and so are its duplicates; with 409 and ``Retry-After`` while it is handled elsewhere, 503 where it failed or the
+    store is away, and 422 where it can't be handled, now or ever. The body alone is compared, no header.
+    """
+
+    source: ClassVar[str]
+    verify: ClassVar[Verify]
+    policy: ClassVar[Policy | None] = None
+    max_attempts: ClassVar[int] = 1_000_000  # the sender knows when to give up
+
+    @classmethod
+    def as_view(cls, **initkwargs: Any) -> Callable[..., HttpResponseBase]:
+        return take_over_atomic_requests(idempotency_exempt(super().as_view(**initkwargs)))
+
+    def handle(self, message: Message, context: Context) -> Any:
+        """Handle the event. An exception rolls back, and the sender tries again; ``RejectMessage`` is final."""
+        raise NotImplementedError
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        try:
+            id = type(self).verify(request)
+        except NotVerified:
+            return JsonResponse({"detail": "The signature does not match."}, status=401)
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        return self._answer(Message(self.source, id, request.body, headers))
+
+    def _answer(self, message: Message) -> HttpResponse:
+        consumer = Consumer(
+            "webhooks", self.handle, policy=self.policy, max_attempts=self.max_attempts, sender=type(self)
+        )
+        match delivery := consumer.consume(message):
+            case Ack():
+                return HttpResponse(status=200)
+            case RetryLater(delay=delay):
+                status = 409 if isinstance(delivery, InFlightElsewhere) else 503
+                return JsonResponse({}, status=status, headers={"Retry-After": str(max(1, math.ceil(delay)))})
+        status = 400 if isinstance(delivery, Malformed) else 422
+        return JsonResponse({"detail": delivery.reason}, status=status)
+
+
+def json_of(message: Message) -> Any:
+    """The body of a message as JSON. Raises ``ValueError``."""
+    return json.loads(message.body)

@@ -1,0 +1,140 @@
+"""Write in the background what no request waits for: late completions, replay counts, and what can wait.
+
+It never keeps the leases from being renewed: those are on another thread, ``engine.leases``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import time
+from collections import Counter, defaultdict
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from uuid import UUID
+
+from django_idempotency.conf import in_test_run
+from django_idempotency.engine.workers import Work, Worker
+from django_idempotency.exceptions import ClaimLost
+from django_idempotency.stores.base import Store
+
+COUNT_EVERY = 1.0
+COMPLETE_EVERY = 1.0
+PATIENCE = 5.0  # seconds that one write may take
+PATIENCE_AT_EXIT = 2.0  # seconds that the end of a process may wait for what is still to be written
+
+Count = tuple[Store, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledWork:
+    """Work in a store that is due at a time by the monotonic clock, and after an error again in ``seconds``."""
+
+    work: Work
+    store: Store
+    schemas: tuple[str, ...]
+    due: float
+    seconds: float
+
+    def run(self) -> None:
+        with self.store.own_connection(seconds=PATIENCE, schemas=self.schemas):
+            self.work()
+
+    def again(self) -> ScheduledWork:
+        return replace(self, due=time.monotonic() + self.seconds)
+
+
+class Background(Worker):
+    """What a process still has to write. Its thread begins with the first thing to do, and ends when all is done."""
+
+    def reset(self) -> None:
+        super().reset()
+        self._replays: dict[Count, Counter[UUID]] = defaultdict(Counter)
+        self._work: dict[Work, ScheduledWork] = {}
+        self._counted = time.monotonic()
+
+    def complete(self, write: Work, store: Store, schemas: tuple[str, ...] = ()) -> None:
+        """Call ``write`` every second until it succeeds, or raises ``ClaimLost``."""
+
+        def completing() -> None:
+            with suppress(ClaimLost):  # the rejection has been logged where it was found
+                write()
+
+        self._add(completing, COMPLETE_EVERY, store, schemas)
+
+    def count_replay(self, id: UUID, store: Store, schemas: tuple[str, ...] = ()) -> None:
+        """Count one replay; written within a second or so. In a test run none is: databases come and go there."""
+        if in_test_run():
+            return
+        self.leave_the_parents_process()
+        with self.changed:
+            if not self._replays:
+                self._counted = time.monotonic()
+            self._replays[store, schemas][id] += 1
+            with suppress(RuntimeError):  # no thread can be started now; it is tried again with the next thing to do
+                self.wake()
+
+    def later(self, work: Work, seconds: float, store: Store) -> None:
+        """Call ``work`` in so many seconds, or when the process ends; after an error, again in as many.
+
+        Asked for twice before it is done, it is done once. In a test run it is never done.
+        """
+        if not in_test_run():
+            self._add(work, seconds, store, ())
+
+    def _add(self, work: Work, seconds: float, store: Store, schemas: tuple[str, ...]) -> None:
+        self.leave_the_parents_process()
+        with self.changed:
+            self._work.setdefault(work, ScheduledWork(work, store, schemas, time.monotonic() + seconds, seconds))
+            with suppress(RuntimeError):  # no thread can be started now; it is tried again with the next thing to do
+                self.wake()
+
+    def end(self) -> None:
+        """Do now whatever is still to do, as far as it goes in a moment: the process ends."""
+        self.leave_the_parents_process()
+        with self.changed:
+            self.ending = True
+            self.changed.notify_all()
+        self.join(PATIENCE_AT_EXIT)
+
+    def due(self) -> float | None:
+        times = [scheduled.due for scheduled in self._work.values()]
+        if self._replays:
+            times.append(self._counted + COUNT_EVERY)
+        return min(times, default=None)
+
+    def work(self) -> None:
+        for scheduled in self._take_due():
+            if not self.attempt(scheduled.run):
+                with self.changed:
+                    self._work.setdefault(scheduled.work, scheduled.again())
+        with self.changed:
+            self._counted = time.monotonic()
+            replays, self._replays = self._replays, defaultdict(Counter)
+        for (store, schemas), counts in replays.items():
+            self.attempt(partial(_count_replays, store, schemas, counts))
+
+    def _take_due(self) -> list[ScheduledWork]:
+        now = math.inf if self.ending else time.monotonic()
+        with self.changed:
+            due = [scheduled for scheduled in self._work.values() if scheduled.due <= now]
+            for scheduled in due:  # before it is done: what is asked for meanwhile is work of its own
+                del self._work[scheduled.work]
+        return due
+
+    def forget(self) -> None:
+        """Write nothing any more of what is still to be written."""
+        with self.changed:
+            self._replays.clear()
+            self._work.clear()
+            self.changed.notify_all()
+
+
+def _count_replays(store: Store, schemas: tuple[str, ...], counts: Counter[UUID]) -> None:
+    with store.own_connection(seconds=PATIENCE, schemas=schemas):
+        store.count_replays(counts)
+
+
+background = Background("background")
+atexit.register(background.end)

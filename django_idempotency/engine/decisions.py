@@ -1,0 +1,70 @@
+"""Decide what a record means for a request. Pure: no store, no clock."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.utils.translation import gettext_noop
+
+from django_idempotency.models import LIVE, TERMINAL, Status
+from django_idempotency.outcomes import Available, InFlight, Mismatch, OnHold, Replay, Snapshot
+from django_idempotency.policy import Mode
+
+LEASE_LAPSED = gettext_noop("its lease ran out while it was running")
+# It is not known how long an owner in atomic mode will take, and a dead one has no lease to wait out.
+ASK_AGAIN = InFlight(retry_after=1)
+LONGEST_RETRY_AFTER = 30
+
+
+def decide(
+    record: Snapshot, fingerprint: bytes | None, now: datetime, *, grace: float = 0, lease: float = 0
+) -> Replay | InFlight | Mismatch | OnHold | Available:
+    """What a record means for a request with ``fingerprint`` at ``now``. Pure.
+
+    Without a fingerprint, or where the record's is emptied, nothing can be compared: of a response the status alone is
+    replayed.
+
+    In atomic mode a record that is processing is ``Available`` to the caller that gets its row lock, once
+    ``takeover_grace`` seconds have passed since it was claimed: the lock is the proof of life. In lease mode it is in
+    flight until its lease has expired: it has lapsed, and a process has watched that the owner does not renew it.
+    ``lease``: seconds, bounds ``retry_after``.
+    """
+    if has_expired(record, now):
+        return Available()
+    comparable = bool(record.fingerprint) and fingerprint is not None
+    if comparable and record.fingerprint != fingerprint:
+        return Mismatch()
+    if record.response is not None:
+        return Replay(record.response if comparable else record.response.without_content(), record.trace)
+    if record.on_hold:
+        return OnHold(record.reason)
+    if record.status == Status.FAILED:
+        return Available()
+    return _decide_live(record, now, grace, lease)
+
+
+def has_expired(record: Snapshot, now: datetime) -> bool:
+    return record.status in TERMINAL and record.expires_at <= now and not record.on_hold
+
+
+def _decide_live(record: Snapshot, now: datetime, grace: float, lease: float) -> InFlight | OnHold | Available:
+    assert record.locked_at is not None  # by constraint, both
+    assert record.locked_until is not None
+    if record.mode == Mode.ATOMIC:
+        return Available(after=max(0.0, grace - (now - record.locked_at).total_seconds()))
+    if not record.lease_expired:
+        return InFlight(_retry_after((now - record.locked_at).total_seconds(), lease))
+    return OnHold(LEASE_LAPSED) if record.hold_on_crash else Available()
+
+
+def _retry_after(elapsed: float, lease: float) -> int:
+    """Half as long again as the operation has taken: an obedient client comes late by a third at most.
+
+    It is not known how long it will take. The rest of the lease does not tell: a live owner renews it.
+    """
+    return max(1, int(min(elapsed / 2, lease / 6, LONGEST_RETRY_AFTER)))
+
+
+def lapsed_just_now(record: Snapshot, decision: object) -> bool:
+    """Return whether the record is to be put on hold, and is not yet."""
+    return isinstance(decision, OnHold) and record.status in LIVE

@@ -1,0 +1,299 @@
+"""Keep the leases of this process's runs, and find out which leases of others' have lapsed.
+
+For each store there is one thread with a connection of its own, on which nothing else is done. An owner whose store was
+away has a lease that lapsed as well. So a lease is taken over only after a process has watched the store for a
+heartbeat's time, and has seen that the store was available and the lease not renewed.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from uuid import UUID
+
+from django_idempotency.engine.workers import Worker, threads_run
+from django_idempotency.logs import log
+from django_idempotency.outcomes import Claimed, Snapshot
+from django_idempotency.stores.base import Store
+
+BEATS_PER_LEASE = 3
+RETRY_AFTER = 1.0  # seconds from a failed heartbeat to the next, at most
+MOST_SUSPECTS = 1000
+SHORTEST_GAP, LONGEST_GAP = 0.5, 2.5  # less would be taken for an outage on a busy machine
+NEVER = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """``finished``: the run has ended, but the store has not confirmed its verdict yet.
+
+    Such a lease is kept though the store says that the claim has ended: a failover may bring back the record as it was
+    before.
+    """
+
+    claim: Claimed
+    store: Store
+    finished: bool = False
+
+
+@dataclass(slots=True)
+class Suspect:
+    """A record of another owner, whose lease may lapse.
+
+    ``lease``: how many seconds long its leases are. ``left``: for how long this one lasts, when last looked at.
+    """
+
+    id: UUID
+    store: Store
+    schemas: tuple[str, ...]
+    lease: float
+    left: timedelta
+
+    @property
+    def beat(self) -> float:
+        return self.lease / BEATS_PER_LEASE
+
+    @property
+    def gap(self) -> float:
+        """Seconds between two looks in which the store may have been away unseen."""
+        return min(LONGEST_GAP, max(SHORTEST_GAP, self.beat / 2))
+
+
+def beat(store: Store) -> float:
+    """Seconds between two heartbeats of a lease."""
+    return store.policy.lease / BEATS_PER_LEASE
+
+
+class Watch:
+    """For how long a store has been seen to be there, without a gap.
+
+    A gap is what lies between two observations that are too far apart, by the clock of either side: the store was away
+    or frozen, or this process was.
+    """
+
+    def __init__(self) -> None:
+        self._first = self._last = NEVER
+
+    def observe(self, now: float, *, gap: float) -> None:
+        if now - self._last > gap:
+            self._first = now
+        self._last = now
+
+    def interrupt(self) -> None:
+        self._first = self._last = NEVER
+
+    @property
+    def seconds(self) -> float:
+        return 0.0 if self._last == NEVER else self._last - self._first
+
+
+class LeaseKeeper(Worker):
+    """The leases in one store: renewed three times per lease, all in one statement for each policy.
+
+    After a heartbeat that failed the next comes within a second. While another owner's lease is suspected, the store is
+    looked at several times per heartbeat.
+    """
+
+    def reset(self) -> None:
+        super().reset()
+        self._leases: dict[UUID, Lease] = {}
+        self._suspects: dict[UUID, Suspect] = {}
+        self._watch = Watch()
+        self._renewed = self._looked = time.monotonic()
+        self._failed = False
+
+    # --- What requests ask for
+
+    def add(self, claim: Claimed, store: Store, *, finished: bool = False) -> None:
+        """Keep the lease of ``claim``; see ``Lease`` for ``finished``.
+
+        Raises ``RuntimeError`` if there is no thread to do it, and none can start.
+        """
+        if not threads_run():
+            raise RuntimeError("uWSGI runs no threads: start it with --enable-threads.")
+        with self.changed:
+            if not self._leases:
+                self._renewed, self._failed = time.monotonic(), False
+            self._leases[claim.token] = Lease(claim, store, finished)
+            try:
+                self.wake()
+            except BaseException:  # a lease that is not renewed must not stay in the list
+                del self._leases[claim.token]
+                raise
+
+    def drop(self, claim: Claimed) -> None:
+        with self.changed:
+            self._leases.pop(claim.token, None)
+
+    def suspect(self, token: UUID, suspect: Suspect) -> None:
+        with self.changed:
+            if token in self._suspects or len(self._suspects) >= MOST_SUSPECTS:
+                return
+            self._suspects[token] = suspect
+            with suppress(RuntimeError):  # then another caller finds out
+                self.wake()
+
+    def forget(self) -> None:
+        """Keep no lease any more, and watch none."""
+        with self.changed:
+            self._leases.clear()
+            self._suspects.clear()
+            self.changed.notify_all()
+
+    # --- When
+
+    def due(self) -> float | None:
+        times = []
+        if self._leases:
+            times.append(self._renewed + (_retry(self._beat()) if self._failed else self._beat()))
+        if self._suspects:
+            times.append(self._looked + self._pause())
+        return min(times, default=None)
+
+    def _beat(self) -> float:
+        return min(beat(lease.store) for lease in self._leases.values())
+
+    def _pause(self) -> float:
+        """Seconds between two looks at suspects: so many of them in a heartbeat that a gap shows."""
+        return min(RETRY_AFTER, min(suspect.beat for suspect in self._suspects.values()) / 4)
+
+    # --- The heartbeat
+
+    def work(self) -> None:
+        with self.changed:
+            leases, suspects = [*self._leases.values()], {**self._suspects}
+            now = time.monotonic()
+            renewal = bool(leases) and self._renewed + (0 if self._failed else self._beat()) <= now
+        if renewal:
+            self._renewed = now
+            renewed = [self._renew(group) for group in _grouped(leases)]
+            self._failed = not all(renewed)
+        if suspects:
+            self._looked = now
+            self._look(suspects)
+
+    def _renew(self, group: list[Lease]) -> bool:
+        """False if the store was away, or one of the rows is locked."""
+        claims, store = [lease.claim for lease in group], group[0].store
+        left: set[UUID] = {claim.token for claim in claims}
+
+        def renew() -> None:
+            with store.own_connection(seconds=beat(store) / 2, schemas=claims[0].schemas):
+                left.difference_update(store.renew(claims))
+                if left:
+                    owned = store.leases_left({claim.token: claim.id for claim in claims if claim.token in left})
+                    self._lose(left - owned.keys())
+                    left.intersection_update(owned)
+
+        return self.attempt(renew) and not left
+
+    def _lose(self, tokens: set[UUID]) -> None:
+        """These claims have another owner by now, or none: their completion will find out, too."""
+        with self.changed:
+            held = [lease for token in tokens if (lease := self._leases.get(token))]
+            lost = [lease for lease in held if not lease.finished]
+            for lease in lost:
+                del self._leases[lease.claim.token]
+        for lease in lost:
+            log(
+                logging.WARNING,
+                "lease_lost",
+                "idempotency record %s: its lease can't be renewed any more",
+                lease.claim.id,
+                operation=lease.claim.operation,
+                attempt=lease.claim.attempt,
+            )
+
+    # --- The watch
+
+    def _look(self, suspects: Mapping[UUID, Suspect]) -> None:
+        for group in _alike(suspects):
+            if not self.attempt(lambda group=group: self._look_at(group)):  # type: ignore[misc]
+                self._watch.interrupt()
+
+    def _look_at(self, group: dict[UUID, Suspect]) -> None:
+        one = next(iter(group.values()))
+        shortest = min(suspect.beat for suspect in group.values())
+        with one.store.own_connection(seconds=shortest / 2, schemas=one.schemas):
+            left = one.store.leases_left({token: suspect.id for token, suspect in group.items()})
+            self._watch.observe(time.monotonic(), gap=min(suspect.gap for suspect in group.values()))
+            lapsed = {
+                token for token, lasts in left.items() if lasts < timedelta(0) and self._was_watched(group[token])
+            }
+            if lapsed:
+                one.store.expire({token: group[token].id for token in lapsed})
+        renewed = {token for token, lasts in left.items() if lasts > group[token].left}
+        ended = group.keys() - left.keys()
+        with self.changed:
+            for token in lapsed | renewed | ended:
+                self._suspects.pop(token, None)
+            for token in left:
+                group[token].left = left[token]
+
+    def _was_watched(self, suspect: Suspect) -> bool:
+        """An outage that a look missed is no longer than a gap; a heartbeat's time is left beside it."""
+        return self._watch.seconds >= suspect.beat + suspect.gap
+
+
+def _retry(beat: float) -> float:
+    """Seconds after a failed heartbeat, not the same for all processes."""
+    return min(RETRY_AFTER, beat / 2) * random.uniform(0.5, 1)
+
+
+def _grouped(leases: list[Lease]) -> Iterator[list[Lease]]:
+    """Those that one statement renews: of the same length, in the same schema."""
+    groups: dict[object, list[Lease]] = defaultdict(list)
+    for lease in leases:
+        groups[lease.store.policy.lease, lease.claim.schemas].append(lease)
+    yield from groups.values()
+
+
+def _alike(suspects: Mapping[UUID, Suspect]) -> Iterator[dict[UUID, Suspect]]:
+    groups: dict[object, dict[UUID, Suspect]] = defaultdict(dict)
+    for token, suspect in suspects.items():
+        groups[suspect.schemas][token] = suspect
+    yield from groups.values()
+
+
+# --- The keepers of this process -------------------------------------------------------------------------------------
+
+_keepers: dict[tuple[type[Store], str], LeaseKeeper] = {}
+
+
+def keeper_of(store: Store) -> LeaseKeeper:
+    place = type(store), store.name  # a database and another store may have one alias
+    keeper = _keepers.get(place) or _keepers.setdefault(place, LeaseKeeper("leases"))
+    keeper.leave_the_parents_process()
+    return keeper
+
+
+def keep(claim: Claimed, store: Store) -> ExitStack:
+    """Keep the claim's lease until the stack is closed. Raises ``RuntimeError`` if no thread can be started for it."""
+    keeper, stack = keeper_of(store), ExitStack()
+    keeper.add(claim, store)
+    stack.callback(keeper.drop, claim)
+    return stack
+
+
+def keep_finished(claim: Claimed, store: Store) -> None:
+    """Go on to keep the claim's lease, whatever the store says of it, until the stack of ``keep`` is closed."""
+    with suppress(RuntimeError):  # it lasts for as long as it lasts
+        keeper_of(store).add(claim, store, finished=True)
+
+
+def suspect(record: Snapshot, store: Store, schemas: tuple[str, ...] = ()) -> None:
+    """Watch whether the owner of ``record`` renews its lease, so that a retry may take over if not."""
+    assert record.token is not None  # by constraint, all three
+    assert record.locked_at is not None
+    assert record.locked_until is not None
+    # Its policy may have been another one; it lasts no longer than from when it was claimed until it ends.
+    lease = min(store.policy.lease, (record.locked_until - record.locked_at).total_seconds())
+    left = record.locked_until - record.now
+    keeper_of(store).suspect(record.token, Suspect(record.id, store, schemas, lease, left))

@@ -1,0 +1,1 @@
+"""Everything that knows requests and responses: between the entry points and the engine."""

@@ -1,0 +1,117 @@
+"""Whether a new key may be claimed now: ``admit``, and limits for each scope by counts in one of Django's caches.
+
+A limit never stops requests because its cache is away: nothing is counted then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from asgiref.sync import async_to_sync
+
+from django_idempotency.cache_guard import CacheGuard
+from django_idempotency.conf import conf
+from django_idempotency.outcomes import Operation, StoredResponse
+from django_idempotency.policy import Policy, is_async
+
+T = TypeVar("T")
+
+MINUTE = 60
+PATIENCE, PAUSE = 0.25, 5.0  # seconds
+PREFIX = "idempotency:count:"
+_guards: dict[str, CacheGuard] = {}
+
+
+def admission_of(policy: Policy) -> Admission | None:
+    """Return what decides about the new keys of one request; ``None`` where the policy admits all of them."""
+    limits = (policy.admit, policy.max_new_keys, policy.max_stored_bytes)
+    return None if limits == (None, None, None) else Admission(policy)
+
+
+class Admission:
+    """Decides about the key of one request, and counts it."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.counted: Count | None = None
+
+    def refused_for(self, operation: Operation) -> int | None:
+        """Return the seconds to wait before asking again; ``None`` if a new key is admitted. It is counted then."""
+        return self._stored_too_much(operation) or self._not_admitted(operation) or self._too_many(operation)
+
+    def give_back(self) -> None:
+        """Count the key no more: it turned out not to be new."""
+        if self.counted is not None:
+            self.counted.add(-1)
+            self.counted = None
+
+    def stored(self, operation: Operation, response: StoredResponse) -> None:
+        """Count the bytes of a response that was stored."""
+        if self.policy.max_stored_bytes is not None:
+            bytes_in_headers = sum(len(name) + len(value) for name, value in response.headers)
+            self._bytes_of(operation).add(len(response.body or b"") + bytes_in_headers)
+
+    def _stored_too_much(self, operation: Operation) -> int | None:
+        if self.policy.max_stored_bytes is None:
+            return None
+        count = self._bytes_of(operation)
+        return count.ends_in if count.read() >= self.policy.max_stored_bytes else None
+
+    def _bytes_of(self, operation: Operation) -> Count:
+        return Count("bytes", operation.scope, self.policy.max_stored_bytes, self.policy.kept_for)
+
+    def _not_admitted(self, operation: Operation) -> int | None:
+        admit: Any = self.policy.admit
+        if admit is None:
+            return None
+        answer = (async_to_sync(admit) if is_async(admit) else admit)(operation)
+        if answer is True:
+            return None
+        is_time = isinstance(answer, int | float) and not isinstance(answer, bool) and 0 < answer < math.inf
+        return math.ceil(answer) if is_time else MINUTE
+
+    def _too_many(self, operation: Operation) -> int | None:
+        if self.policy.max_new_keys is None:
+            return None
+        count = Count("keys", operation.scope, self.policy.max_new_keys, MINUTE)
+        keys = count.add(1)
+        self.counted = count if keys else None
+        if keys <= self.policy.max_new_keys:
+            return None
+        self.give_back()
+        return count.ends_in
+
+
+class Count:
+    """One count: of ``what``, for a scope and a limit, in the window of ``seconds`` by the clock that it is now."""
+
+    def __init__(self, what: str, scope: str, limit: float | None, seconds: float) -> None:
+        now = time.time()
+        digest = hashlib.sha256(f"{what} {limit} {seconds} {scope}".encode()).hexdigest()[:32]
+        self.key = f"{PREFIX}{digest}:{int(now // seconds)}"
+        self.seconds = seconds
+        self.ends_in = math.ceil(seconds - now % seconds) or 1
+
+    def read(self) -> int:
+        return self._ask(lambda cache: int(cache.get(self.key, 0))) or 0
+
+    def add(self, amount: int) -> int:
+        """Return the count with ``amount`` added; 0 if nothing counts."""
+        return self._ask(partial(self._add, amount)) or 0
+
+    def _add(self, amount: int, cache: Any) -> int:
+        with suppress(ValueError):  # nothing is counted yet
+            return int(cache.incr(self.key, amount) if amount > 0 else cache.decr(self.key, -amount))
+        if amount <= 0 or cache.add(self.key, amount, math.ceil(self.seconds) + MINUTE):
+            return amount
+        return int(cache.incr(self.key, amount))
+
+    def _ask(self, what: Callable[[Any], T]) -> T | None:
+        alias = conf().limits_cache
+        return _guards.setdefault(alias, CacheGuard()).ask(what, alias, patience=PATIENCE, pause=PAUSE)

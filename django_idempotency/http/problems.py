@@ -1,0 +1,235 @@
+"""Our own responses to requests, as problem documents (RFC 9457)."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+from django.utils import translation
+from django.utils.functional import Promise
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from django_idempotency.conf import conf, language
+from django_idempotency.exceptions import (
+    AnonymousKey,
+    IdempotencyError,
+    LateRetry,
+    MalformedInput,
+    MalformedKey,
+    MalformedRequestTime,
+    MissingKey,
+    NotAdmitted,
+    ReplayForbidden,
+    RequestIncomplete,
+    StoreUnavailable,
+)
+from django_idempotency.outcomes import InFlight, Mismatch, OnHold, StoredResponse
+
+PROBLEM_JSON = "application/problem+json"
+NO_STORE = "no-store"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A response of our own, in the terms of RFC 9457.
+
+    ``retryable``: the same request with the same key may succeed later. ``safe_new_key``: nothing was ever done under
+    this key, and we know it, so sending the request under a new key does nothing twice.
+    """
+
+    status: int
+    code: str
+    title: str | Promise
+    detail: str | Promise
+    retryable: bool = False
+    safe_new_key: bool = False
+    retry_after: int | None = None
+
+    @property
+    def type(self) -> str:
+        return conf().problem_type_base_url + self.code
+
+    def members(self) -> dict[str, Any]:
+        return {
+            "type": self.type,
+            "title": str(self.title),
+            "status": self.status,
+            "detail": str(self.detail or self.title),
+            "code": self.code,
+            "retryable": self.retryable,
+            "safe_new_key": self.safe_new_key,
+        }
+
+    def headers(self) -> Iterator[tuple[str, str]]:
+        yield "Cache-Control", NO_STORE
+        yield "Link", f'<{self.type}>; rel="describedby"'
+        if self.retry_after is not None:
+            yield "Retry-After", str(self.retry_after)
+        if self.retry_after is not None or not self.retryable:  # else the caller has to do something first
+            yield "X-Should-Retry", "true" if self.retryable else "false"
+
+
+Refusal = InFlight | OnHold | Mismatch | IdempotencyError
+
+NOT_STORED = Problem(
+    status=200,
+    code="response_not_stored",
+    title=_("The operation is done; its response was not kept."),
+    detail=_("Fetch what you need by other means: a retry will not run it again."),
+)
+
+MARKED_FAILED = Problem(
+    status=410,
+    code="marked_failed",
+    title=_("An operator has decided that the operation failed; it will not be run."),
+    detail=_("Ask the operator whether a new key is safe."),
+)
+
+
+def marked_failed(status: int, detail: str) -> StoredResponse:
+    """The response of a key that an operator has marked as failed, in the project's language: it is for the client."""
+    with translation.override(language()):
+        response = problem_response(replace(MARKED_FAILED, detail=detail or MARKED_FAILED.detail), status=status)
+    return StoredResponse(status, tuple(response.items()), response.content)
+
+
+def problem(refusal: Refusal) -> Problem:
+    """The problem document for an outcome or an error. An error that stands for no response is raised.
+
+    ``safe_new_key`` is true only where no record can exist: after an outage, an expired session or a rebuilt body the
+    operation may have been executed under the key.
+    """
+    match refusal:
+        case MissingKey():
+            return Problem(
+                status=400,
+                code="idempotency_key_missing",
+                title=_("This operation needs an idempotency key, and the request has none."),
+                detail=_("Make a key for the operation, and send the same key with every retry of it."),
+                safe_new_key=True,
+            )
+        case MalformedKey(never_used=never_used):
+            return Problem(
+                status=400,
+                code="idempotency_key_malformed",
+                title=_("The request holds no usable idempotency key."),
+                detail=_told(refusal),
+                safe_new_key=never_used,
+            )
+        case AnonymousKey():
+            return Problem(
+                status=400,
+                code="idempotency_key_anonymous",
+                title=_("An idempotency key can't be used here without authentication."),
+                detail=_("Authenticate, and send the request again with the same key: it may have been executed."),
+                retryable=True,
+            )
+        case RequestIncomplete():
+            return Problem(
+                status=400,
+                code="request_incomplete",
+                title=_("The body of the request is shorter than its Content-Length."),
+                detail=_("Nothing was run. Send the whole request again with the same key."),
+                retryable=True,
+            )
+        case MalformedRequestTime():
+            return Problem(
+                status=400,
+                code="request_time_malformed",
+                title=_("The header that says when the request was first sent holds no time."),
+                detail=_told(refusal),
+            )
+        case ReplayForbidden():
+            return Problem(
+                status=403,
+                code="replay_forbidden",
+                title=_("You may not see the response of this operation."),
+                detail=_("It was executed, and is not executed again. Callers who may see its response still get it."),
+            )
+        case NotAdmitted(retry_after=retry_after):
+            return Problem(
+                status=429,
+                code="idempotency_key_not_admitted",
+                title=_("A new operation can't be accepted now."),
+                detail=_("Nothing was run. Wait, and send the same request with the same key again."),
+                retryable=True,
+                retry_after=jittered(retry_after),
+            )
+        case LateRetry():
+            return Problem(
+                status=410,
+                code="request_too_old",
+                title=_("The request was first sent longer ago than its key is remembered."),
+                detail=_("It may have been executed then. Find out before you send it under a new key."),
+            )
+        case InFlight(retry_after):
+            return Problem(
+                status=409,
+                code="idempotency_key_in_use",
+                title=_("A request with this idempotency key is being executed."),
+                detail=_("Wait, and send the same request with the same key again."),
+                retryable=True,
+                retry_after=jittered(retry_after),
+            )
+        case OnHold():
+            return Problem(
+                status=409,
+                code="idempotency_key_on_hold",
+                title=_("Whether the operation took place has to be decided by an operator."),
+                detail=_("It may have been executed. Ask the operator before you send it under any key."),
+            )
+        case Mismatch():
+            return Problem(
+                status=422,
+                code="idempotency_key_reused",
+                title=_("The idempotency key was first used with another request."),
+                detail=_(
+                    "Its method, path, query or body differs. Send a retry as it was first sent; only another "
+                    "operation may have a new key."
+                ),
+            )
+        case StoreUnavailable():
+            return Problem(
+                status=503,
+                code="idempotency_store_unavailable",
+                title=_("The idempotency store can't be reached."),
+                detail=_("Wait, and send the same request with the same key again: it may have been executed."),
+                retryable=True,
+                retry_after=jittered(1),
+            )
+    raise refusal
+
+
+def _told(error: MalformedInput) -> str:
+    told = gettext(error.template)
+    return told % error.values if error.values else told
+
+
+def jittered(seconds: int) -> int:
+    """Return from ``seconds`` to half as many again, or a second more: clients refused at once come back spread out."""
+    return seconds + random.randint(0, max(1, seconds // 2))
+
+
+def problem_response(
+    problem: Problem, *, status: int | None = None, make: Callable[..., HttpResponse] = HttpResponse
+) -> HttpResponse:
+    members = problem.members() | ({"status": status} if status else {})
+    response = make(json.dumps(members), content_type=PROBLEM_JSON, status=status or problem.status)
+    for name, value in problem.headers():
+        response.headers[name] = value
+    return response
+
+
+def mark_refusal(response: HttpResponseBase) -> None:
+    """Tell an outer entry point that this is no response of a view: it must not be stored as one."""
+    response._idempotency_refusal = True  # type: ignore[attr-defined]
+
+
+def is_refusal(response: object) -> bool:
+    return hasattr(response, "_idempotency_refusal")

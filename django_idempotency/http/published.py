@@ -1,0 +1,126 @@
+"""What a policy means for its callers, in words and in JSON Schema: for OpenAPI documents and the published policy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+from django_idempotency.keys import MAX_LENGTH
+from django_idempotency.policy import OnConflict, Policy
+
+PROBLEM: dict[str, Any] = {
+    "type": "object",
+    "description": "A problem document (RFC 9457).",
+    "properties": {
+        "type": {"type": "string", "format": "uri"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "code": {"type": "string", "description": "Stable; to be told apart by."},
+        "retryable": {"type": "boolean", "description": "The same request with the same key may succeed later."},
+        "safe_new_key": {"type": "boolean", "description": "Nothing was ever done under this key."},
+    },
+    "required": ["type", "title", "status", "code", "retryable", "safe_new_key"],
+}
+RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds to wait before the next try."}}
+REPLAYED = {
+    "Idempotent-Replayed": {
+        "schema": {"type": "string", "enum": ["true"]},
+        "description": "Sent with a stored response that is replayed.",
+    }
+}
+WITH_RETRY_AFTER = ("409", "429", "503")
+
+
+def key_schema(policy: Policy) -> dict[str, Any]:
+    """Return what a key has to be, as a JSON Schema."""
+    schema = {"type": "string", "minLength": policy.min_key_length, "maxLength": MAX_LENGTH}
+    return schema | ({} if policy.key_pattern is None else {"pattern": key_pattern(policy.key_pattern)})
+
+
+def key_pattern(pattern: str | re.Pattern[str]) -> str:
+    """Return the expression that finds a whole key, as JSON Schema looks for it."""
+    return f"^(?:{re.compile(pattern).pattern})$"
+
+
+def key_description(policy: Policy) -> str:
+    """Return what a caller has to know of the key."""
+    return (
+        "Names this operation. Send a new one, such as a UUID, with each new operation, and the same one with "
+        "every retry of it. Visible ASCII, as a quoted string"
+        + (" (RFC 9651)." if policy.strict_header else ", or bare.")
+    )
+
+
+def own_responses(policy: Policy) -> dict[str, str]:
+    """Return what the package itself may respond, by status."""
+    waits = " Requests wait for it first." if policy.on_conflict == OnConflict.WAIT else ""
+    responses = {
+        "400": "The key is missing, malformed, or not usable by an anonymous caller.",
+        "409": f"An earlier request with this key is still running, or its outcome is on hold for an operator.{waits}",
+        "422": "The key was first used with another request.",
+    }
+    if policy.may_replay is not None:
+        responses["403"] = "The operation was executed, and the caller may not see its response."
+    if (policy.admit, policy.max_new_keys, policy.max_stored_bytes) != (None, None, None):
+        responses["429"] = "The key is new, and no new one is admitted now. Retry with the same key."
+    if policy.max_request_age is not None:
+        responses["410"] = "The request was first sent longer ago than its key is remembered."
+    if not policy.fail_open:
+        responses["503"] = "The idempotency store can't be reached. Retry with the same key."
+    return responses
+
+
+def retry_rules(policy: Policy) -> str:
+    """Return the published policy of an operation, as the draft of the header asks for.
+
+    https://www.ietf.org/archive/id/draft-ietf-httpapi-idempotency-key-header-07.html#section-2.3
+    """
+    return (
+        f"Idempotency: a retry with the same key gets the first response for {duration(policy.retention)}. "
+        f"{compared(policy)}; a key that comes with another request gets 422."
+    )
+
+
+def status_rules(policy: Policy) -> str:
+    """Return what becomes of the key after each status of the operation."""
+    again = set(policy.retry_statuses) - set(policy.release_statuses)
+    freed = f"After {_ranges(policy.release_statuses)} the key is free again. " if policy.release_statuses else ""
+    retried = f"After {_ranges(again)} a retry is run again. " if again else ""
+    return f"{freed}{retried}Every other response is stored, and replayed to retries."
+
+
+def _ranges(statuses: Collection[int]) -> str:
+    """Return ``400, 422, 500–599``."""
+    runs: list[list[int]] = []
+    for status in sorted(statuses):
+        if runs and status == runs[-1][-1] + 1:
+            runs[-1].append(status)
+        else:
+            runs.append([status])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
+def compared(policy: Policy) -> str:
+    """Return what of a request has to be the same in a retry."""
+    headers = ", ".join(sorted(policy.fingerprint_headers))
+    return _content_compared(policy) + (f", and the headers {headers}" if headers else "")
+
+
+def _content_compared(policy: Policy) -> str:
+    if policy.fingerprint is not None:
+        return "What identifies the request is compared"
+    if policy.fingerprint_fields is not None:
+        return f"Of the body, {', '.join(sorted(policy.fingerprint_fields))} are compared"
+    if policy.fingerprint_exclude:
+        return f"All of the body but {', '.join(sorted(policy.fingerprint_exclude))} is compared"
+    return "Method, path, query and body are compared"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the largest unit that divides it."""
+    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g} {unit}{'s' * (seconds != size)}"
+    return f"{seconds:g} seconds"

@@ -1,0 +1,205 @@
+"""Which operation a request asks for: its key, its scope and its fingerprint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from asgiref.sync import async_to_sync
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest
+from django.utils.translation import gettext_noop
+
+from django_idempotency import fingerprints
+from django_idempotency.conf import conf, max_fields
+from django_idempotency.digests import keyed
+from django_idempotency.exceptions import AnonymousKey, MalformedKey, MissingKey, RequestIncomplete
+from django_idempotency.http.admission import admission_of
+from django_idempotency.keys import born, parse_key, parse_sent
+from django_idempotency.outcomes import EntryPoint, Operation, StoredRecord
+from django_idempotency.policy import Anonymous, Policy, is_async
+from django_idempotency.scopes import CUSTOM, BuiltInScope, user_scope
+from django_idempotency.stores.connections import alias
+
+SHORTEST_SECRET = 8  # characters; shorter ones are part of a scope by chance
+UNSTORABLE = re.compile(r"[\0\ud800-\udfff]")  # NUL and lone surrogates, which no text in PostgreSQL holds
+
+
+def expect_request(request: object) -> None:
+    """Raise ``ImproperlyConfigured`` for what stands in a request's place where an entry point is misplaced."""
+    if isinstance(request, HttpRequest):
+        return
+    inside = "below @api_view or on a method of an APIView" if hasattr(request, "_request") else "on a method"
+    raise ImproperlyConfigured(
+        f"An entry point got {type(request).__name__} in place of an HttpRequest, as it does {inside}. Put @idempotent "
+        "above @api_view, IdempotentMixin first among the bases of an APIView, and "
+        '@method_decorator(idempotent, name="post") on another class.'
+    )
+
+
+def is_keyed(request: HttpRequest, policy: Policy) -> bool:
+    """Whether ``request`` is of a method that heeds the header, and carries it or has to."""
+    heeds = conf().protects and request.method in policy.methods
+    return heeds and (policy.required or conf().meta_name in request.META)
+
+
+def identify(
+    request: HttpRequest,
+    policy: Policy,
+    *,
+    sender: object,
+    entry_point: EntryPoint | None = None,
+    caller: HttpRequest | None = None,
+) -> Operation | None:
+    """The operation that ``request`` asks for, or ``None`` if it is to run as if it had no key and needed none.
+
+    ``caller``: the request as the view's framework has authenticated it, for the scope.
+    Raises ``MissingKey``, ``MalformedKey``, ``AnonymousKey`` and ``RequestIncomplete``, ``ImproperlyConfigured`` for a
+    scope with credentials, and whatever Django raises for an unreadable body.
+    """
+    caller = caller or request
+    if not is_keyed(request, policy):
+        return None
+    scope = _scope(caller, policy)
+    if scope is None and _ignores_anonymous(policy, entry_point):
+        return None
+    header = request.META.get(conf().meta_name)
+    if header is None:
+        raise MissingKey
+    key = parse_key(header, strict=policy.strict_header)
+    _refuse_unfit(key, policy)
+    if scope is None:
+        raise AnonymousKey
+    fingerprint = _fingerprint(request, caller, policy)
+    _refuse_incomplete(request)
+    operation = Operation(
+        key=key,
+        scope=scope,
+        fingerprint=fingerprint,
+        digest=fingerprint,
+        method=request.method or "",
+        path=request.path.replace("\0", "\N{SYMBOL FOR NULL}"),
+        sender=sender,
+        entry_point=entry_point,
+        sent=_sent(request, key) if policy.max_request_age is not None else None,
+        permits=_permits(caller, policy),
+        admission=admission_of(policy),
+    )
+    return keyed(operation)
+
+
+def observed_operation(
+    request: HttpRequest, caller: HttpRequest, policy: Policy, key: str, sender: object, entry_point: EntryPoint
+) -> Operation | None:
+    """The operation of a request that is only watched, whose ``key`` may be empty; ``None`` for one without a scope."""
+    scope = _scope(caller, policy)
+    if scope is None:
+        return None
+    fingerprint = _fingerprint(request, caller, policy)
+    return keyed(Operation(scope, key, fingerprint, sender=sender, entry_point=entry_point))
+
+
+def _refuse_unfit(key: str, policy: Policy) -> None:
+    """Raise ``MalformedKey`` for a key that is not as the policy wants its keys."""
+    if len(key) < policy.min_key_length:
+        raise MalformedKey(
+            gettext_noop("The idempotency key has %(length)d characters; this operation asks for %(least)d or more."),
+            length=len(key),
+            least=policy.min_key_length,
+        )
+    if policy.key_pattern is not None and not re.fullmatch(policy.key_pattern, key):
+        pattern = re.compile(policy.key_pattern).pattern
+        raise MalformedKey(
+            gettext_noop("The idempotency key %(key)s does not match %(pattern)s, as this operation asks for."),
+            key=ascii(key),
+            pattern=pattern,
+        )
+
+
+def _ignores_anonymous(policy: Policy, entry_point: EntryPoint | None) -> bool:
+    if policy.anonymous is None:
+        return entry_point == EntryPoint.MIDDLEWARE
+    return policy.anonymous == Anonymous.IGNORE
+
+
+def _scope(caller: HttpRequest, policy: Policy) -> str | None:
+    scope = policy.scope(caller) if callable(policy.scope) else policy.scope or default_scope(caller, policy)
+    if not scope:
+        return None
+    if UNSTORABLE.search(scope):
+        raise MalformedKey(
+            gettext_noop("The scope %(scope)s of this request holds a character that can't be stored."),
+            scope=ascii(scope),
+        )
+    if not callable(policy.scope) or isinstance(scope, BuiltInScope):
+        return str(scope)
+    _refuse_credentials(scope, caller)
+    return CUSTOM + scope
+
+
+def _refuse_credentials(scope: str, caller: HttpRequest) -> None:
+    """Raise ``ImproperlyConfigured`` for a scope with the credentials of the request, which would be stored."""
+    header = caller.META.get("HTTP_AUTHORIZATION", "")
+    _scheme, _space, credentials = header.partition(" ")
+    if any(len(secret) >= SHORTEST_SECRET and secret in scope for secret in (header, credentials.strip())):
+        raise ImproperlyConfigured(
+            "The scope callable returns the credentials of the Authorization header, and scopes are stored in clear "
+            "text. Return what stays the same when they are renewed, such as the id of the user or the account."
+        )
+
+
+def default_scope(caller: HttpRequest, policy: Policy) -> str | None:
+    """The scope of a request whose policy states none: that of its user."""
+    return user_scope(getattr(caller, "user", None), None if callable(policy.using) else alias(policy))
+
+
+def _permits(caller: HttpRequest, policy: Policy) -> Callable[[StoredRecord], object] | None:
+    if policy.may_replay is None:
+        return None
+    ask: Any = policy.may_replay
+    return partial(async_to_sync(ask) if is_async(ask) else ask, caller)
+
+
+def _fingerprint(request: HttpRequest, caller: HttpRequest, policy: Policy) -> bytes:
+    fingerprint = _of_content(request, caller, policy)
+    if not policy.fingerprint_headers:
+        return fingerprint
+    values = [(name, request.headers.get(name)) for name in sorted(map(str.lower, policy.fingerprint_headers))]
+    parts = [f"{name}{'' if value is None else f'={value}'}" for name, value in values]
+    return fingerprints.digest([fingerprint, *(part.encode("utf-8", "surrogatepass") for part in parts)])
+
+
+def _of_content(request: HttpRequest, caller: HttpRequest, policy: Policy) -> bytes:
+    if policy.fingerprint is not None:
+        return fingerprints.of_bytes(request, policy.fingerprint(caller))
+    return fingerprints.fingerprint(
+        request, only=policy.fingerprint_fields, exclude=policy.fingerprint_exclude, max_fields=max_fields()
+    )
+
+
+def _sent(request: HttpRequest, key: str) -> datetime | None:
+    header = request.META.get(conf().request_time_meta_name or "")
+    return born(key) if header is None else parse_sent(header)
+
+
+def _refuse_incomplete(request: HttpRequest) -> None:
+    stated = _content_length(request)
+    received = len(request.body) if hasattr(request, "_body") else _read_so_far(request, stated)
+    if received < stated:
+        raise RequestIncomplete(received, stated)
+
+
+def _content_length(request: HttpRequest) -> int:
+    try:
+        return int(request.META.get("CONTENT_LENGTH") or 0)
+    except ValueError:  # for Django, too, it says nothing then
+        return 0
+
+
+def _read_so_far(request: HttpRequest, stated: int) -> int:
+    """Bytes that the parser of a form has got from the server; ``stated`` where none has read, or none counts."""
+    position: int = getattr(getattr(request, "_stream", None), "_pos", 0)
+    return position or stated

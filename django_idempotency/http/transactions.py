@@ -1,0 +1,63 @@
+"""``ATOMIC_REQUESTS``: entry points open Django's transactions themselves, because claims are made outside of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+from django.db import connections, transaction
+
+V = TypeVar("V", bound=Callable[..., Any])
+
+
+class NonAtomic:
+    """Stands as ``_non_atomic_requests`` on an entry point: Django opens a transaction in no database.
+
+    ``stated``: the databases in which the view itself wants none, by ``non_atomic_requests`` below or above the entry
+    point.
+    """
+
+    def __init__(self, stated: Collection[str] = ()) -> None:
+        self.stated = set(stated)
+
+    def __contains__(self, using: str) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stated)
+
+    def add(self, using: str) -> None:
+        self.stated.add(using)
+
+
+def stated_on(*views: Any) -> set[str]:
+    """The databases in which views, or the ``dispatch`` methods of classes, want no transaction."""
+    return {using for view in views for using in getattr(view, "_non_atomic_requests", ())}
+
+
+def stated_on_class(cls: type) -> set[str]:
+    return stated_on(*(vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base)))
+
+
+def take_over_atomic_requests(entry_point: V, non_atomic: NonAtomic | None = None) -> V:
+    """Keep Django from opening its transactions around ``entry_point``, which opens them by ``atomic_requests``."""
+    non_atomic = NonAtomic() if non_atomic is None else non_atomic
+    non_atomic.stated |= stated_on(entry_point)
+    entry_point._non_atomic_requests = non_atomic  # type: ignore[attr-defined]
+    return entry_point
+
+
+def is_atomic_request(using: str, non_atomic: Collection[str]) -> bool:
+    """Whether Django would open a transaction on ``using`` around a view."""
+    return bool(connections.settings[using]["ATOMIC_REQUESTS"]) and using not in non_atomic
+
+
+@contextmanager
+def atomic_requests(non_atomic: Collection[str], *, but: str | None = None) -> Iterator[None]:
+    """Open the transactions that ``ATOMIC_REQUESTS`` asks for, but for one that is open already."""
+    with ExitStack() as stack:
+        for using in connections:
+            if using != but and is_atomic_request(using, non_atomic):
+                stack.enter_context(transaction.atomic(using=using))
+        yield

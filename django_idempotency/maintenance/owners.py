@@ -1,0 +1,110 @@
+"""Who holds a record at this moment: the session of the database that has its row locked. PostgreSQL tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import DatabaseError, OperationalError, connections, transaction
+from django.utils.translation import gettext as _
+
+from django_idempotency.maintenance.records import TABLE
+from django_idempotency.models import LIVE
+from django_idempotency.policy import Mode
+from django_idempotency.printable import printable
+from django_idempotency.stats.formatting import age
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """A session of the database, with what its role lets be seen: ``pg_stat_activity`` hides the rest as ``None``.
+
+    ``pid``: of its server process; ``None`` for a prepared transaction. ``address``: of the client, or of the pooler in
+    between; empty for a socket of the same host. ``transaction``, ``in_state``: seconds since its transaction began,
+    and since it is in its ``state``. ``waits_for``: such as ``Lock: transactionid``; empty if it waits for nothing.
+    """
+
+    pid: int | None
+    user: str | None
+    application: str | None
+    address: str | None
+    state: str | None
+    transaction: float | None
+    in_state: float | None
+    waits_for: str | None
+
+    def __str__(self) -> str:
+        if self.pid is None:
+            return _("a prepared transaction, which no session has: COMMIT or ROLLBACK PREPARED ends it")
+        named = _("PID %(pid)s of the database (user %(user)s, %(application)s)") % {
+            "pid": self.pid,
+            "user": printable(self.user or "?"),
+            "application": printable(self.application or "") or _("without a name"),
+        }
+        if self.state is None:
+            hidden = _("the rest is hidden from this role, which is not a member of pg_read_all_stats")
+            return f"{named}; {hidden}"
+        parts = [
+            named,
+            _("from %(address)s") % {"address": self.address} if self.address else _("from the database's own host"),
+            _("%(state)s for %(age)s") % {"state": self.state, "age": age(self.in_state or 0)},
+            _("its transaction began %(age)s ago") % {"age": age(self.transaction or 0)},
+        ]
+        if self.waits_for:
+            parts.append(_("it waits for %(what)s") % {"what": self.waits_for})
+        return ", ".join(parts)
+
+
+# A locked row has its transaction's number in xmax, and a running transaction has its own number locked.
+_SESSION = f"""
+    SELECT held.pid, usename, application_name, coalesce(host(client_addr), ''), state,
+        extract(epoch FROM clock_timestamp() - xact_start), extract(epoch FROM clock_timestamp() - state_change),
+        CASE WHEN state = 'active' AND wait_event_type <> 'Client' THEN wait_event_type || ': ' || wait_event END
+    FROM {TABLE} record
+    JOIN pg_locks held ON held.locktype = 'transactionid' AND held.granted AND held.transactionid = record.xmax
+    LEFT JOIN pg_stat_activity session ON session.pid = held.pid
+    WHERE record.id = %s
+"""
+
+
+def owner_of(record: Any) -> Owner | None:
+    """Return who has the row of ``record`` locked; ``None`` if nobody has, or the database does not tell."""
+    using = record._state.db
+    if connections[using].vendor != "postgresql":
+        return None
+    try:
+        with transaction.atomic(using=using), connections[using].cursor() as cursor:
+            cursor.execute(_SESSION, [record.pk])
+            found = cursor.fetchone()
+    except OperationalError:  # not in time, or the connection is lost
+        raise
+    except DatabaseError:  # it only speaks PostgreSQL's protocol, or a right is missing
+        return None
+    if found is None:
+        return None
+    pid, user, application, address, state, transaction_, in_state, waits_for = found
+    return Owner(
+        pid=pid,
+        user=user,
+        application=application,
+        address=None if state is None else address,
+        state=state,
+        transaction=None if transaction_ is None else float(transaction_),
+        in_state=None if in_state is None else float(in_state),
+        waits_for=waits_for,
+    )
+
+
+def told_owner(record: Any) -> str:
+    """Return in words who holds a record in flight that was read with ``locked``, or why that is not known."""
+    if record.status not in LIVE:
+        return ""
+    if connections[record._state.db].vendor != "postgresql":
+        return _("This database does not show it.")
+    if found := owner_of(record):
+        return str(found)
+    if record.locked:
+        return _("A transaction has its row locked; the database does not show whose it is.")
+    if record.mode == Mode.LEASE:
+        return _("Not kept in lease mode: look for the record's id in the logs and traces.")
+    return _("Nobody: no transaction has its row locked.")

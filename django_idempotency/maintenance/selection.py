@@ -1,0 +1,53 @@
+"""Which records are to be erased or exported: those of a caller, a tenant, a key, a path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from uuid import UUID
+
+from django.db.models import Value
+from django.db.models.functions import Substr
+
+from django_idempotency.log_ids import ids_behind
+from django_idempotency.maintenance.records import Records
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The records for which everything holds that is stated.
+
+    - ``scope``: a whole scope, as it is stored.
+    - ``scope_prefix``: what a scope begins with, such as ``acme/`` for a tenant.
+    - ``key``: a whole key, as the client sent it, in whatever scope.
+    - ``record``: the id of a record, or the one that logs show.
+    - ``path``: a whole path, as it is stored.
+
+    Raises ``ValueError`` if nothing is stated, or an empty text.
+    """
+
+    scope: str | None = None
+    scope_prefix: str | None = None
+    key: str | None = None
+    record: UUID | None = None
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        stated = [value for field in fields(self) if (value := getattr(self, field.name)) is not None]
+        if not stated or "" in stated:
+            raise ValueError("State which records: scope, scope_prefix, key, record or path; none may be empty.")
+
+    def near(self, rows: Records) -> Records:
+        """Narrow ``rows`` by their primary key, as far as that tells."""
+        if self.key is not None:
+            rows = rows.with_key(self.key)
+        return rows if self.record is None else rows.filter(pk__in=ids_behind(self.record))
+
+    def of(self, rows: Records) -> Records:
+        """Return those of ``rows``, which are ``near``, that are meant."""
+        exact = {"scope": self.scope, "path": self.path}
+        rows = rows.filter(**{name: value for name, value in exact.items() if value is not None})
+        if self.scope_prefix is None:
+            return rows
+        # Not LIKE, which takes capitals for small letters on SQLite.
+        begins = Substr("scope", 1, len(self.scope_prefix))
+        return rows.alias(begins=begins).filter(begins=Value(self.scope_prefix))

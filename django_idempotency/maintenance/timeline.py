@@ -1,0 +1,87 @@
+"""What the columns of a record can tell of its life, and no more than that. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.utils.functional import Promise
+from django.utils.text import format_lazy
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
+
+from django_idempotency.maintenance.reasons import told_reason
+from django_idempotency.models import LIVE, IdempotencyRecord
+from django_idempotency.policy import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """``at`` is ``None`` for what happened at a time that is not kept. ``by``: the person who did it."""
+
+    at: datetime | None
+    what: str | Promise
+    by: str = ""
+
+
+def timeline(record: IdempotencyRecord, now: datetime) -> list[Event]:
+    """The events of a record in order, what is still to come too."""
+    return in_order(_events(record, now))
+
+
+def in_order(events: Iterator[Event] | list[Event]) -> list[Event]:
+    """By time; what has none keeps its place after what it was told after."""
+    ordered: list[tuple[datetime | None, Event]] = []
+    last = None
+    for event in events:
+        last = event.at or last
+        ordered.append((last, event))
+    return [event for _at, event in sorted(ordered, key=lambda pair: pair[0].timestamp() if pair[0] else 0)]
+
+
+def _events(record: IdempotencyRecord, now: datetime) -> Iterator[Event]:
+    yield Event(record.created_at, _("first claimed"))
+    yield from _runs(record)
+    if record.status in LIVE:
+        yield _lease(record, now)
+        return
+    yield from _end(record)
+    if record.replays:
+        replayed = ngettext_lazy("replayed once, then", "replayed %(count)d times, last then", "count")
+        yield Event(record.last_replayed_at, replayed % {"count": record.replays})
+    if not record.on_hold:
+        deduplicated = _("deduplicates until then") if record.expires_at > now else _("deduplicated until then")
+        yield Event(record.expires_at, deduplicated)
+        yield Event(record.purge_at, _("kept until then, at least"))
+
+
+def _runs(record: IdempotencyRecord) -> Iterator[Event]:
+    if record.locked_at is None:
+        if record.attempts > 1:
+            again = ngettext_lazy("run again once", "run again %(count)d times", "count")
+            yield Event(None, again % {"count": record.attempts - 1})
+    elif record.attempts > 1:
+        taken = _("claimed again, or taken over from an owner that was gone: attempt {number}")
+        yield Event(record.locked_at, format_lazy(taken, number=record.attempts))
+
+
+def _lease(record: IdempotencyRecord, now: datetime) -> Event:
+    assert record.locked_until is not None  # by constraint
+    if record.mode == Mode.ATOMIC:
+        return Event(record.locked_until, _("claimed for so long; atomic mode does not renew it"))
+    return Event(record.locked_until, _("the lease ran out") if record.locked_until < now else _("the lease ends"))
+
+
+def _end(record: IdempotencyRecord) -> Iterator[Event]:
+    if record.response_status is not None:
+        ended = format_lazy(_("ended with the response {status}"), status=record.response_status)
+        if record.response_body is None and record.updated_at >= record.expires_at:
+            yield Event(None, ended)
+            yield Event(record.updated_at, _("its body was dropped"))
+        else:
+            yield Event(record.updated_at, ended)
+    elif record.on_hold:
+        yield Event(record.updated_at, format_lazy(_("put on hold: {reason}"), reason=told_reason(record)))
+    else:
+        yield Event(record.updated_at, format_lazy(_("failed, free to retry: {reason}"), reason=told_reason(record)))

@@ -1,0 +1,214 @@
+"""What the commands share that look for one key, and those that decide about it as an operator does in the admin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.core.management.base import CommandError, CommandParser
+from django.utils.functional import Promise
+from django.utils.translation import gettext as _
+
+from django_idempotency.conf import conf
+from django_idempotency.maintenance.advice import advice, standing_of
+from django_idempotency.maintenance.interventions import Act, Done, Refusal, Refused, objection, version
+from django_idempotency.maintenance.lock_owners import LockOwner, lock_owners
+from django_idempotency.maintenance.log_entries import is_kept, write_entry
+from django_idempotency.maintenance.records import records
+from django_idempotency.maintenance.stored import Standing, watched
+from django_idempotency.management.base import MaintenanceCommand
+from django_idempotency.models import DatabaseNow, RowLocked
+from django_idempotency.policy import Mode
+from django_idempotency.printable import printable
+from django_idempotency.stores import store_for
+
+LONGEST_NOTE = 200  # characters, as in the admin
+
+
+SHOWN = (
+    *("id", "scope", "key", "method", "path", "mode", "status", "attempts", "on_hold", "reason", "created_at"),
+    *("locked_at", "locked_until", "updated_at", "expires_at", "purge_at", "replays", "response_status"),
+)
+
+
+def facts_of(record: Any) -> dict[str, Any]:
+    """Return what a report in JSON has of a record: neither its response nor its token or fingerprint."""
+    facts = {name: getattr(record, name) for name in SHOWN}
+    return facts | {"standing": str(standing_of(record)), "age": round((record.now - since(record)).total_seconds())}
+
+
+def since(record: Any) -> datetime:
+    """Return since when it has stood as it does: since its claim, or its end."""
+    moment: datetime = record.locked_at or record.updated_at
+    return moment
+
+
+class KeyCommand(MaintenanceCommand):
+    """Takes a key and ``--scope``, and finds its records in all databases."""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("key", help=_("the whole key, as the client sent it"))
+        parser.add_argument("--scope", help=_('such as "auth.user:7"; needed if the key is in several'))
+
+    def find(self, options: dict[str, Any]) -> list[tuple[str, Any]]:
+        """Return the records of the key in the scope, or in any, each with its database; at least one.
+
+        Sets ``complete``: whether each database was looked at.
+        """
+        self.found: list[tuple[str, Any]] = []
+        self.owners: list[LockOwner] = []
+        self.complete = self.work_on_each(**options)
+        scope = options["scope"]
+        wanted = [(using, record) for using, record in self.found if scope in (None, record.scope)]
+        if wanted:
+            return wanted
+        if self.found:
+            raise CommandError(_("The key is not in that scope, but in %(scopes)s.") % {"scopes": _scopes(self.found)})
+        if not self.complete:
+            raise CommandError(_("The key was not found, and a database could not be looked at."))
+        if self.owners:
+            told = _(
+                "There is no record of the key yet: it is in flight, and its claim is a lock of the database’s process "
+                "%(processes)s."
+            )
+            raise CommandError(told % {"processes": ", ".join(str(owner.pid) for owner in self.owners)})
+        raise CommandError(
+            _("Unknown key: there is no record of it. It was never used, or was released, or its retention is over.")
+        )
+
+    def work(self, *, key: str, **options: Any) -> bool:
+        rows = records(self.database).with_key(key)
+        read = rows.defer("response_body").annotate(now=DatabaseNow(), locked=RowLocked())
+        self.found += [(self.database, record) for record in read.order_by("pk")]
+        self.owners += [] if self.found else lock_owners(self.database, key)
+        return True
+
+
+class DecisionCommand(KeyCommand):
+    """Does ``act`` to the one record of the key that it can be done to, and writes who did and why into its history."""
+
+    act: Act
+    did: str  # the name of the scope in the JSON report
+    done: str | Promise  # what is told of the key of %(scope)s, then
+    would: str | Promise  # the same of what was only looked at
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("--by", metavar="USER", help=_("name of the user who decides, for the record's history"))
+        parser.add_argument("--note", default="", help=_("why, for the record's history"))
+        parser.add_argument("--dry-run", action="store_true", help=_("only look, and change nothing"))
+
+    def decide(self, record: Any, options: dict[str, Any], **named: Any) -> Done | Refused:
+        """Do it, by one of ``maintenance.interventions``. ``named``: its arguments that every one of them has."""
+        raise NotImplementedError
+
+    def given(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return what the entry in the history tells of the decision; raise ``CommandError`` for what can't be meant.
+
+        It is looked at before anything else is done.
+        """
+        return {}
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        given = self.given(options)
+        if len(options["note"]) > LONGEST_NOTE:
+            told = _("--note has %(length)d characters; it may have %(most)d.")
+            raise CommandError(told % {"length": len(options["note"]), "most": LONGEST_NOTE})
+        found = self.find(options)
+        if options["dry_run"]:
+            self.database, record = self._chosen(found, options)
+        else:
+            if lapsed := self._lapsed(found):
+                self._user(options)  # before anything is waited for
+                self._watch(lapsed, options)
+                found = self.find(options)
+            self.database, record = self._chosen(found, options)
+            self._decide(record, options, given)
+        told = str(self.would if options["dry_run"] else self.done)
+        self.report({self.did: [record.scope]}, told % {"scope": record.scope}, options)
+
+    def _user(self, options: dict[str, Any]) -> Any:
+        """Return the user that is named, who may do it in the admin, too; the name alone where there is no admin."""
+        if not is_kept():
+            return options["by"]
+        if not options["by"]:
+            raise CommandError(
+                _("State with --by the name of the user who decides: the history of the record tells it.")
+            )
+        model: Any = get_user_model()
+        name = printable(options["by"])
+        try:
+            user = model._default_manager.get_by_natural_key(options["by"])
+        except model.DoesNotExist:
+            raise CommandError(_("There is no user %(user)s.") % {"user": name}) from None
+        permission = f"django_idempotency.{self.act}_idempotencyrecord"
+        if not user.has_perm(permission):  # as nobody has who is not active
+            told = _("The user %(user)s has not the permission %(permission)s.")
+            raise CommandError(told % {"user": name, "permission": permission})
+        return user
+
+    def _lapsed(self, found: list[tuple[str, Any]]) -> list[Any]:
+        return [] if self.act == Act.EXTEND else [record for _using, record in found if _has_only_lapsed(record)]
+
+    def _watch(self, lapsed: list[Any], options: dict[str, Any]) -> None:
+        """Give owners whose leases have lapsed the time to renew them, as they may after an outage of the store."""
+        if options["verbosity"] > 0:
+            self.stderr.write(_("Its lease ran out: watching whether its owner renews it."), self.style.NOTICE)
+        for record in lapsed:
+            store = store_for(replace(conf().policy, using=record._state.db))
+            if snapshot := store.read(record.pk):
+                watched(store, snapshot)
+
+    def _chosen(self, found: list[tuple[str, Any]], options: dict[str, Any]) -> tuple[str, Any]:
+        possible = [(using, record) for using, record in found if self._objection(record) is None]
+        if not possible:
+            raise CommandError("\n".join(self._why_not(record, self._objection(record)) for _using, record in found))
+        if len(possible) > 1:
+            told = _("The key is in several scopes; state one of them with --scope: %(scopes)s.")
+            raise CommandError(told % {"scopes": _scopes(possible)})
+        if not self.complete and options["scope"] is None:
+            raise CommandError(_("Nothing is done: the key may be in other scopes, too. State one with --scope."))
+        return possible[0]
+
+    def _objection(self, record: Any) -> Refusal | None:
+        why = objection(record, self.act, record.now)
+        return Refusal.BUSY if why is None and record.locked and self.act != Act.EXTEND else why
+
+    def _why_not(self, record: Any, why: Refusal | None) -> str:
+        told = advice(record)
+        what = told.what if why in _TOLD_BY_ADVICE or why is None else f"{why.label} {told.what}"
+        nothing = _("Nothing is done to %(record)s.") % {"record": record}
+        safe = _("Safe to do now: %(what)s") % {"what": told.safe}
+        return f"{nothing} {what}\n{safe}"
+
+    def _decide(self, record: Any, options: dict[str, Any], given: dict[str, Any]) -> None:
+        user, note = self._user(options), options["note"].strip()
+
+        def witness(done: Done) -> None:
+            if is_kept():
+                from django_idempotency.admin.actions import INTERVENTIONS
+
+                write_entry(done.record, user, INTERVENTIONS[self.act].entry(given, done, note))
+
+        named = {"as_seen": version(record), "witness": witness, "using": self.database, "note": note, "by": user}
+        try:
+            outcome = self.decide(record, options, **named)
+        except ValueError as error:
+            raise CommandError(printable(str(error))) from error
+        if isinstance(outcome, Refused):
+            raise CommandError(self._why_not(record, outcome.why))
+
+
+_TOLD_BY_ADVICE = (Refusal.LIVE, Refusal.HAS_RESPONSE, Refusal.FREE)
+
+
+def _has_only_lapsed(record: Any) -> bool:
+    lapsed = record.mode == Mode.LEASE and standing_of(record) is Standing.LAPSED
+    return lapsed and objection(record, Act.ALLOW_RETRY, record.now) is Refusal.LIVE
+
+
+def _scopes(found: list[tuple[str, Any]]) -> str:
+    return ", ".join(printable(record.scope) for _using, record in found)

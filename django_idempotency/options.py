@@ -1,0 +1,167 @@
+"""Options that are declared once: type, default and rule in one line, for the settings and for policies alike."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+
+def _must_be(what: str) -> Callable[[Any], str]:
+    return lambda _value: f"it must be {what}."
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What the value of an option has to be.
+
+    ``what``: completes "it must be …". ``accepts``: whether a value is right. ``convert``: makes of a right value what
+    is kept. ``explain``: a sentence for a wrong value, if there is more to say than ``what``.
+    """
+
+    what: str
+    accepts: Callable[[Any], bool]
+    convert: Callable[[Any], Any] = _unchanged
+    explain: Callable[[Any], str] | None = None
+
+    def sentence(self, wrong: Any) -> str:
+        return (self.explain or _must_be(self.what))(wrong)
+
+
+@dataclass(frozen=True, slots=True)
+class CallableRule(Rule):
+    """One whose values may be given as dotted paths where Python code can't import them: in the settings."""
+
+
+def option(default: Any, rule: Rule, *, secret: bool = False) -> Any:
+    """Declare a field of a dataclass, with its rule. No error shows the value of a ``secret`` one."""
+    return field(default=default, repr=not secret, metadata={"rule": rule})
+
+
+def rules(options: type[Any]) -> dict[str, Rule]:
+    return {declared.name: declared.metadata["rule"] for declared in fields(options) if "rule" in declared.metadata}
+
+
+def validate(options: Any) -> None:
+    """Hold every field of ``options`` to its rule. Raises ``ImproperlyConfigured``."""
+    for declared in fields(options):
+        if rule := declared.metadata.get("rule"):
+            value = getattr(options, declared.name)
+            object.__setattr__(options, declared.name, conform(declared.name, value, rule, secret=not declared.repr))
+
+
+def conform(name: str, value: Any, rule: Rule, *, secret: bool = False) -> Any:
+    """Return ``value`` as it is kept. Raises ``ImproperlyConfigured`` that names it and what it must be."""
+    if not rule.accepts(value):
+        told = f"{name}:" if secret else f"{name} is {value!r};"
+        raise ImproperlyConfigured(f"{told} {rule.sentence(value)}")
+    return rule.convert(value)
+
+
+# --- Rules -----------------------------------------------------------------------------------------------------------
+
+BOOLEAN = Rule("True or False", lambda value: isinstance(value, bool))
+CALLABLE = CallableRule("a callable", callable)
+MAPPING = Rule("a dict", lambda value: isinstance(value, Mapping))
+BACKEND_KEYS = {"BACKEND", "OPTIONS"}
+
+
+def _is_backend(value: object) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("BACKEND"), str) and not value.keys() - BACKEND_KEYS
+
+
+def _explain_backends(value: object) -> str:
+    items = value.items() if isinstance(value, Mapping) else ()
+    wrong = next((alias for alias, backend in items if not _is_backend(backend)), None)
+    if wrong is None:
+        return "it must be a dict of dicts."
+    return f"{wrong!r} must be a dict with BACKEND, the path of a class, and OPTIONS, its arguments."
+
+
+BACKENDS = Rule(
+    "a dict of dicts",
+    lambda value: isinstance(value, Mapping) and all(map(_is_backend, value.values())),
+    explain=_explain_backends,
+)
+
+
+def is_expression(value: object) -> bool:
+    """Whether ``value`` is a regular expression for text, compiled or not."""
+    try:
+        return isinstance(value, str | re.Pattern) and isinstance(re.compile(value).pattern, str)
+    except re.error:
+        return False
+
+
+def text(what: str, is_right: Callable[[str], Any] = lambda _text: True) -> Rule:
+    return Rule(what, lambda value: isinstance(value, str) and bool(is_right(value)))
+
+
+def number(smallest: float, largest: float) -> Rule:
+    def is_right(value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and smallest <= value <= largest
+
+    return Rule(f"a number from {smallest} to {largest}", is_right)
+
+
+def one_of(choices: type[StrEnum]) -> Rule:
+    words = tuple(choices)
+    return Rule(f"one of {', '.join(words)}", lambda value: value in words, explain=lambda value: nearest(value, words))
+
+
+def many(what: str, is_right: Callable[[Any], bool]) -> Rule:
+    """A list, tuple or set; kept as a frozenset."""
+
+    def are_right(values: Any) -> bool:
+        return isinstance(values, Collection) and not isinstance(values, str | bytes) and all(map(is_right, values))
+
+    return Rule(f"a list, tuple or set of {what}", are_right, frozenset)
+
+
+def listed(what: str, is_right: Callable[[Any], bool], explain_item: Callable[[int, Any], str] | None = None) -> Rule:
+    """A list or tuple, whose order counts. ``explain_item``: a sentence for the first wrong item and its index."""
+
+    def is_list(values: Any) -> bool:
+        return isinstance(values, list | tuple)
+
+    def explain(values: Any) -> str:
+        if explain_item is None or not is_list(values):
+            return f"it must be a list of {what}."
+        return next(explain_item(index, item) for index, item in enumerate(values) if not is_right(item))
+
+    return Rule(f"a list of {what}", lambda values: is_list(values) and all(map(is_right, values)), explain=explain)
+
+
+def or_none(rule: Rule) -> Rule:
+    return replace(
+        rule,
+        what=f"{rule.what}, or None",
+        accepts=lambda value: value is None or rule.accepts(value),
+        convert=lambda value: None if value is None else rule.convert(value),
+    )
+
+
+# --- Names -----------------------------------------------------------------------------------------------------------
+
+
+def nearest(wrong: object, right: Iterable[str]) -> str:
+    """Return a sentence that names the right word for a wrong one, in whatever case."""
+    words = {word.lower(): str(word) for word in sorted(right)}
+    if close := difflib.get_close_matches(str(wrong).lower(), words, n=1, cutoff=0.5):
+        return f"did you mean {words[close[0]]!r}?"
+    return f"it must be one of {', '.join(words.values())}."
+
+
+def unknown_names(options: Mapping[str, Any], known: Iterable[str]) -> list[str]:
+    """Return a sentence for each name in ``options`` that is not ``known``."""
+    known = sorted(known)
+    return [f"Unknown name {name!r}: {nearest(name, known)}" for name in options if name not in known]

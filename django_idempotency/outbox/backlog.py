@@ -1,0 +1,161 @@
+"""Reading the events of a relay's lanes, and noting what came of them. Nothing here stays locked, or open."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from uuid import UUID
+
+from django.db import connections, transaction
+from django.db.models import Exists, OuterRef, Q, QuerySet
+
+from django_idempotency.models import DatabaseNow
+from django_idempotency.outbox.conf import DeadHead, Options
+from django_idempotency.outbox.models import Lane, OutboxEvent, Status
+from django_idempotency.outbox.publishers.base import Event, Refused
+from django_idempotency.stores.database import ahead
+
+TABLE = OutboxEvent._meta.db_table
+COLUMNS = ("id", "event_id", "topic", "key", "payload", "content_type", "headers", "lane", "attempts")
+
+# Lane by lane from its own beginning, each from the index of pending events. An event is passed over while an earlier
+# one of its key has failed: those are few, and have an index of their own.
+READ = f"""
+SELECT event.* FROM unnest(%s::smallint[], %s::bigint[]) AS lane (number, after) CROSS JOIN LATERAL (
+    SELECT {", ".join(COLUMNS)} FROM {TABLE} AS later
+    WHERE publisher = %s AND lane = lane.number AND id > lane.after AND status = '{Status.PENDING}'
+        AND (available_at IS NULL OR available_at <= statement_timestamp())
+        AND (key = '' OR NOT EXISTS (
+            SELECT 1 FROM {TABLE} AS failed
+            WHERE failed.publisher = later.publisher AND failed.lane = later.lane AND failed.key = later.key
+                AND failed.id < later.id AND failed.attempts > 0 AND failed.status IN ({{blocking}})
+        ))
+    ORDER BY id LIMIT %s
+) AS event ORDER BY event.id LIMIT %s
+"""
+
+# Of one parameter, however many ids: to take a statement with hundreds apart costs milliseconds.
+DELETE = f"DELETE FROM {TABLE} WHERE id = ANY(%s)"
+MARK = f"""
+UPDATE {TABLE} SET status = '{Status.PUBLISHED}', finished_at = statement_timestamp(), available_at = NULL
+WHERE id = ANY(%s)
+"""
+
+
+class Backlog:
+    """The events of one publisher in one database."""
+
+    def __init__(self, publisher: str, using: str, options: Options) -> None:
+        self.publisher = publisher
+        self.using = using
+        self.options = options
+        self.blocking = [Status.PENDING, *([Status.DEAD] if options.dead_head == DeadHead.HOLD else [])]
+
+    @property
+    def events(self) -> QuerySet[OutboxEvent]:
+        return OutboxEvent.objects.using(self.using).filter(publisher=self.publisher)
+
+    def read(self, after: Mapping[int, int], limit: int) -> list[Event]:
+        """The next events to send, in order: of each lane those whose id is above the one stated for it."""
+        if not after:
+            return []
+        if connections[self.using].vendor == "postgresql":
+            return self._read_by_lane(after, limit)
+        return self._read_all(after, limit)
+
+    def _read_by_lane(self, after: Mapping[int, int], limit: int) -> list[Event]:
+        statement = READ.format(blocking=", ".join(f"'{status}'" for status in self.blocking))
+        values = (list(after), list(after.values()), self.publisher, _a_lanes_share(limit, len(after)), limit)
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(statement, values)
+            return [_event(*row) for row in cursor.fetchall()]
+
+    def _read_all(self, after: Mapping[int, int], limit: int) -> list[Event]:
+        failed = OutboxEvent.objects.using(self.using).filter(
+            publisher=OuterRef("publisher"),
+            lane=OuterRef("lane"),
+            key=OuterRef("key"),
+            id__lt=OuterRef("id"),
+            attempts__gt=0,
+            status__in=self.blocking,
+        )
+        found = (
+            self.events.filter(lane__in=after, id__gt=min(after.values()), status=Status.PENDING)
+            .filter(Q(available_at=None) | Q(available_at__lte=DatabaseNow()))
+            .filter(Q(key="") | ~Exists(failed))
+            .order_by("id")
+        )
+        return [_event(*row) for row in found.values_list(*COLUMNS)[:limit]]
+
+    def lanes_held_back(self, lanes: Collection[int]) -> set[int]:
+        """The lanes in which a failed event may hold back others."""
+        failed = self.events.filter(lane__in=lanes, attempts__gt=0, status__in=self.blocking).exclude(key="")
+        return set(failed.values_list("lane", flat=True).distinct())
+
+    # --- What came of them ---------------------------------------------------------------------------------------
+
+    def note_confirmed(self, events: Sequence[Event]) -> None:
+        """Delete exactly these, or mark them where they are kept, even if another relay holds their lane by now."""
+        ids = [event.position for event in events]
+        if connections[self.using].vendor == "postgresql":
+            with connections[self.using].cursor() as cursor:
+                cursor.execute(DELETE if self.options.retention is None else MARK, [ids])
+            return
+        # One by one: for many ids MariaDB may read the whole table, and wait for rows that are not committed yet.
+        with transaction.atomic(using=self.using):
+            for id in ids:
+                self._note_one(self.events.filter(pk=id))
+
+    def _note_one(self, row: QuerySet[OutboxEvent]) -> None:
+        if self.options.retention is None:
+            row._raw_delete(self.using)
+        else:
+            row.update(status=Status.PUBLISHED, finished_at=DatabaseNow(), available_at=None)
+
+    def note_refused(self, refused: Iterable[Refused], relay: UUID) -> list[Refused]:
+        """Count an attempt, and try again later or give up; those that were given up.
+
+        A relay that has lost its lanes changes nothing.
+        """
+        alike: dict[tuple[int, str, bool], list[Refused]] = defaultdict(list)
+        for refusal in refused:
+            attempts = refusal.event.attempts + 1
+            dead = refusal.permanent or attempts >= self.options.max_attempts
+            alike[attempts, _storable(refusal.reason), dead].append(refusal)
+        given_up: list[Refused] = []
+        with transaction.atomic(using=self.using):
+            for (attempts, reason, dead), refusals in alike.items():
+                ids = [refusal.event.position for refusal in refusals]
+                if self._fail(ids, attempts, reason, relay, dead=dead) and dead:
+                    given_up += refusals
+        return given_up
+
+    def _fail(self, ids: list[int], attempts: int, reason: str, relay: UUID, *, dead: bool) -> int:
+        ours = Lane.objects.using(self.using).filter(publisher=self.publisher, number=OuterRef("lane"), relay_id=relay)
+        rows = self.events.filter(Exists(ours), pk__in=ids, status=Status.PENDING)
+        if dead:
+            over = {"status": Status.DEAD, "finished_at": DatabaseNow(), "available_at": None}
+            return rows.update(attempts=attempts, error=reason, **over)
+        return rows.update(attempts=attempts, error=reason, available_at=ahead(delay_after(attempts, self.options)))
+
+
+def _storable(reason: str) -> str:
+    return reason.replace("\0", "")[:1000]
+
+
+def delay_after(attempts: int, options: Options) -> float:
+    """Seconds until an event is tried again: doubled with each attempt, up to a limit."""
+    return min(options.longest_delay, options.first_delay * 2.0 ** min(attempts - 1, 64))
+
+
+def _a_lanes_share(limit: int, lanes: int) -> int:
+    """How many events of one lane are read at a time: so many that few lanes keep a relay busy, and none fills it."""
+    return max(32, 2 * limit // lanes)
+
+
+def _event(
+    position: int, id: UUID, topic: str, key: str, payload: bytes, content_type: str, headers: object, lane: int, n: int
+) -> Event:
+    decoded = json.loads(headers) if isinstance(headers, str) else headers
+    return Event(position, id, topic, key, bytes(payload), content_type, decoded or {}, lane, n)  # type: ignore[arg-type]

@@ -1,0 +1,87 @@
+"""Celery: an event is a task, whose id is the event's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from celery import Celery, current_app
+from django.utils.module_loading import import_string
+from kombu.exceptions import KombuError
+
+from django_idempotency.outbox.publishers.base import (
+    Confirmed,
+    ConnectionLost,
+    Event,
+    NotSent,
+    Outcome,
+    Publisher,
+    PublisherUnavailable,
+    Refused,
+    task_arguments,
+)
+
+
+class CeleryPublisher(Publisher):
+    """Sends the task that is named by the topic, with the event's id as the task's.
+
+    The payload, in JSON, is the task's arguments: a list those by position, an object those by name. Messages are
+    confirmed by RabbitMQ, whatever the application's own settings. The headers go along.
+
+    ``app``: the application or its dotted path; by default the current one. Further options are those of
+    ``send_task``, such as ``queue``.
+    """
+
+    def __init__(self, app: Celery | str | None = None, **options: Any) -> None:
+        self.app: Any = import_string(app) if isinstance(app, str) else app or current_app
+        self.options = options
+        self._connection: Any = None
+        self._producer: Any = None
+
+    def connect(self) -> None:
+        if self._connection is not None:
+            return
+        connection = self.app.connection_for_write()
+        if connection.transport_cls in ("amqp", "amqps", "pyamqp"):
+            connection.transport_options = {**(connection.transport_options or {}), "confirm_publish": True}
+        try:
+            connection.ensure_connection(max_retries=1, timeout=5)
+            self._producer = self.app.amqp.Producer(connection)
+        except (OSError, KombuError, *connection.connection_errors) as error:
+            connection.collect()
+            raise PublisherUnavailable(f"Celery’s broker: {error}") from error
+        self._connection = connection
+
+    def send(self, events: Sequence[Event], timeout: float) -> Iterator[Outcome]:
+        deadline = time.monotonic() + timeout
+        for event in events:
+            if time.monotonic() > deadline:
+                yield NotSent(event)
+            else:
+                yield self._send(event)
+
+    def _send(self, event: Event) -> Outcome:
+        try:
+            args, kwargs = task_arguments(event)
+        except ValueError as error:
+            return Refused(event, str(error), permanent=True)
+        try:
+            self.app.send_task(
+                event.topic,
+                args,
+                kwargs,
+                task_id=str(event.id),
+                headers=dict(event.headers),
+                producer=self._producer,
+                retry=False,
+                **self.options,
+            )
+        except (OSError, KombuError, *self._connection.connection_errors, *self._connection.channel_errors) as error:
+            raise ConnectionLost(str(error) or type(error).__name__) from error
+        return Confirmed(event)
+
+    def close(self) -> None:
+        connection, self._connection, self._producer = self._connection, None, None
+        if connection is not None:
+            connection.collect()

@@ -1,0 +1,76 @@
+"""Waiting for events: until a commit tells of one where the database can, and never longer than a poll."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import Any
+
+from django.db import DatabaseError, connections
+
+from django_idempotency.outbox.publishing import CHANNEL
+from django_idempotency.stores.connections import has_psycopg3
+
+
+class Wakeup:
+    """Waits by LISTEN on PostgreSQL, on a connection of its own; elsewhere, and behind a pooler, by the clock.
+
+    A pooler in transaction mode would deliver the notifications to another client. It shows: the process that answers
+    is another than the one that the connection was opened to.
+    """
+
+    def __init__(self, publisher: str, using: str, *, listen: bool) -> None:
+        self.publisher = publisher
+        self.using = using
+        self._connection: Any = None
+        self._listens = listen and has_psycopg3(connections[using])
+
+    @property
+    def is_listening(self) -> bool:
+        return self._connection is not None
+
+    def wait(self, seconds: float, stop: threading.Event) -> None:
+        """Return when an event of the publisher may have been committed, at the latest after so many seconds.
+
+        At once where listening has only begun, or was cut off: nothing told of what was committed before, or meanwhile.
+        """
+        if self._connection is None:
+            if not self._begins_to_listen():
+                stop.wait(seconds)
+            return
+        import psycopg
+
+        try:
+            for notice in self._connection.notifies(timeout=seconds):
+                if notice.payload == self.publisher:
+                    return
+        except psycopg.Error:
+            self.close()
+
+    def _begins_to_listen(self) -> bool:
+        if self._listens:
+            with suppress(DatabaseError), connections[self.using].wrap_database_errors:
+                self._listen()
+        return self.is_listening
+
+    def _listen(self) -> None:
+        wrapper = connections[self.using].copy()
+        wrapper.settings_dict = {**wrapper.settings_dict, "OPTIONS": _without_pool(wrapper.settings_dict["OPTIONS"])}
+        connection: Any = wrapper.get_new_connection(wrapper.get_connection_params())
+        connection.autocommit = True
+        (pid,) = connection.execute("SELECT pg_backend_pid()").fetchone()
+        if pid != connection.pgconn.backend_pid:
+            self._listens = False
+            connection.close()
+            return
+        connection.execute(f"LISTEN {CHANNEL}")
+        self._connection = connection
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _without_pool(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != "pool"}

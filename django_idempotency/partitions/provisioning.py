@@ -1,0 +1,111 @@
+"""Making partitions ahead of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from operator import add
+from typing import Any, NamedTuple
+
+from django.db import connections
+
+from django_idempotency.partitions.catalog import postgresql, read_layout
+from django_idempotency.partitions.layout import TABLE, Layout, covered_until, future_width, missing, stamp
+from django_idempotency.partitions.locks import patiently, short_transaction, take_back_check
+from django_idempotency.partitions.templates import creation, name_of, template
+
+AHEAD = 7  # future days that `ensure` sees to
+PATIENCE = "10s"  # behind another ensure(), or what else changes the table; no claim queues behind it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ensured:
+    """``created``: the partitions made. ``partitioned``: false if the table is plain, where there is nothing to do.
+
+    ``covered_until``: new records have a partition up to then (ISO 8601); ``None``: for ever, or the table is plain.
+    """
+
+    created: tuple[str, ...] = ()
+    partitioned: bool = True
+    covered_until: str | None = None
+
+    def __add__(self, later: Ensured) -> Ensured:
+        return replace(later, created=self.created + later.created)
+
+
+def ensure(*, ahead: int = AHEAD, using: str | None = None) -> Ensured:
+    """See to it that there are partitions for now and for the ``ahead`` days to come.
+
+    Two at once are harmless, and so is calling it on a plain table.
+
+    ``using``: the database's alias, by default the settings'. Raises ``PartitionsUnsupported`` on other databases than
+    PostgreSQL.
+    """
+    return reduce(add, ensure_in_steps(ahead=ahead, using=using))
+
+
+def ensure_in_steps(*, ahead: int = AHEAD, using: str | None = None) -> Iterator[Ensured]:
+    """``ensure``, a partition at a time."""
+    alias = postgresql(using)
+    if read_layout(using=alias).halfway:
+        take_back_check(alias)
+    while (ensured := patiently(partial(_fill_one, alias, ahead))).created:
+        yield ensured
+    yield ensured
+
+
+def ensure_plan(*, ahead: int = AHEAD, using: str | None = None) -> list[str]:
+    """Return the statements that ``ensure`` would run, if nothing changed meanwhile. Arguments and errors as there."""
+    alias = postgresql(using)
+    with connections[alias].cursor() as cursor:
+        makings = _missing(cursor, read_layout(using=alias), ahead)
+    return [statement for making in makings for statement in making.statements]
+
+
+def _fill_one(alias: str, ahead: int) -> Ensured:
+    with short_transaction(alias, lock_timeout=PATIENCE) as cursor:
+        if read_layout(using=alias).partitioned:
+            # Another run of ensure() waits here. Claims don't: this lock conflicts with none of theirs.
+            cursor.execute(f"LOCK TABLE ONLY {TABLE} IN SHARE UPDATE EXCLUSIVE MODE")
+        made = _missing(cursor, read_layout(using=alias), ahead)[:1]
+        for statement in (statement for making in made for statement in making.statements):
+            cursor.execute(statement)
+        return _ensured(alias, created=tuple(making.name for making in made))
+
+
+def _ensured(alias: str, **what: Any) -> Ensured:
+    found = read_layout(using=alias)
+    until = covered_until(found.partitions, found.now) if found.partitioned else None
+    return Ensured(partitioned=found.partitioned, covered_until=None if until is None else stamp(until), **what)
+
+
+class _Making(NamedTuple):
+    """What makes a partition, or what it lacks."""
+
+    name: str
+    statements: list[str]
+
+
+def _missing(cursor: Any, found: Layout, ahead: int) -> list[_Making]:
+    if future_width(found.partitions) is None:
+        return []
+    like = template(cursor, found.partitions)
+    made = [
+        _Making(partition.name, [f"ALTER TABLE {partition.name} ADD PRIMARY KEY (id)"])
+        for partition in found.partitions
+        if not partition.keyed and partition.bounds.lower is not None and partition.bounds.lower > found.now
+    ]
+    for bounds in missing(found.partitions, found.now, ahead):
+        name = _free_name(cursor, name_of(found.schema, bounds))
+        made.append(_Making(name, creation(found.schema, name, bounds, like)))
+    return made
+
+
+def _free_name(cursor: Any, name: str) -> str:
+    """``name``, or that with a number, if a table has it: one that was detached, for instance."""
+    for candidate in (name, *(f"{name}_{number}" for number in range(2, 100))):
+        cursor.execute("SELECT to_regclass(%s) IS NULL", [candidate])
+        if cursor.fetchone() == (True,):
+            break
+    return candidate

@@ -1,0 +1,76 @@
+"""Whose key it is: the scope of a user, within the tenant whose schema the connection is in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+
+CUSTOM = "custom:"  # what the scopes of a project's own callables start with; none of this package's does
+
+
+class BuiltInScope(str):
+    """A scope that this package has made in a callable of its own."""
+
+
+def user_scope(user: Any, using: str | None) -> str | None:
+    """Return the scope of a user's keys, such as ``auth.user:7``, or ``acme/auth.user:7`` in the schema ``acme``.
+
+    ``using``: the database of the records; ``None`` if there are several. Returns ``None`` for a user who is not
+    authenticated or has no primary key, as the user objects of some tokens have none.
+
+    Raises ``ImproperlyConfigured`` where the tenant can't be told.
+    """
+    pk = getattr(user, "pk", None)
+    if pk in (None, "") or not user.is_authenticated:
+        return None
+    return f"{tenant_schema(using)}{_label(user)}:{pk}"
+
+
+def is_own(scope: str, user: Any) -> bool:
+    """Return whether ``scope`` is the default scope of ``user``, in whatever tenant."""
+    pk = getattr(user, "pk", None)
+    if pk in (None, ""):
+        return False
+    own = f"{_label(user)}:{pk}"
+    return own in (scope, scope.partition("/")[2])
+
+
+def _label(user: Any) -> str:
+    """The model's, the same for its proxies; the class's name where it is no model."""
+    model = getattr(user, "_meta", None)
+    if model is not None:
+        label: str = model.concrete_model._meta.label_lower
+        return label
+    return f"{user.__class__.__module__}.{user.__class__.__qualname__}"
+
+
+def tenant_schema(using: str | None) -> str:
+    """The beginning of a tenant's scopes: its quoted schema and a slash; empty where no connection has schemas."""
+    databases = set(tenant_databases())
+    if not databases:
+        return ""
+    if using not in databases and len(databases) > 1:
+        raise ImproperlyConfigured(
+            f"The tenant can't be told: the records are in {_named(using)}, and "
+            f"{' and '.join(map(repr, sorted(databases)))} have some. State a scope that names tenant and user."
+        )
+    database: Any = connections[using if using in databases else databases.pop()]
+    if not database.schema_name:
+        raise ImproperlyConfigured(
+            f"The tenant can't be told: the database {database.alias!r} has tenants, and no schema is set. Put the "
+            "tenants' middleware before the view, or state a scope that names tenant and user."
+        )
+    return quote(database.schema_name, safe="") + "/"
+
+
+def _named(using: str | None) -> str:
+    return "several databases" if using is None else f"the database {using!r}, which has no tenants"
+
+
+def tenant_databases() -> Iterator[str]:
+    """The databases whose connections are in a tenant's schema, as those of django-tenants are."""
+    return (using for using in connections if hasattr(connections[using], "schema_name"))

@@ -1,0 +1,141 @@
+"""How often what happened at which view: counted in memory, added up in the database, five minutes to a row.
+
+It is told by the signals. No request waits for it, none carries a statement of it, and none fails by it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from django.db import connections, transaction
+
+from django_idempotency import events
+from django_idempotency.conf import conf
+from django_idempotency.engine.background import background
+from django_idempotency.models import IdempotencyCounter
+from django_idempotency.outcomes import Operation
+from django_idempotency.stores import store_for
+from django_idempotency.stores.connections import alias, databases, record_database
+from django_idempotency.stores.database import ahead
+
+FLUSH_EVERY = 10.0
+PERIOD = 300
+MOST_VIEWS = 200  # that a process tells apart
+OTHER_VIEWS = "(others)"
+MAINTENANCE = "(maintenance)"
+OUTBOX = "(outbox {})"
+PRUNED_AT_ONCE = 10_000
+
+TABLE = IdempotencyCounter._meta.db_table
+LONGEST = IdempotencyCounter._meta.get_field("view").max_length or 0
+
+# The beginning of the period by the database's clock.
+_SINCE = {
+    "postgresql": f"date_bin('{PERIOD} s', statement_timestamp(), 'epoch')",
+    "mysql": (
+        f"timestampadd(SECOND, -mod(timestampdiff(SECOND, '1970-01-01', utc_timestamp()), {PERIOD}), utc_timestamp())"
+    ),
+    "sqlite": f"datetime(strftime('%%s', 'now') / {PERIOD} * {PERIOD}, 'unixepoch')",
+}
+_ADD = {
+    "postgresql": f"ON CONFLICT (since, view, event) DO UPDATE SET count = {TABLE}.count + EXCLUDED.count",
+    "mysql": "ON DUPLICATE KEY UPDATE count = count + VALUES(count)",
+    "sqlite": "ON CONFLICT (since, view, event) DO UPDATE SET count = count + EXCLUDED.count",
+}
+
+
+class Counters:
+    """The counts of this process that are not written yet, by the database that they go to."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+        self._flushes: dict[str, Callable[[], None]] = {}
+        self._views: set[str] = set()
+
+    def count(self, event: str, view: str, operation: Operation | None = None, count: int = 1) -> None:
+        """Count ``count`` events, where the record of ``operation`` is; written within ten seconds or so."""
+        if conf().stats_retention is None:
+            return
+        using = alias(conf().policy, operation)
+        view = view[-LONGEST:] or MAINTENANCE
+        with self._lock:
+            if view not in self._views:
+                if len(self._views) < MOST_VIEWS:
+                    self._views.add(view)
+                else:
+                    view = OTHER_VIEWS
+            first = not self._counts[using]
+            self._counts[using][view, event] += count
+            flush = self._flushes.setdefault(using, partial(self._flush, using))
+        if first:
+            background.later(flush, FLUSH_EVERY, store_for(conf().policy, operation))
+
+    def flush(self, using: str | None = None) -> None:
+        """Add what was counted to the tables, or to that of one database, in one statement each.
+
+        After an error it is counted still.
+        """
+        for name in [using] if using else list(self._counts):
+            self._flush(name)
+
+    def _flush(self, using: str) -> None:
+        with self._lock:
+            counts = self._counts.pop(using, Counter())
+        try:
+            _add(counts, using)
+        except BaseException:  # whatever ends the flush, no count is lost
+            with self._lock:
+                self._counts[using].update(counts)
+            raise
+
+
+def _add(counts: Counter[tuple[str, str]], using: str) -> None:
+    if not counts:
+        return
+    connection = connections[using]
+    row = f"({_SINCE[connection.vendor]}, %s, %s, %s)"
+    # All processes in one order: so they wait for each other, and not in a circle.
+    values = [value for (view, event), count in sorted(counts.items()) for value in (view, event, count)]
+    rows = ", ".join([row] * len(counts))
+    statement = f"INSERT INTO {TABLE} (since, view, event, count) VALUES {rows} {_ADD[connection.vendor]}"
+    with connection.cursor() as cursor:
+        cursor.execute(statement, values)
+
+
+def listen() -> None:
+    """Have every event counted."""
+    events.listen(_count, __name__)
+    events.listen(_count_of_outbox, __name__, events.OUTBOX_EVENTS)
+
+
+def _count(event: events.Event, *, operation: Operation, **_named: Any) -> None:
+    counters.count(event.counted_as, operation.view, operation)
+
+
+def _count_of_outbox(event: events.Event, *, sender: str, count: int, using: str, **_named: Any) -> None:
+    """Count as of a view ``(outbox <publisher>)``, in the outbox's database if that has records, else in the first."""
+    known = databases()
+    operation = Operation("", "", b"", database=using if using in known else known[0])
+    counters.count(event.counted_as, OUTBOX.format(sender), operation, count)
+
+
+def prune(*, using: str | None = None) -> int:
+    """Delete the oldest counters past ``STATS_RETENTION``, about ``PRUNED_AT_ONCE``; return how many."""
+    using = record_database(using)
+    past = IdempotencyCounter.objects.using(using).filter(since__lt=ahead(-(conf().stats_retention or 0)))
+    with transaction.atomic(using=using):
+        some = list(past.order_by("since").values_list("since", flat=True)[:PRUNED_AT_ONCE])
+        return past.filter(since__lte=some[-1])._raw_delete(using) if some else 0
+
+
+counters = Counters()
+os.register_at_fork(after_in_child=counters._reset)

@@ -1,0 +1,279 @@
+"""Records in a database, with a cache of their responses in front.
+
+A record that is done is served from the cache, without a statement, to a request that is the same: whatever differs in
+scope, key or fingerprint, and whatever is not done, is the database's to decide. So is everything while the cache can't
+be read. The cache is never believed for longer than ``max_age`` seconds, by its own clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+from uuid import UUID
+
+from django.core.cache import caches
+from django.core.cache.backends.locmem import LocMemCache
+from django.db import transaction
+
+from django_idempotency.cache_guard import CacheGuard
+from django_idempotency.conf import conf
+from django_idempotency.digests import as_recorded
+from django_idempotency.logs import cause, log
+from django_idempotency.models import TERMINAL, Status
+from django_idempotency.options import number, option, text, validate
+from django_idempotency.outcomes import Claimed, Operation, Snapshot, StoredResponse
+from django_idempotency.policy import Mode, Policy
+from django_idempotency.stores.base import Owned, Seen, Store
+from django_idempotency.stores.codec import EPOCH, is_encrypted
+from django_idempotency.stores.configured import configured
+from django_idempotency.stores.database import DatabaseStore, database_store
+
+T = TypeVar("T")
+
+VERSION = b"2"
+DIGEST = 16
+STRIPES = 256
+FORGOTTEN = b""  # in place of an entry: none, and what was read earlier does not replace it
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions:
+    """The ``OPTIONS`` of a cached store. Times are in seconds.
+
+    ``cache``: alias in ``CACHES``. ``prefix``: what its keys begin with.
+    ``max_age``: how long an entry is believed after it was written. ``max_body_size``: bytes; others are not cached.
+    ``patience``: a cache that took longer to answer, or failed, is left alone for ``pause``.
+    """
+
+    cache: str = option("default", text("an alias in CACHES"))
+    prefix: str = option("idempotency:", text("the beginning of a key"))
+    max_age: float = option(30.0, number(1, 24 * 60 * 60))
+    max_body_size: int = option(64 * 1024, number(0, 2**30))
+    patience: float = option(0.25, number(0.001, 60))
+    pause: float = option(5.0, number(0, 3600))
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+    @property
+    def longest(self) -> float:
+        """Seconds for which a response may be replayed after the record changed behind the cache's back.
+
+        An entry may be as old as ``max_age`` when it is written, and is believed for as long again.
+        """
+        return 2 * self.max_age
+
+
+_guards: dict[str, CacheGuard] = {}
+_stripes = [threading.Lock() for _ in range(STRIPES)]
+
+
+@contextmanager
+def _one_at_a_time(id: UUID, seconds: float) -> Iterator[None]:
+    """Have one thread of this process at a time miss a record; the others wait so many seconds at most."""
+    lock = _stripes[id.int % STRIPES]
+    held = lock.acquire(timeout=seconds)
+    try:
+        yield
+    finally:
+        if held:
+            lock.release()
+
+
+class _Cached:
+    """What a database's store does differently with a cache in front; mixed in before its class."""
+
+    options: CacheOptions
+    policy: Policy
+    name: str
+
+    def claim(self, operation: Operation, token: UUID) -> Claimed | Seen | Owned | None:
+        if found := self._cached(operation):
+            return Seen(found)
+        with _one_at_a_time(operation.id, self.options.patience):
+            if found := self._cached(operation):
+                return Seen(found)
+            begun = time.monotonic()
+            seen: Claimed | Seen | Owned | None = super().claim(operation, token)  # type: ignore[misc]
+            if isinstance(seen, Seen) and time.monotonic() - begun < self.options.max_age:
+                self._keep_record(seen.record)
+            return seen
+
+    def look(self, operation: Operation) -> Snapshot | None:
+        return self._cached(operation) or super().look(operation)  # type: ignore[misc]
+
+    def complete(self, claim: Claimed, response: StoredResponse, *, failure: bool = False) -> bool:
+        written: bool = super().complete(claim, response, failure=failure)  # type: ignore[misc]
+        if written:
+            begun, status = time.monotonic(), Status.FAILED if failure else Status.COMPLETED
+            created_at: datetime | None = self.created_at(claim)  # type: ignore[attr-defined]
+            if created_at is None and is_encrypted(response):
+                return written  # it can't be decrypted without: a replay puts it into the cache
+
+            def keep() -> None:
+                if time.monotonic() - begun < self.options.max_age:
+                    self._keep(claim.operation, status, response, self.policy.retention, created_at, newest=True)
+
+            transaction.on_commit(keep, using=self.name, robust=True)
+        return written
+
+    def delete(self, record: Snapshot) -> bool:
+        deleted: bool = super().delete(record)  # type: ignore[misc]
+        if deleted:
+            _forget([record.id], self.name, self.options)
+        return deleted
+
+    # --- the cache
+
+    def _ask_cache(self, what: Callable[[Any], T]) -> T | None:
+        options = self.options
+        guard = _guards.setdefault(options.cache, CacheGuard())
+        return guard.ask(what, options.cache, patience=options.patience, pause=options.pause)
+
+    def _key(self, id: UUID) -> str:
+        return _key(id, self.name, self.options)
+
+    def _cached(self, operation: Operation) -> Snapshot | None:
+        packed = self._ask_cache(lambda cache: cache.get(self._key(operation.id)))
+        return _unpacked(packed, operation) if isinstance(packed, bytes) else None
+
+    def _keep_record(self, record: Snapshot) -> None:
+        if record.response is None or record.status not in TERMINAL:
+            return
+        operation = Operation(record.scope, record.key, record.fingerprint, trace=record.trace)
+        left = (record.expires_at - record.now).total_seconds()
+        self._keep(operation, Status(record.status), record.response, left, record.created_at)
+
+    def _keep(
+        self,
+        operation: Operation,
+        status: Status,
+        response: StoredResponse,
+        left: float,
+        created_at: datetime | None = None,
+        *,
+        newest: bool = False,
+    ) -> None:
+        """Write an entry. What was read replaces none, as it may be older by now; what was committed just now does.
+
+        Unless it is gone again: between COMMIT and here are the hooks of the project, and an erasure may be, too.
+        """
+        if left < 1 or len(response.body or b"") > self.options.max_body_size:
+            return
+        entry = self._key(operation.id), _packed(operation, status, response, created_at or EPOCH)
+        seconds = int(min(left, self.options.max_age))
+        added = self._ask_cache(lambda cache: cache.add(*entry, seconds))
+        if newest and added is False and self._holds(operation.id, response):
+            self._ask_cache(lambda cache: cache.set(*entry, seconds))
+
+    def _holds(self, id: UUID, response: StoredResponse) -> bool:
+        record: Snapshot | None = self.read(id)  # type: ignore[attr-defined]
+        return record is not None and record.response == response
+
+
+class CachedStore(DatabaseStore):
+    """A database's store, by the database's vendor, with a cache in front. ``STORES`` names this one."""
+
+    @classmethod
+    def configure(cls, **options: Any) -> CacheOptions:
+        return CacheOptions(**options)
+
+    @classmethod
+    def bind(cls, policy: Policy, operation: Operation | None, alias: str, options: Any) -> Store:
+        plain = database_store(policy, operation)
+        return _behind_a_cache(type(plain))(policy, plain.name, options)
+
+
+_classes: dict[type[DatabaseStore], type[DatabaseStore]] = {}
+
+
+def _behind_a_cache(plain: type[DatabaseStore]) -> type[DatabaseStore]:
+    if plain not in _classes:
+        _classes[plain] = type(f"Cached{plain.__name__}", (_Cached, plain), {})
+    return _classes[plain]
+
+
+# --- Erasure ---------------------------------------------------------------------------------------------------------
+
+
+def forget(ids: Collection[UUID], using: str) -> float:
+    """Have the caches in front of the database ``using`` replay these records no more; call it once they are changed.
+
+    Returns for how many seconds one of the caches may replay them all the same: 0 unless it could not be reached, or
+    is in the memory of each process.
+    """
+    of_stores = (configured(alias).options for alias in conf().stores)
+    return max((_forget(ids, using, of) for of in of_stores if isinstance(of, CacheOptions)), default=0.0)
+
+
+def _forget(ids: Collection[UUID], using: str, options: CacheOptions) -> float:
+    """Marks stay for as long as a response that was read before could be written to the cache."""
+    marks = {_key(id, using, options): FORGOTTEN for id in ids}
+    try:
+        cache = caches[options.cache]
+        missed = cache.set_many(marks, math.ceil(options.longest)) if marks else []
+    except Exception as error:  # a cache may raise anything
+        log(logging.WARNING, "cache_error", "idempotency: the cache %r failed: %s", options.cache, cause(error))
+        return options.longest
+    return options.longest if missed or isinstance(cache, LocMemCache) else 0.0
+
+
+# --- Entries ---------------------------------------------------------------------------------------------------------
+
+
+def _key(id: UUID, using: str, options: CacheOptions) -> str:
+    return f"{options.prefix}{using}:{id.hex}"
+
+
+def _packed(operation: Operation, status: Status, response: StoredResponse, created_at: datetime) -> bytes:
+    who = [operation.scope, operation.key, operation.fingerprint.hex(), (operation.trace or b"").hex()]
+    when = [created_at.isoformat(), status.value]
+    head = json.dumps([*who, *when, response.status, response.headers, response.body is not None]).encode()
+    text = VERSION + len(head).to_bytes(4, "big") + head + (response.body or b"")
+    return hashlib.blake2b(text, digest_size=DIGEST).digest() + text
+
+
+def _unpacked(packed: bytes, operation: Operation) -> Snapshot | None:
+    """The entry as a record, if it is whole and of the same request."""
+    digest, text = packed[:DIGEST], packed[DIGEST:]
+    if hashlib.blake2b(text, digest_size=DIGEST).digest() != digest or text[:1] != VERSION:
+        return None
+    end = 5 + int.from_bytes(text[1:5], "big")
+    scope, key, written, trace, created_at, status, response_status, headers, has_body = json.loads(text[5:end])
+    fingerprint = bytes.fromhex(written)
+    if (scope, key) != (operation.scope, operation.key):
+        return None
+    same = as_recorded(operation, fingerprint)
+    if same is None or same.fingerprint != fingerprint:
+        return None
+    return Snapshot(
+        id=operation.id,
+        scope=scope,
+        key=key,
+        fingerprint=fingerprint,
+        mode=Mode.ATOMIC,
+        hold_on_crash=False,
+        trace=bytes.fromhex(trace) or None,
+        created_at=datetime.fromisoformat(created_at),
+        status=status,
+        attempts=1,
+        on_hold=False,
+        reason="",
+        token=None,
+        locked_at=None,
+        locked_until=None,
+        expires_at=EPOCH + timedelta(days=1),  # the entry itself expires in time
+        response_status=response_status,
+        response_headers=headers,
+        response_body=text[end:] if has_body else None,
+        now=EPOCH,
+    )

@@ -1,0 +1,164 @@
+"""A response in the form in which a record keeps it: as it is, or encrypted.
+
+Nothing here raises. What can't be encrypted is not stored, and what can't be decrypted is not replayed: the record
+stands without its response, a replay says so, and the log says why, without a word of the response.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django_idempotency.conf import conf
+from django_idempotency.fingerprints import digest
+from django_idempotency.logs import is_due, log_lost_response
+from django_idempotency.models import IdempotencyRecord, in_utc
+from django_idempotency.outcomes import Operation, Snapshot, StoredResponse
+from django_idempotency.policy import REQUIRE, Policy
+
+# Stands where the headers were, with the id of the key. No header is called that: a colon can't be in a name.
+ENCRYPTED = ":encrypted"
+LENGTH = 4
+VERSION = b"2"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One life of a record: from a claim that made it, or began it anew, to its end. Only there can a response be read.
+
+    ``created_at``: the database's time, in UTC.
+    """
+
+    id: UUID
+    scope: str
+    key: str
+    fingerprint: bytes
+    created_at: datetime
+
+    @classmethod
+    def of(cls, of: Operation | Snapshot, created_at: datetime) -> Life:
+        return cls(of.id, of.scope, of.key, of.fingerprint, created_at)
+
+
+def life_of(record: IdempotencyRecord) -> Life:
+    """Return the present life of ``record``."""
+    assert record._state.db is not None  # it was read
+    created_at = in_utc(record.created_at, record._state.db)
+    return Life(record.pk, record.scope, record.key, bytes(record.fingerprint), created_at)
+
+
+def encoded(response: StoredResponse, life: Life, policy: Policy) -> StoredResponse:
+    """Return a response as a record stores it in its ``life``: as it is, or encrypted, or without what can't be."""
+    if not policy.encrypt:
+        return response
+    return encrypted(response, life, policy.encrypt_padding) or response.without_content()
+
+
+def encrypted(response: StoredResponse, life: Life, padding: float, least: int = 0) -> StoredResponse | None:
+    """Return a response encrypted with the newest key, to be read in ``life``, headers too; ``None`` if it can't be.
+
+    What is encrypted is made as long as ``least`` bytes, and then a multiple of ``padding`` bytes, unless that is 0.
+    """
+    if not response.has_content:
+        return response
+    try:
+        from django_idempotency.stores.encryption import encrypt
+
+        key = conf().encryption[0]
+        text = encrypt(_padded(_packed(response), padding, least), key, _bound(response, life))
+        return StoredResponse(response.status, ((ENCRYPTED, key_id(key)),), text)
+    except Exception as error:  # a replay without its content is better than a response that is lost
+        log_lost_response("could not be encrypted, and is not stored", life.id, error)
+        return None
+
+
+def replayable(response: StoredResponse, life: Life, policy: Policy) -> StoredResponse:
+    """Return ``decoded``, without its content if ``policy`` requires encryption and it is not encrypted."""
+    if policy.encrypt == REQUIRE and response.has_content and not is_encrypted(response):
+        _report("is not encrypted, and is not replayed", life, "")
+        return response.without_content()
+    return decoded(response, life)
+
+
+def decoded(response: StoredResponse, life: Life) -> StoredResponse:
+    """Return the response that a record stores in its ``life``, decrypted if it is encrypted."""
+    if not is_encrypted(response):
+        return response
+    try:
+        from django_idempotency.stores.encryption import decrypt
+
+        keys = {key_id(key): key for key in conf().encryption}
+        if response.body is None:  # dropped since
+            return response.without_content()
+        return _unpacked(response.status, decrypt(response.body, keys[response.headers[0][1]], _bound(response, life)))
+    except Exception as error:  # a missing key or package, a damaged row: whichever it is, the key must not run again
+        _report("could not be decrypted, and is not replayed", life, response.headers[0][1], error)
+        return response.without_content()
+
+
+def _report(what: str, life: Life, key_id: str, error: Exception | None = None) -> None:
+    if is_due(f"response {key_id}"):
+        log_lost_response(what, life.id, error)
+
+
+def stored_response(record: IdempotencyRecord) -> StoredResponse | None:
+    """Return the response that ``record`` stores, decrypted if it is encrypted; ``None`` if it has none.
+
+    A body that is not stored, or can't be decrypted, is ``None``.
+    """
+    if record.response_status is None:
+        return None
+    stored = StoredResponse.of(record.response_status, record.response_headers, record.response_body)
+    return decoded(stored, life_of(record))
+
+
+def is_encrypted(response: StoredResponse) -> bool:
+    """Return whether ``response`` is one that ``encrypted`` made."""
+    return response.headers[:1] != () and response.headers[0][0] == ENCRYPTED
+
+
+def encryption_key_of(headers: Any, has_body: bool) -> str | None:
+    """Return the id of the key that a stored response needs, an empty text if it is in clear, ``None`` without content.
+
+    Of an encrypted one nothing is left once its body is dropped.
+    """
+    response = StoredResponse.of(200, headers, b"")
+    if is_encrypted(response):
+        return response.headers[0][1] if has_body else None
+    return "" if has_body or response.headers else None
+
+
+def key_id(key: bytes) -> str:
+    """Return what distinguishes an encryption key from others, and reveals nothing of it."""
+    return hashlib.sha256(b"django-idempotency key " + key).hexdigest()[:8]
+
+
+def _packed(response: StoredResponse) -> bytes:
+    size = None if response.body is None else len(response.body)
+    head = json.dumps([response.headers, size]).encode()
+    return len(head).to_bytes(LENGTH, "big") + head + (response.body or b"")
+
+
+def _padded(packed: bytes, padding: float, least: int) -> bytes:
+    size = max(len(packed), least)
+    return packed.ljust(int(math.ceil(size / padding) * padding) if padding else size, b"\0")
+
+
+def _unpacked(status: int, packed: bytes) -> StoredResponse:
+    end = LENGTH + int.from_bytes(packed[:LENGTH], "big")
+    headers, size = json.loads(packed[LENGTH:end])
+    pairs = tuple((name, value) for name, value in headers)
+    return StoredResponse(status, pairs, None if size is None else packed[end : end + size])
+
+
+def _bound(response: StoredResponse, life: Life) -> bytes:
+    """With this an encrypted response can be read only in one life of its own record, beside its own status."""
+    who = [text.encode("utf-8", "surrogatepass") for text in (life.scope, life.key)]
+    created = ((life.created_at - EPOCH) // timedelta(microseconds=1)).to_bytes(8, "big")
+    return digest([VERSION, *who, life.fingerprint, created, response.status.to_bytes(2, "big")])

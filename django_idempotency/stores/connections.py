@@ -1,0 +1,67 @@
+"""The databases that hold records, and whether a connection is free for a claim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import router
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_idempotency.conf import conf
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.outcomes import Operation
+from django_idempotency.policy import Policy
+
+
+def alias(policy: Policy, operation: Operation | None = None) -> str:
+    """Return the alias of the database of the record of ``operation``.
+
+    ``operation``: may be left out where the policy keeps all records in one database. Raises ``ImproperlyConfigured``
+    where it is left out and needed, and for a database that ``SHARDS`` does not name.
+    """
+    if not callable(policy.using):
+        return policy.using or router.db_for_write(IdempotencyRecord)
+    if operation is None:
+        raise ImproperlyConfigured("`using` chooses a database for each operation, and there is no operation here.")
+    chosen, shards = operation.database or policy.using(operation), conf().shards
+    if chosen not in shards:  # no maintenance would ever look there
+        raise ImproperlyConfigured(f"`using` chose the database {chosen!r}, which is not in SHARDS {list(shards)!r}.")
+    return chosen
+
+
+def aliases(policy: Policy) -> tuple[str, ...]:
+    """Return the aliases of all databases in which ``policy`` may keep records."""
+    return tuple(conf().shards) if callable(policy.using) else (alias(policy),)
+
+
+def databases() -> tuple[str, ...]:
+    """Return the aliases that maintenance works on: those of the project's policy, and ``SHARDS``."""
+    return tuple(dict.fromkeys((*aliases(conf().policy), *conf().shards)))
+
+
+def record_database(using: str | None = None) -> str:
+    """Return the alias ``using``, or that of the one database where the project's policy keeps its records.
+
+    Raises ``ImproperlyConfigured`` if there are several.
+    """
+    if using is not None:
+        return using
+    found = aliases(conf().policy)
+    if len(found) != 1:
+        raise ImproperlyConfigured(f"The records are in several databases: state using=…, one of {list(found)!r}.")
+    return found[0]
+
+
+def has_psycopg3(connection: BaseDatabaseWrapper) -> bool:
+    """Whether it is a connection to PostgreSQL by psycopg 3, which Django prefers to psycopg2."""
+    driver: Any = getattr(connection, "Database", None)
+    return connection.vendor == "postgresql" and driver.__name__ == "psycopg"
+
+
+def in_foreign_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Whether a transaction is open that is not one of Django's own test cases', or will be, with autocommit off."""
+    if not connection.in_atomic_block:
+        return not (connection.settings_dict["AUTOCOMMIT"] if connection.connection is None else connection.autocommit)
+    blocks = getattr(connection, "atomic_blocks", [])
+    return not all(getattr(block, "_from_testcase", False) for block in blocks)

@@ -1,0 +1,128 @@
+"""Connections that background threads have for themselves: from no pool, and never waiting longer than they may."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+Options = dict[str, Any]
+
+
+@contextmanager
+def own_connection(name: str, *, seconds: float, schemas: Sequence[str] = ()) -> Iterator[None]:
+    """Have this thread use a connection of its own to the database ``name`` inside the block.
+
+    Connecting, a statement, a lock and the block as a whole may each take ``seconds``; then they fail as they would if
+    the database were away. ``schemas``: where PostgreSQL looks for the tables first.
+    """
+    connection = _own(name, seconds)
+    with _cut_off_after(seconds, connection):
+        connection.close_if_unusable_or_obsolete()
+        with connection.execute_wrapper(_limiting(connection, seconds, schemas)):
+            yield
+
+
+def _own(name: str, seconds: float) -> Any:
+    current: Any = connections[name]
+    if getattr(current, "gives_up_after", math.inf) <= seconds:
+        return current
+    current.close()
+    own: Any = connections.create_connection(name)
+    own.settings_dict = _settings(own, seconds)
+    own.gives_up_after = seconds
+    connections[name] = own
+    return own
+
+
+def _settings(connection: BaseDatabaseWrapper, seconds: float) -> dict[str, Any]:
+    options = {**connection.settings_dict["OPTIONS"]}
+    limited = _OPTIONS.get(connection.vendor, _unchanged)(options, seconds)
+    return {**connection.settings_dict, "OPTIONS": limited, "CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": False}
+
+
+def _of_postgresql(options: Options, seconds: float) -> Options:
+    """https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS; libpq takes 2 s at least."""
+    from django.db.backends.postgresql.psycopg_any import IsolationLevel
+
+    options.pop("pool", None)
+    return options | {
+        "connect_timeout": max(2, math.floor(seconds)),
+        "tcp_user_timeout": math.ceil(seconds * 1000),
+        "isolation_level": IsolationLevel.READ_COMMITTED,
+    }
+
+
+def _of_mysql(options: Options, seconds: float) -> Options:
+    timeouts = dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), max(1, math.floor(seconds)))
+    return options | timeouts | {"isolation_level": "read committed"}
+
+
+def _of_sqlite(options: Options, seconds: float) -> Options:
+    return options | {"timeout": seconds}
+
+
+def _unchanged(options: Options, _seconds: float) -> Options:
+    return options
+
+
+_OPTIONS: dict[str, Callable[[Options, float], Options]] = {
+    "postgresql": _of_postgresql,
+    "mysql": _of_mysql,
+    "sqlite": _of_sqlite,
+}
+
+# --- What each statement is sent with, on PostgreSQL -----------------------------------------------------------------
+
+# For one transaction alone: behind a pooler the session belongs to another client in the next one.
+LIMITS = "SELECT set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true)"
+SCHEMAS = "SELECT set_config('search_path', %s || current_setting('search_path'), true)"
+
+
+def _limiting(connection: BaseDatabaseWrapper, seconds: float, schemas: Sequence[str]) -> Callable[..., Any]:
+    milliseconds = str(math.ceil(seconds * 1000))
+    path = "".join('"' + schema.replace('"', '""') + '", ' for schema in schemas)
+
+    def limited(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if connection.vendor != "postgresql":
+            return execute(sql, params, many, context)
+        if not connection.in_atomic_block:
+            with transaction.atomic(using=connection.alias):
+                return limited(execute, sql, params, many, context)
+        raw = context["cursor"].cursor  # what is executed on it is not wrapped again
+        raw.execute(LIMITS, (milliseconds, milliseconds))
+        if path:
+            raw.execute(SCHEMAS, (path,))
+        return execute(sql, params, many, context)
+
+    return limited
+
+
+# --- When nothing comes back -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _cut_off_after(seconds: float, connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """A server that is frozen, or a proxy that has lost it, confirms each packet, and no timeout of TCP's passes."""
+    timer = threading.Timer(seconds, _cut_off, [connection])
+    timer.daemon = True
+    with suppress(RuntimeError):  # no thread can be started: TCP's own timeouts remain
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _cut_off(connection: BaseDatabaseWrapper) -> None:
+    with suppress(Exception):
+        inner: Any = connection.connection
+        with socket.socket(fileno=os.dup(inner.fileno())) as wire:
+            wire.shutdown(socket.SHUT_RDWR)

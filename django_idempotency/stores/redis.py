@@ -1,0 +1,309 @@
+"""Records in Redis, Redis Cluster or Valkey, for lease mode: one hash a record, changed by scripts on the server.
+
+What it promises depends on how Redis is run; ``docs/stores.md`` says what can be lost, and when.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar, NoReturn
+from uuid import UUID
+
+from django.core.checks import CheckMessage, Error, Warning
+from django.utils.translation import gettext_noop
+
+from django_idempotency.exceptions import StoreConflict, StoreRefused, StoreUnavailable
+from django_idempotency.log_ids import shown_id
+from django_idempotency.models import Status, check_move
+from django_idempotency.outcomes import Claimed, Operation, Snapshot, StoredResponse
+from django_idempotency.stores import redis_scripts as scripts
+from django_idempotency.stores.base import Seen, Store, Unlocked
+from django_idempotency.stores.redis_client import Connection, Durability, RedisOptions, TooFew, connection
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+FOREVER = 0
+TAKEOVER_NOT_ACKNOWLEDGED = gettext_noop("too few acknowledgements of a takeover")
+
+
+class RedisStore(Store):
+    """One script for each method that writes, fenced by the token, by the server's clock.
+
+    Lease mode only: no transaction holds a view's effects and its record in Redis together.
+    """
+
+    options: RedisOptions
+    listing: ClassVar[bool] = True
+
+    @classmethod
+    def configure(cls, **options: Any) -> RedisOptions:
+        return RedisOptions(**options)
+
+    @property
+    def connection(self) -> Connection:
+        return connection(self.options)
+
+    def in_foreign_transaction(self) -> bool:
+        return False
+
+    def reconnect(self) -> bool:
+        with suppress(StoreUnavailable):
+            self.connection.reconnect()
+        return True
+
+    # --- claiming
+
+    def claim(self, operation: Operation, token: UUID) -> Claimed | Seen | None:
+        who = (token.hex, operation.scope, operation.key)
+        claim = Claimed(operation, token)
+        try:
+            now, found = self._durably(scripts.CLAIM, operation.id, *who, *self._content(operation))
+        except TooFew as error:
+            self.connection.run(scripts.RELEASE, self._key(operation.id), token.hex)
+            _refuse(error)
+        return Seen(_snapshot(operation.id, now, found)) if found else replace(claim, created=now.decode())
+
+    def _content(self, operation: Operation) -> tuple[Any, ...]:
+        """What a claim writes of the operation and the policy."""
+        policy = self.policy
+        times = (_micro(policy.lease), _micro(policy.retention), self._kept_in_progress())
+        hold = int(policy.holds_on_crash)
+        what = (operation.method, operation.path, operation.fingerprint, operation.trace or b"")
+        return (*what, str(policy.mode), hold, *times)
+
+    def _kept_in_progress(self) -> int:
+        """Milliseconds. What an operator has to decide on may not expire."""
+        if self.policy.holds_on_crash:
+            return FOREVER
+        return _milli(self.policy.lease + self.options.abandoned_retention)
+
+    @contextmanager
+    def try_lock(self, id: UUID) -> Iterator[Snapshot | Unlocked]:
+        yield self.read(id) or Unlocked.ABSENT
+
+    def reassign(self, record: Snapshot, operation: Operation, token: UUID) -> Claimed:
+        expired = record.expires_at <= record.now
+        check_move(record.status, Status.PROCESSING, expired=expired)
+        attempts = 1 if expired and record.status in (Status.COMPLETED, Status.FAILED) else record.attempts + 1
+        claim = Claimed(operation, token, attempt=attempts, taken_over=record.status == Status.PROCESSING)
+        values = (_as_seen(record), token.hex, *self._content(operation), attempts)
+        try:
+            if not self._durably(scripts.REASSIGN, record.id, *values):
+                raise StoreConflict(f"The record {shown_id(record.id)} changed while it was being taken over.")
+        except TooFew as error:
+            with suppress(TooFew):
+                self._end(claim, Status.FAILED, reason=TAKEOVER_NOT_ACKNOWLEDGED)
+            _refuse(error)
+        return claim
+
+    def hold(self, record: Snapshot, reason: str) -> None:
+        check_move(record.status, Status.FAILED)
+        values = (_as_seen(record), reason, _micro(self.policy.retention))
+        with _acknowledged():
+            if not self._durably(scripts.HOLD, record.id, *values):
+                raise StoreConflict(f"The record {shown_id(record.id)} changed while it was being put on hold.")
+
+    def read(self, id: UUID) -> Snapshot | None:
+        now, found = self.connection.run(scripts.READ, self._key(id))
+        return _snapshot(id, now, found) if found else None
+
+    def now(self) -> datetime:
+        now, _nothing = self.connection.run(scripts.READ, self._key(UUID(int=0)))
+        return _moment(now)
+
+    # --- running
+
+    def complete(self, claim: Claimed, response: StoredResponse, *, failure: bool = False) -> bool:
+        status = Status.FAILED if failure else Status.COMPLETED
+        with _acknowledged():
+            return self._end(claim, status, response=response)
+
+    def fail(self, claim: Claimed, reason: str, *, on_hold: bool = False) -> bool:
+        with _acknowledged():
+            return self._end(claim, Status.FAILED, reason=reason, on_hold=on_hold)
+
+    def _end(
+        self,
+        claim: Claimed,
+        status: Status,
+        *,
+        reason: str = "",
+        on_hold: bool = False,
+        response: StoredResponse | None = None,
+    ) -> bool:
+        kept = FOREVER if on_hold else _milli(self.policy.kept_for)
+        ends = (claim.token.hex, status.value, reason, int(on_hold), _micro(self.policy.retention), kept)
+        return bool(self._durably(scripts.END, claim.id, *ends, *_response(response)))
+
+    def release(self, claim: Claimed) -> bool:
+        return bool(self.connection.run(scripts.RELEASE, self._key(claim.id), claim.token.hex))
+
+    def renew(self, claims: Iterable[Claimed]) -> set[UUID]:
+        claims = list(claims)
+        times = (_micro(self.policy.lease), _milli(self.policy.lease + self.options.abandoned_retention))
+        calls = [(self._key(claim.id), claim.token.hex, *times) for claim in claims]
+        renewed = self.connection.run_each(scripts.RENEW, calls)
+        return {claim.token for claim, held in zip(claims, renewed, strict=True) if held}
+
+    def leases_left(self, records: Mapping[UUID, UUID]) -> dict[UUID, timedelta]:
+        left = self.connection.run_each(scripts.LEASE_LEFT, self._calls(records))
+        return {token: int(lasts) * MICROSECOND for token, lasts in zip(records, left, strict=True) if lasts}
+
+    def expire(self, records: Mapping[UUID, UUID]) -> None:
+        self.connection.run_each(scripts.EXPIRE, self._calls(records))
+
+    def _calls(self, records: Mapping[UUID, UUID]) -> list[tuple[Any, ...]]:
+        return [(self._key(id), token.hex) for token, id in records.items()]
+
+    def created_at(self, claim: Claimed) -> datetime | None:
+        return _moment(claim.created.encode()) if claim.created else None
+
+    def count_replays(self, counts: dict[UUID, int]) -> None:
+        self.connection.run_each(scripts.COUNT_REPLAYS, [(self._key(id), count) for id, count in counts.items()])
+
+    # --- maintenance
+
+    def records(self) -> Iterator[Snapshot]:
+        """Yield the records there are, by SCAN on every master: slow, and for operators only."""
+        start = len(self.options.prefix)
+        for keys in self.connection.each_master(
+            lambda master: list(master.scan_iter(match=self._pattern(), count=1000))
+        ):
+            for key in dict.fromkeys(keys):  # SCAN may return one several times
+                if record := self.read(UUID(key.decode()[start:])):
+                    yield record
+
+    def delete(self, record: Snapshot) -> bool:
+        with _acknowledged():
+            return bool(self._durably(scripts.DELETE, record.id, _as_seen(record)))
+
+    def _pattern(self) -> str:
+        escaped = "".join(f"\\{letter}" if letter in "*?[]\\^" else letter for letter in self.options.prefix)
+        return escaped + "?" * 32
+
+    def check(self, *, ask: bool) -> list[CheckMessage]:
+        """W072 a server that can't be reached; E073 one that evicts keys; E074 durability that it can't give."""
+        if not ask:
+            return []
+        try:
+            return [message for info in self.connection.each_master(_info) for message in self._objections(info)]
+        except StoreUnavailable as error:
+            return [
+                Warning(
+                    f"The store {self.name!r} can't be reached: {error}",
+                    hint="Requests with a key are refused with 503 meanwhile.",
+                    id="django_idempotency.W072",
+                )
+            ]
+
+    def _objections(self, info: dict[str, Any]) -> Iterator[CheckMessage]:
+        if (policy := info.get("maxmemory_policy", "noeviction")) != "noeviction":
+            yield Error(
+                f"The Redis of the store {self.name!r} evicts keys when memory is full (maxmemory-policy {policy}).",
+                hint="An evicted record is a key that counts as new. Set maxmemory-policy to noeviction.",
+                id="django_idempotency.E073",
+            )
+        if why := self._not_durable(info):
+            yield Error(
+                f"The store {self.name!r} has durability {str(self.options.durability)!r}, but {why}.",
+                hint="Every claim is refused with 503.",
+                id="django_idempotency.E074",
+            )
+
+    def _not_durable(self, info: dict[str, Any]) -> str | None:
+        if self.options.durability == Durability.REPLICAS and info["connected_slaves"] < self.options.replicas:
+            return f"a master has {info['connected_slaves']} of {self.options.replicas} replicas"
+        if self.options.durability == Durability.DISK and not info.get("aof_enabled"):
+            return "a master has no append-only file (appendonly no)"
+        if self.options.durability == Durability.DISK and not info["can_wait_for_disk"]:
+            return "the server has no WAITAOF (Redis from 7.2, Valkey)"
+        return None
+
+    # --- means
+
+    def _key(self, id: UUID) -> str:
+        return self.options.prefix + id.hex
+
+    def _durably(self, script: scripts.Script, id: UUID, *values: Any) -> Any:
+        return self.connection.run_durably(script, self._key(id), *values)
+
+
+@contextmanager
+def _acknowledged() -> Iterator[None]:
+    """A write that took place, and was not acknowledged: say it again later, when there are replicas."""
+    try:
+        yield
+    except TooFew as error:
+        raise StoreUnavailable(str(error)) from error
+
+
+def _refuse(error: TooFew) -> NoReturn:
+    raise StoreRefused(str(error)) from error
+
+
+def _info(master: Any) -> dict[str, Any]:
+    return {**master.info(), "can_wait_for_disk": any(master.execute_command("COMMAND INFO", "WAITAOF"))}
+
+
+def _micro(seconds: float) -> int:
+    return round(seconds * 1_000_000)
+
+
+def _milli(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def _moment(text: bytes) -> datetime:
+    return EPOCH + int(text) * MICROSECOND
+
+
+def _moment_or_none(text: bytes) -> datetime | None:
+    return _moment(text) if text else None
+
+
+def _stamp(moment: datetime | None) -> str:
+    return "" if moment is None else str((moment - EPOCH) // MICROSECOND)
+
+
+def _as_seen(record: Snapshot) -> str:
+    """What changes whenever a record does."""
+    token = record.token.hex if record.token else ""
+    times = (record.locked_until, record.expires_at, record.created_at)
+    return " ".join([record.status, token, str(record.attempts), *map(_stamp, times)])
+
+
+def _response(response: StoredResponse | None) -> tuple[Any, ...]:
+    if response is None:
+        return "", "", "", 0
+    return response.status, json.dumps(response.headers), response.body or b"", int(response.body is not None)
+
+
+def _snapshot(id: UUID, now: bytes, flat: list[bytes]) -> Snapshot:
+    found = dict(zip(flat[::2], flat[1::2], strict=True))
+    has_response = bool(found[b"response_status"])
+    return Snapshot(
+        id=id,
+        scope=found[b"scope"].decode(),
+        key=found[b"key"].decode(),
+        fingerprint=found[b"fingerprint"],
+        mode=found[b"mode"].decode(),
+        hold_on_crash=found[b"hold_on_crash"] == b"1",
+        trace=found.get(b"trace") or None,
+        created_at=_moment(found[b"created_at"]),
+        status=found[b"status"].decode(),
+        attempts=int(found[b"attempts"]),
+        on_hold=found[b"on_hold"] == b"1",
+        reason=found[b"reason"].decode(),
+        token=UUID(found[b"token"].decode()) if found[b"token"] else None,
+        locked_at=_moment_or_none(found[b"locked_at"]),
+        locked_until=_moment_or_none(found[b"locked_until"]),
+        expires_at=_moment(found[b"expires_at"]),
+        response_status=int(found[b"response_status"]) if has_response else None,
+        response_headers=json.loads(found[b"response_headers"]) if has_response else None,
+        response_body=found[b"response_body"] if found[b"has_body"] == b"1" else None,
+        now=_moment(now),
+    )

@@ -1,0 +1,216 @@
+"""How scripts get to a Redis, a Redis Cluster or a Valkey, how sure a write has to be, and what their errors mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
+
+import redis
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+from redis import exceptions
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from django_idempotency.exceptions import StoreRefused, StoreUnavailable
+from django_idempotency.options import BOOLEAN, number, one_of, option, or_none, text, validate
+from django_idempotency.policy import LONGEST
+from django_idempotency.stores.redis_scripts import Script
+
+
+class Durability(StrEnum):
+    """What has to be so before a write counts."""
+
+    NONE = "none"
+    REPLICAS = "replicas"
+    DISK = "disk"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedisOptions:
+    """The ``OPTIONS`` of a Redis store. Times are in seconds.
+
+    ``url``: of a Redis or Valkey, or of one node of a cluster. ``cluster``: it is a cluster. ``client``: instead of
+    both, the path of a callable that returns a client of redis-py, such as one of a Sentinel's.
+    ``prefix``: what its keys begin with.
+    ``timeout``: how long a connection, and each response, may take.
+    ``durability``: ``"none"``, the master's memory; ``"replicas"``, WAIT for as many ``replicas``; ``"disk"``, WAITAOF
+    for the master's disk. ``durability_timeout``: how long to wait for that.
+    ``abandoned_retention``: how long the record of an owner that went silent is kept after its lease.
+    """
+
+    url: str | None = option(None, or_none(text("the URL of a Redis")), secret=True)
+    cluster: bool = option(False, BOOLEAN)
+    client: str | None = option(None, or_none(text("the path of a callable")))
+    prefix: str = option("idempotency:", text("the beginning of a key"))
+    timeout: float = option(2.0, number(0.01, 600))
+    durability: str = option(Durability.NONE, one_of(Durability))
+    replicas: int = option(1, number(1, 100))
+    durability_timeout: float = option(0.5, number(0.001, 600))
+    abandoned_retention: float = option(3600.0, number(1, LONGEST))
+
+    def __post_init__(self) -> None:
+        validate(self)
+        if (self.url is None) == (self.client is None):
+            raise ImproperlyConfigured("state url, or client, and not both.")
+        if self.durability != Durability.NONE and self.durability_timeout >= self.timeout:
+            raise ImproperlyConfigured(
+                f"durability_timeout is {self.durability_timeout}; it must be less than the timeout of {self.timeout}, "
+                "in which the server has to answer."
+            )
+
+    def make_client(self) -> Any:
+        if self.client is not None:
+            return import_string(self.client)()
+        kind = redis.RedisCluster if self.cluster else redis.Redis
+        # Once more, at once, if a connection breaks: no script does harm when it is run again with the same token.
+        limits = {
+            "socket_timeout": self.timeout,
+            "socket_connect_timeout": self.timeout,
+            "retry": Retry(NoBackoff(), 1),
+        }
+        return kind.from_url(str(self.url), **limits)
+
+
+# Another connection, or the next moment, may do better. Whatever else a server answers, it would say again.
+TRANSIENT = (
+    exceptions.ReadOnlyError,
+    exceptions.MovedError,
+    exceptions.AskError,
+    exceptions.TryAgainError,
+    exceptions.ClusterDownError,
+    exceptions.MasterDownError,
+)
+
+
+@contextmanager
+def redis_errors() -> Iterator[None]:
+    """Turn what redis-py raises into ``StoreUnavailable``; into ``StoreRefused`` where the server said no."""
+    try:
+        yield
+    except exceptions.ResponseError as error:
+        kind = StoreUnavailable if isinstance(error, TRANSIENT) else StoreRefused
+        raise kind(_told(error)) from error
+    except (exceptions.RedisError, exceptions.RedisClusterException, OSError) as error:
+        raise StoreUnavailable(_told(error)) from error
+
+
+def _told(error: Exception) -> str:
+    return f"Redis: {type(error).__name__}: {str(error)[:200]}"
+
+
+class TooFew(Exception):
+    """The write was not acknowledged by enough replicas, or disks, in time. It has taken place all the same."""
+
+
+class Connection:
+    """A client, and what is asked of it. Threads and forks share it, as redis-py's pools allow."""
+
+    def __init__(self, options: RedisOptions) -> None:
+        self.options = options
+        with redis_errors():
+            self.client = options.make_client()
+        self.is_cluster = isinstance(self.client, redis.RedisCluster)
+
+    def run(self, script: Script, key: str, *values: Any) -> Any:
+        """Run ``script`` on ``key``."""
+        with redis_errors():
+            try:
+                return self.client.evalsha(script.sha, 1, key, *values)
+            except exceptions.NoScriptError:  # restarted, flushed, or another master
+                return self.client.eval(script.source, 1, key, *values)
+
+    def run_each(self, script: Script, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Run ``script`` on many keys, in one round trip but for a cluster. Each call is the key and its values."""
+        if self.is_cluster or len(calls) < 2:
+            return [self.run(script, *call) for call in calls]
+        with redis_errors(), self.client.pipeline(transaction=False) as pipeline:
+            for key, *values in calls:
+                pipeline.evalsha(script.sha, 1, key, *values)
+            results = pipeline.execute(raise_on_error=False)
+        return [
+            self._unless_failed(result, script, call) if isinstance(result, Exception) else result
+            for result, call in zip(results, calls, strict=True)
+        ]
+
+    def _unless_failed(self, error: Exception, script: Script, call: tuple[Any, ...]) -> Any:
+        if isinstance(error, exceptions.NoScriptError):
+            return self.run(script, *call)
+        with redis_errors():
+            raise error
+
+    def run_durably(self, script: Script, key: str, *values: Any) -> Any:
+        """Run ``script``, and wait for what ``durability`` asks for.
+
+        Raises ``TooFew`` if that is not so in time; the write has taken place.
+        """
+        if self.options.durability == Durability.NONE:
+            return self.run(script, key, *values)
+        with redis_errors():
+            result, acknowledged = self._run_and_wait(self._node_of(key), script, key, *values)
+        if acknowledged < self._wanted:
+            raise TooFew(f"Redis: {acknowledged} of {self._wanted} acknowledgements within the durability_timeout.")
+        return result
+
+    @property
+    def _wanted(self) -> int:
+        return self.options.replicas if self.options.durability == Durability.REPLICAS else 1
+
+    def _run_and_wait(self, node: Any, script: Script, key: str, *values: Any) -> tuple[Any, int]:
+        for name, text_or_sha in (("EVALSHA", script.sha), ("EVAL", script.source)):
+            with node.pipeline(transaction=False) as pipeline:  # on one connection: WAIT is for what that one wrote
+                pipeline.execute_command(name, text_or_sha, 1, key, *values)
+                pipeline.execute_command(*self._wait())
+                result, acknowledged = pipeline.execute(raise_on_error=False)
+            if not isinstance(result, exceptions.NoScriptError):
+                break
+        for reply in (result, acknowledged):
+            if isinstance(reply, Exception):
+                self._learn(reply)
+                raise reply
+        return result, acknowledged[0] if isinstance(acknowledged, list) else int(acknowledged)
+
+    def _wait(self) -> tuple[Any, ...]:
+        milliseconds = max(1, round(self.options.durability_timeout * 1000))
+        if self.options.durability == Durability.DISK:
+            return ("WAITAOF", 1, 0, milliseconds)
+        return ("WAIT", self.options.replicas, milliseconds)
+
+    def _node_of(self, key: str) -> Any:
+        if not self.is_cluster:
+            return self.client
+        return self.client.get_redis_connection(self.client.get_node_from_key(key))
+
+    def _learn(self, error: Exception) -> None:
+        """Ask a cluster again who has which keys, for the next time."""
+        if self.is_cluster and isinstance(error, TRANSIENT):
+            self.client.nodes_manager.initialize()
+
+    def reconnect(self) -> None:
+        """Drop idle connections, which may be stale."""
+        with redis_errors():
+            if self.is_cluster:
+                self.client.nodes_manager.initialize()
+            else:
+                self.client.connection_pool.disconnect(inuse_connections=False)
+
+    def masters(self) -> list[Any]:
+        """Return a client of each master."""
+        if not self.is_cluster:
+            return [self.client]
+        with redis_errors():
+            return [self.client.get_redis_connection(node) for node in self.client.get_primaries()]
+
+    def each_master(self, ask: Callable[[Any], Any]) -> list[Any]:
+        with redis_errors():
+            return [ask(master) for master in self.masters()]
+
+
+@lru_cache(maxsize=16)
+def connection(options: RedisOptions) -> Connection:
+    """Return the process's connection to what ``options`` name."""
+    return Connection(options)

@@ -1,0 +1,137 @@
+"""Transactions that leave a sound connection behind, whatever interrupts them, and the hooks of the business one."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from traceback import clear_frames
+from typing import Any
+
+from django.db import Error, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_idempotency.stores.connections import in_foreign_transaction
+
+
+@contextmanager
+def atomic(using: str, *, durable: bool = False) -> Iterator[None]:
+    """Open ``transaction.atomic()``, and discard the connection if that is left half way.
+
+    An exception that a signal's handler raises (Celery's soft time limit, a worker's timeout) can strike inside
+    Django's own ``__enter__`` and ``__exit__``, which then leave a transaction open that no code will end.
+    """
+    connection = connections[using]
+    outermost = not connection.in_atomic_block
+    try:
+        with transaction.atomic(using=using, durable=durable):
+            yield
+    except BaseException:  # what a signal's handler raises need not be an Exception
+        if outermost and _is_half_way(connection):
+            discard(connection)
+        raise
+
+
+def _is_half_way(connection: BaseDatabaseWrapper) -> bool:
+    if connection.in_atomic_block or connection.connection is None:
+        return connection.in_atomic_block
+    return not connection.autocommit or _is_out_of_step(connection)
+
+
+def roll_back_left_open(connection: BaseDatabaseWrapper, error: BaseException) -> None:
+    """Roll back the transaction of a block if ``error`` kept it from being left.
+
+    An exception of a signal's can strike on the way into the exit of a block. Its transaction is open still, and what
+    looked at the record on this connection would take for committed what is not.
+    """
+    if in_foreign_transaction(connection):
+        clear_frames(error.__traceback__)  # which hold the block, and would have it left sometime later
+    if in_foreign_transaction(connection):
+        discard(connection)
+
+
+# --- Connections that were left inside a transaction ------------------------------------------------------------------
+
+# The list of the connection's own, and the argument of getrefcount().
+UNREFERENCED = 2
+# Statuses of libpq's: in the middle of a statement; in a transaction that can only be rolled back.
+# https://www.postgresql.org/docs/current/libpq-status.html#LIBPQ-PQTRANSACTIONSTATUS
+ACTIVE, IN_ERROR = 1, 3
+
+
+def discard_if_abandoned(connection: BaseDatabaseWrapper) -> None:
+    """Discard a connection that is in a transaction that no code can end any more.
+
+    A reference cycle, as of an exception and the frames of its traceback, may be all that holds a block. So before a
+    claim is refused for a block, cycles are collected.
+    """
+    if connection.in_atomic_block and in_foreign_transaction(connection) and not _is_abandoned(connection):
+        gc.collect()
+    if _is_abandoned(connection):
+        discard(connection)
+
+
+def _is_abandoned(connection: BaseDatabaseWrapper) -> bool:
+    if not connection.in_atomic_block:
+        return _is_out_of_step(connection) or (not connection.autocommit and libpq_status(connection) == ACTIVE)
+    blocks = connection.atomic_blocks
+    return all(sys.getrefcount(blocks[place]) <= UNREFERENCED for place in range(len(blocks)))
+
+
+def _is_out_of_step(connection: BaseDatabaseWrapper) -> bool:
+    """Whether Django and the driver disagree about autocommit: the exception struck between their notes of it.
+
+    What Django takes for committed would be rolled back. SQLite's driver notes only that a transaction is open.
+    """
+    driver: Any = connection.connection
+    if driver is None or connection.vendor not in ("postgresql", "mysql", "sqlite"):
+        return False
+    if connection.vendor == "sqlite":
+        return bool(connection.autocommit and driver.in_transaction and not connection.in_atomic_block)
+    told = driver.get_autocommit if hasattr(driver, "get_autocommit") else driver.autocommit
+    autocommit: bool = told() if callable(told) else told
+    return autocommit != connection.autocommit
+
+
+def libpq_status(connection: BaseDatabaseWrapper) -> int | None:
+    """Return the status of the connection's transaction, as psycopg tells it; ``None`` for other drivers."""
+    info = getattr(connection.connection, "info", None)
+    return getattr(info, "transaction_status", None)
+
+
+def discard(connection: BaseDatabaseWrapper) -> None:
+    """Close a connection, whatever block it claims to be in; the server rolls back what it was in the middle of."""
+    connection.in_atomic_block = connection.closed_in_transaction = False
+    with suppress(Error):
+        connection.close()
+    connection.connection = None
+
+
+# --- Hooks -----------------------------------------------------------------------------------------------------------
+
+
+class CommitHooks:
+    """What is to run once a transaction is committed: each hook once, and one that raises does not stop the next.
+
+    Django runs hooks where COMMIT returns, and passes over the rest once one raises. ``run()`` runs them where COMMIT
+    took place, but its response was lost.
+    """
+
+    def __init__(self, connection: BaseDatabaseWrapper, report: Callable[[Exception], None]) -> None:
+        """Stand in for the hooks of the outermost block of ``connection``. A test case's transaction runs none."""
+        self.report = report
+        self.hooks: list[Callable[[], object]] = []
+        if not connection.savepoint_ids and connection.run_on_commit:
+            self.hooks = [entry[1] for entry in connection.run_on_commit]
+            stand_in: Any = (set(), self.run, False)
+            connection.run_on_commit = [stand_in]
+
+    def run(self) -> None:
+        """Run the hooks that have not run yet."""
+        while self.hooks:
+            hook = self.hooks.pop(0)
+            try:
+                hook()
+            except Exception as error:
+                self.report(error)

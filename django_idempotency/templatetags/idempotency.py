@@ -1,0 +1,19 @@
+"""``{% load idempotency %}``: the form field that carries a key, and a filter that makes foreign text safe to show."""
+
+from __future__ import annotations
+
+from django import template
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from django_idempotency.forms import FIELD, new_form_key
+from django_idempotency.printable import printable
+
+register = template.Library()
+register.filter("printable", printable)
+
+
+@register.simple_tag
+def idempotency_key() -> SafeString:
+    """Render a hidden field with a new, signed key. Put it inside ``<form>``, beside ``{% csrf_token %}``."""
+    return format_html('<input type="hidden" name="{}" value="{}">', FIELD, new_form_key())

@@ -1,0 +1,395 @@
+"""A trial of one's own endpoint: clients that retry at random, a history of what they saw, and a verdict on it.
+
+    def send(call):
+        response = httpx.post(url, json={"amount": 5 + call.variant}, headers={"Idempotency-Key": call.key})
+        return Response(response.status_code, response.content)
+
+    verdict = exercise(send, lambda key: Order.objects.filter(key=key).count())
+    assert verdict.holds, verdict
+
+``check`` is the judge alone, for a history that was recorded in another way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+import threading
+import time
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+MISMATCH = 422
+OTHER_BODIES = 0.05  # of the requests
+REPEATS = (0, 0, 1, 3)
+PAUSE = 0.05  # seconds between the tries of one request
+
+
+class Kind(StrEnum):
+    """What an event of a history is: a request sent, or the end of one.
+
+    ``OK``: the operation is done, and this is its response. ``FAIL``: refused; this request changed nothing. ``INFO``:
+    unknown: there was no response, or an error of the server, and the operation may have happened or happen yet.
+    """
+
+    INVOKE = "invoke"
+    OK = "ok"
+    FAIL = "fail"
+    INFO = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request of one client. ``variant`` 0 is the operation; others are to send another body with its key.
+
+    ``number`` and ``retry`` name the request in a plan, ``index`` its key; they are the same whenever the seed is.
+    ``draining``: the faults are over, and this one is to be answered.
+    """
+
+    key: str
+    index: int = 0
+    variant: int = 0
+    client: int = 0
+    number: int = 0
+    retry: int = 0
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What came back. ``effect`` names the effect that the body tells of, where effects have names."""
+
+    status: int
+    body: bytes = b""
+    effect: str = ""
+
+    @property
+    def kind(self) -> Kind:
+        if self.status < 400:
+            return Kind.OK
+        return Kind.FAIL if self.status < 500 else Kind.INFO
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of a history. ``order`` is its place in time."""
+
+    order: int
+    call: Call
+    kind: Kind
+    status: int | None = None
+    digest: str = ""
+    effect: str = ""
+    detail: str = ""
+
+    def __str__(self) -> str:
+        told = " ".join(filter(None, (str(self.status or ""), self.digest, self.effect, self.detail)))
+        return f"{self.order:>6}  client {self.call.client:<3} body {self.call.variant}  {self.kind:<6} {told}"
+
+
+class History:
+    """What clients saw, in the order in which they saw it. Any thread may write."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.events: list[Event] = []
+
+    def invoke(self, call: Call) -> None:
+        self._add(call, Kind.INVOKE)
+
+    def end(self, call: Call, response: Response | None, detail: str = "") -> Kind:
+        """``None``: there was no response."""
+        if response is None:
+            return self._add(call, Kind.INFO, detail=detail)
+        digest = hashlib.sha256(response.body).hexdigest()[:16]
+        return self._add(call, response.kind, response.status, digest, response.effect, detail)
+
+    def _add(
+        self, call: Call, kind: Kind, status: int | None = None, digest: str = "", effect: str = "", detail: str = ""
+    ) -> Kind:
+        with self._lock:
+            self.events.append(Event(len(self.events), call, kind, status, digest, effect, detail))
+        return kind
+
+
+# --- The judge -------------------------------------------------------------------------------------------------------
+
+Effects = Mapping[str, int | Collection[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """``evidence`` is the least of the key's history that shows it."""
+
+    key: str
+    law: str
+    evidence: tuple[Event, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.key}: {self.law}", *(f"  {event}" for event in self.evidence)])
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``seed`` gives the same decisions again, though not the same timing."""
+
+    violations: tuple[Violation, ...]
+    counts: Counter[str]
+    keys: int
+    seed: int | None = None
+
+    @property
+    def holds(self) -> bool:
+        return not self.violations
+
+    def __str__(self) -> str:
+        ends = ", ".join(f"{self.counts[kind]} {kind}" for kind in (Kind.OK, Kind.FAIL, Kind.INFO))
+        told = f"{self.counts[Kind.INVOKE]} requests with {self.keys} keys ({ends})"
+        if self.holds:
+            return f"{told}: every law holds"
+        return "\n".join([f"{told}: {len(self.violations)} violations, seed {self.seed}", *map(str, self.violations)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """A request and its end, if it had one."""
+
+    invoked: Event
+    ended: Event | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.INFO if self.ended is None else self.ended.kind
+
+    @property
+    def variant(self) -> int:
+        return self.invoked.call.variant
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        return (self.invoked,) if self.ended is None else (self.invoked, self.ended)
+
+
+def check(history: Iterable[Event], effects: Effects, *, drained: bool = True, seed: int | None = None) -> Verdict:
+    """Hold a history against the effects there are in the end, by key: how many, or their names. Pure.
+
+    - A key takes effect once at most, and only if one of its requests was not refused.
+    - A caller that was told of success was told of that effect (by its name, where effects have names), in the same
+      bytes, for the same request.
+    - Once told, the same request is not taken for another.
+    - ``drained``: in the end every key was answered.
+
+    ``seed``: that of the trial, for the verdict to name. Raises ``ValueError`` for a history in which an end can't be
+    told to belong to one request.
+    """
+    exchanges: dict[str, list[_Exchange]] = defaultdict(list)
+    counts: Counter[str] = Counter()
+    for exchange in _paired(history):
+        exchanges[exchange.invoked.call.key].append(exchange)
+        counts.update(event.kind for event in exchange.events)
+    violations = [
+        Violation(key, law, _in_order(evidence))
+        for key in sorted(exchanges.keys() | effects.keys())
+        for law, evidence in _broken(exchanges[key], effects.get(key, 0), drained)
+    ]
+    return Verdict(tuple(violations), counts, len(exchanges), seed)
+
+
+def _paired(history: Iterable[Event]) -> list[_Exchange]:
+    open_calls: dict[Call, Event] = {}
+    paired = []
+    for event in history:
+        if event.kind == Kind.INVOKE:
+            if event.call in open_calls:
+                raise ValueError(f"Two requests at once are the same {event.call}; number them.")
+            open_calls[event.call] = event
+        elif event.call in open_calls:
+            paired.append(_Exchange(open_calls.pop(event.call), event))
+        else:
+            raise ValueError(f"An end without its request: {event}")
+    return paired + [_Exchange(event) for event in open_calls.values()]
+
+
+def _in_order(evidence: Iterable[_Exchange]) -> tuple[Event, ...]:
+    return tuple(sorted({event for one in evidence for event in one.events}, key=lambda event: event.order))
+
+
+Broken = Iterator[tuple[str, Sequence[_Exchange]]]
+
+
+def _broken(exchanges: Sequence[_Exchange], effects: int | Collection[str], drained: bool) -> Broken:
+    count = effects if isinstance(effects, int) else len(effects)
+    told = [one for one in exchanges if one.kind == Kind.OK]
+    possible = [one for one in exchanges if one.kind != Kind.FAIL]
+    if count > 1:
+        yield f"took effect {count} times", possible
+    if count and not possible:
+        yield "took effect, though every request was refused", exchanges
+    if told and not count:
+        yield "was answered, but did not take effect", told[:1]
+    if drained and not told:
+        yield "was never answered", exchanges[-1:]
+    yield from _differing(told)
+    yield from _of_no_effect(told, effects)
+    yield from _mistaken(told, exchanges)
+
+
+def _differing(told: Sequence[_Exchange]) -> Broken:
+    responses = {(one.ended.status, one.ended.digest): one for one in reversed(told) if one.ended}
+    if len(responses) > 1:
+        yield "was answered in different ways", [*responses.values()]
+    variants = {one.variant: one for one in reversed(told)}
+    if len(variants) > 1:
+        yield "was answered for different requests", [*variants.values()]
+
+
+def _of_no_effect(told: Sequence[_Exchange], effects: int | Collection[str]) -> Broken:
+    if isinstance(effects, int):
+        return
+    wrong = [one for one in told if one.ended and one.ended.effect not in effects]  # or names none
+    if wrong and effects:
+        yield f"was answered with an effect that is not there (there is {', '.join(effects)})", wrong[:1]
+
+
+def _mistaken(told: Sequence[_Exchange], exchanges: Sequence[_Exchange]) -> Broken:
+    """Before it was answered the key may have been another request's, whose claim was released."""
+    for first in told[:1]:
+        for one in exchanges:
+            refused = one.ended is not None and one.ended.status == MISMATCH and one.variant == first.variant
+            if refused and first.ended is not None and one.invoked.order > first.ended.order:
+                yield "was refused as another request than the one that was answered", [first, one]
+                return
+
+
+# --- The trial -------------------------------------------------------------------------------------------------------
+
+Send = Callable[[Call], Response | None]
+FindEffects = Callable[[str], int | Collection[str]]
+Nemesis = Callable[[random.Random, threading.Event], object]
+
+
+def plan(seed: int, *, clients: int, keys: int, operations: int, run: str = "") -> list[list[tuple[Call, int]]]:
+    """For each client its requests, and how often it repeats each at most while it has no response. Pure.
+
+    All clients move through the keys at one pace, so that a key is used by several at a time, and again later.
+
+    ``seed``: the same makes the same plan. ``operations``: requests of all clients together. ``run``: what every key
+    begins with.
+    """
+    return [_plan_of(client, seed, clients, keys, operations, run) for client in range(clients)]
+
+
+def _plan_of(client: int, seed: int, clients: int, keys: int, operations: int, run: str) -> list[tuple[Call, int]]:
+    decide = random.Random(f"{seed}:{client}")
+    numbers = range(client, operations, clients)
+    reach = math.ceil(2 * keys / max(1, len(numbers)))
+    planned = []
+    for number in numbers:
+        index = min(keys - 1, number * keys // operations + decide.randrange(reach))
+        variant = int(decide.random() < OTHER_BODIES)
+        planned.append((Call(f"{run}-{index}", index, variant, client, number), decide.choice(REPEATS)))
+    return planned
+
+
+def exercise(
+    send: Send,
+    count_effects: FindEffects,
+    *,
+    clients: int = 8,
+    keys: int = 50,
+    operations: int = 400,
+    seed: int | None = None,
+    nemesis: Nemesis | None = None,
+    drain: float = 60,
+    settle: float = 0,
+) -> Verdict:
+    """Have ``clients`` threads send ``operations`` requests with ``keys`` keys, all meant to succeed, and judge.
+
+    ``send`` sends one, and returns its response; an exception, or ``None``, is no response. ``count_effects``: the
+    effects with a key at the end, how many or their names. ``nemesis``: called in a thread of its own with a random
+    generator and an event, to do harm until the event is set. Then every key is retried until it is answered, or
+    ``drain`` seconds have passed. After another ``settle`` seconds each is asked for once more, and the effects are
+    counted. Another ``seed`` makes other decisions; ``None`` chooses one.
+    """
+    seed = random.randrange(2**32) if seed is None else seed
+    plans = plan(seed, clients=clients, keys=keys, operations=operations, run=uuid.uuid4().hex[:12])
+    history = History()
+    over = threading.Event()
+    with ThreadPoolExecutor(clients + 1) as pool:
+        harm = pool.submit(nemesis, random.Random(f"{seed}:nemesis"), over) if nemesis else None
+        try:
+            _all(pool, lambda planned: _work(planned, send, history), plans)
+        finally:
+            over.set()
+        if harm is not None:
+            harm.result()
+        deadline = time.monotonic() + drain
+        _all(pool, lambda calls: _drain(calls, send, history, deadline), _last_calls(plans))
+        time.sleep(settle)
+        _all(pool, lambda calls: _drain(calls, send, history, deadline=0), _answered(history, clients))
+    effects = {event.call.key: count_effects(event.call.key) for event in history.events if event.call.draining}
+    return check(history.events, effects, seed=seed)
+
+
+def _all(pool: ThreadPoolExecutor, work: Callable[..., None], parts: Sequence[object]) -> None:
+    for done in [pool.submit(work, part) for part in parts]:
+        done.result()
+
+
+def _work(planned: Sequence[tuple[Call, int]], send: Send, history: History) -> None:
+    for call, repeats in planned:
+        for retry in range(repeats + 1):
+            if _exchange(replace(call, retry=retry), send, history) == Kind.OK:
+                break
+
+
+def _last_calls(plans: Sequence[Sequence[tuple[Call, int]]]) -> list[list[Call]]:
+    """Each key with each body that was sent with it, shared out among the clients."""
+    used = {(call.key, call.variant): call for planned in plans for call, _repeats in planned}
+    by_key: dict[str, list[Call]] = defaultdict(list)
+    for call in used.values():
+        by_key[call.key].append(replace(call, draining=True))
+    shares: list[list[Call]] = [[] for _ in plans]
+    for number, calls in enumerate(by_key.values()):
+        shares[number % len(plans)] += [replace(call, client=number % len(plans)) for call in calls]
+    return shares
+
+
+def _answered(history: History, clients: int) -> list[list[Call]]:
+    """Of each key with a response the request that got it, shared out among the clients."""
+    first = {event.call.key: event.call for event in reversed(history.events) if event.kind == Kind.OK}
+    calls = [
+        replace(call, client=number % clients, retry=call.retry + 1, draining=True)
+        for number, call in enumerate(first.values())
+    ]
+    return [calls[client::clients] for client in range(clients)]
+
+
+def _drain(calls: Sequence[Call], send: Send, history: History, deadline: float) -> None:
+    """Go round, once at least, until each key has a response; of two bodies one gets it."""
+    left: dict[str, list[Call]] = defaultdict(list)
+    for call in calls:
+        left[call.key].append(call)
+    retry = 0
+    while left and (retry == 0 or time.monotonic() < deadline):
+        for key, bodies in list(left.items()):
+            ends = [_exchange(replace(call, retry=retry), send, history) for call in bodies]
+            if Kind.OK in ends:
+                del left[key]
+        retry += 1
+        if left:
+            time.sleep(PAUSE)
+
+
+def _exchange(call: Call, send: Send, history: History) -> Kind:
+    history.invoke(call)
+    try:
+        response = send(call)
+    except Exception as error:  # of send(): a request without a response
+        return history.end(call, None, repr(error))
+    return history.end(call, response)

@@ -1,0 +1,310 @@
+"""Where in a view its entry point goes: around a function, around the method of a class, inside decorators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from functools import lru_cache, partial, wraps
+from inspect import iscoroutinefunction, signature
+from types import CellType, FunctionType
+from typing import Any, TypeVar
+
+from asgiref.sync import iscoroutinefunction as is_async
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from django.views import View as ClassView
+
+from django_idempotency import ninja
+from django_idempotency.conf import resolve
+from django_idempotency.http.runner import View, aperform, perform
+from django_idempotency.http.transactions import NonAtomic, stated_on, stated_on_class, take_over_atomic_requests
+from django_idempotency.outcomes import EntryPoint
+from django_idempotency.policy import Mode, Policy
+
+V = TypeVar("V", bound=View)
+
+MARK = "idempotency_entry_point"
+# What Django and others read from a view: on a copy of its decorators it is that of the protected view.
+CARRIED = ("cls", "view_class", "initkwargs", "view_initkwargs", "idempotency_policy", MARK, "_non_atomic_requests")
+
+
+# --- The decorator ---------------------------------------------------------------------------------------------------
+
+
+def protect(view: V, policy: Policy) -> V:
+    """Return ``view`` behind the entry point that fits it.
+
+    Raises ``ImproperlyConfigured`` for a method, and for a view that has an entry point already.
+    """
+    protected: Any
+    if ninja.is_run(view):
+        protected = ninja.protect_run(view, policy)
+        return protected  # type: ignore[no-any-return]
+    _refuse_method(view)
+    _refuse_second(view)
+    if isinstance(view, type):
+        protected = _protect_class(view, policy, EntryPoint.DECORATOR)
+    elif view_class(view) is not None or ninja.path_view(view) is not None:
+        protected = behind_entry_point(view, policy)
+    elif _is_rest_framework(type(bound_to(view))):
+        protected = _dispatch_behind_entry_point(view, policy)
+    elif ninja.is_operation(view):
+        protected = ninja.protect_operation(view, policy)
+    else:
+        protected = _function_behind_entry_point(view, policy, EntryPoint.DECORATOR)
+    return protected  # type: ignore[no-any-return]
+
+
+def _refuse_method(view: Any) -> None:
+    if not isinstance(view, FunctionType) or view_class(view) is not None:
+        return
+    if next(iter(signature(view).parameters), None) == "self":
+        raise ImproperlyConfigured(
+            f"@idempotent stands on the method {view.__qualname__}, and is for functions and classes. Write "
+            f'@method_decorator(idempotent, name="{view.__name__}") on the class, or @idempotent for all its methods.'
+        )
+
+
+def _refuse_second(view: Any) -> None:
+    methods = ClassView.http_method_names if isinstance(view, type) or view_class(view) else ["post"]
+    if any(has_entry_point(view, method) for method in methods):
+        raise ImproperlyConfigured(
+            f"{getattr(view, '__qualname__', view)} has an entry point already. Keep one, and state its policy there: "
+            "@idempotent(…), or idempotency_policy = Policy(…) on a class with IdempotentMixin."
+        )
+
+
+def _function_behind_entry_point(view: View, policy: Policy, way: EntryPoint) -> View:
+    non_atomic = NonAtomic(stated_on(view))
+    protected: Any = take_over_atomic_requests(_protect_function(view, policy, way, non_atomic.stated), non_atomic)
+    setattr(protected, MARK, way)
+    protected.idempotency_policy = policy
+    ninja.contribute(protected, view, policy, way)
+    return protected  # type: ignore[no-any-return]
+
+
+def _protect_function(
+    view: Callable[..., Any], policy: Policy, way: EntryPoint, non_atomic: Collection[str]
+) -> Callable[..., Any]:
+    if iscoroutinefunction(view):
+
+        @wraps(view)
+        async def aprotected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            run = partial(view, request, *args, **kwargs)
+            return await aperform(request, resolve(policy), run, sender=view, entry_point=way)
+
+        return aprotected
+
+    @wraps(view)
+    def protected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        run = partial(view, request, *args, **kwargs)
+        return perform(request, resolve(policy), run, sender=view, entry_point=way, non_atomic=non_atomic)
+
+    return protected
+
+
+# --- Classes ---------------------------------------------------------------------------------------------------------
+
+
+def _protect_class(view: type, policy: Policy, way: EntryPoint) -> type:
+    members = {**_named_like(view), "idempotency_policy": policy, MARK: way}
+    if _is_rest_framework(view):
+        from django_idempotency.rest_framework import IdempotentMixin
+
+        return type(view.__name__, (IdempotentMixin, view), members)
+    return type(view.__name__, (_IdempotentView, view), members)
+
+
+def _named_like(view: type) -> dict[str, Any]:
+    return {"__module__": view.__module__, "__qualname__": view.__qualname__, "__doc__": view.__doc__}
+
+
+def _is_rest_framework(view: type) -> bool:
+    return any(base.__module__ == "rest_framework.views" for base in view.__mro__)
+
+
+class _IdempotentView(ClassView):
+    # Puts the entry point around the method that handles the request, inside whatever ``dispatch`` checks before it.
+    # No docstring, here and in IdempotentMixin: schema generators show an inherited one as the view's description.
+
+    idempotency_policy: Policy = Policy()
+    idempotency_entry_point: EntryPoint = EntryPoint.DECORATOR
+    idempotency_non_atomic = NonAtomic()
+
+    @classmethod
+    def as_view(cls, **initkwargs: Any) -> Any:
+        non_atomic = NonAtomic(stated_on_class(cls))
+        return take_over_atomic_requests(super().as_view(**initkwargs, idempotency_non_atomic=non_atomic), non_atomic)
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if _dispatch_only_opens_transaction(type(self)):
+            return self._protect(super().dispatch)(request, *args, **kwargs)
+        name = (request.method or "").lower()
+        if name in self.http_method_names and (handler := getattr(self, name, None)):
+            setattr(self, name, self._protect(handler))
+        return super().dispatch(request, *args, **kwargs)
+
+    def _protect(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        stated = self.idempotency_non_atomic.stated
+        return _protect_function(handler, self.idempotency_policy, self.idempotency_entry_point, stated)
+
+
+def _dispatch_only_opens_transaction(cls: type) -> bool:
+    """Whether ``dispatch`` is Django's own inside ``transaction.atomic``: then the claim comes before it."""
+    own = [vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base)]
+    own = [dispatch for dispatch in own if dispatch not in (_IdempotentView.dispatch, ClassView.dispatch)]
+    return bool(own) and all(map(opens_transaction, own))
+
+
+def bound_to(view: Any) -> object:
+    """The instance whose method ``method_decorator`` hands to a decorator; ``None`` for anything else."""
+    while not isinstance(view, partial) and hasattr(view, "__wrapped__"):
+        view = view.__wrapped__
+    return getattr(view.func, "__self__", None) if isinstance(view, partial) else None
+
+
+def _dispatch_behind_entry_point(view: Any, policy: Policy) -> View:
+    from django_idempotency import rest_framework
+
+    instance: Any = bound_to(view)
+    if view.__name__ != "dispatch":
+        raise ImproperlyConfigured(
+            f"@idempotent stands on {type(instance).__qualname__}.{view.__name__}, inside REST framework, where there "
+            "is no response yet. Put IdempotentMixin first among the bases, or @idempotent on the class."
+        )
+    stated = stated_on_class(type(instance))
+    return partial(rest_framework.dispatch, instance, policy, EntryPoint.DECORATOR, stated, view)
+
+
+# --- Finding an entry point ------------------------------------------------------------------------------------------
+
+
+def has_entry_point(view: View, method: str | None) -> bool:
+    """Whether ``view`` has an entry point of its own, under decorators too; one around a class's ``method`` counts."""
+    return entry_point_policy(view, method) is not None
+
+
+def entry_point_policy(view: View, method: str | None) -> Policy | None:
+    """The policy of the outermost entry point of ``view`` for ``method``, as it was stated there."""
+    for part in _parts(view, (method or "").lower()):
+        if hasattr(part, MARK):
+            policy: Policy = part.idempotency_policy
+            return policy
+    return None
+
+
+def _parts(view: Any, method: str) -> Iterator[Any]:
+    for layer in layers(view):
+        yield layer
+        if (cls := layer if isinstance(layer, type) else view_class(layer)) is not None:
+            yield from (cls, *layers(getattr(cls, "dispatch", None)), *layers(getattr(cls, method, None)))
+        yield from ninja.functions(layer, method)
+
+
+def layers(view: Any) -> Iterator[Any]:
+    """``view`` and what is inside its decorators, as far as ``functools.wraps`` tells."""
+    seen: list[Any] = []
+    while view is not None and view not in seen:
+        seen.append(view)
+        yield view
+        view = getattr(view, "__wrapped__", None)
+
+
+def view_class(view: View) -> type | None:
+    """The class behind what ``as_view()`` returned."""
+    return getattr(view, "cls", None) or getattr(view, "view_class", None)
+
+
+# --- Inside of decorators --------------------------------------------------------------------------------------------
+
+
+# Note [Inside the decorators of a view]
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# A replay must pass what the view's decorators check (login_required, csrf_protect), so the middleware puts the entry
+# point inside them. A decorator that uses functools.wraps is a closure over the function that it calls.
+# behind_entry_point() goes inwards by __wrapped__ for as long as that function is found in a cell, protects the
+# innermost one, and copies each decorator's function on the way out, with a cell that holds the protected one. The view
+# itself is not changed: it may be used elsewhere. It stops before a decorator that is no closure, because there is
+# nothing to replace, and before transaction.atomic, because no other session would see a claim inside it.
+
+
+@lru_cache(maxsize=1024)
+def behind_entry_point(view: View, policy: Policy | None = None) -> View:
+    """Return ``view`` with an entry point innermost: a copy of its decorators around a protected innermost view.
+
+    What they check is checked before every replay. The entry point stays outside ``@transaction.atomic``, because a
+    claim has to be seen by others, and outside decorators that are no closures. Without ``policy`` it is the setting's,
+    in lease mode for async views.
+    """
+    if (inner := _inner(view)) is not None:
+        return _rethreaded(view, inner, behind_entry_point(inner, policy))
+    way = EntryPoint.MIDDLEWARE if policy is None else EntryPoint.DECORATOR
+    if ninja.path_view(view) is not None:
+        return ninja.behind_entry_points(view, policy, way)
+    policy = policy or (Policy(mode=Mode.LEASE) if is_async(view) else Policy())
+    behind = _class_behind_entry_point if _made_by_as_view(view) else _function_behind_entry_point
+    return behind(view, policy, way)
+
+
+def innermost(view: View) -> View:
+    """Return the part of ``view`` around which ``behind_entry_point`` puts the entry point."""
+    while (inner := _inner(view)) is not None:
+        view = inner
+    return view
+
+
+def _inner(view: View) -> Any:
+    inner = getattr(view, "__wrapped__", None)
+    is_called = inner is not None and any(content is inner for content in closed_over(view))
+    return inner if is_called and not opens_transaction(view) else None
+
+
+def opens_transaction(view: View, *, durable: bool = False) -> bool:
+    """Whether ``view`` is inside ``transaction.atomic``, by decorator; ``durable``: one that may not be nested."""
+    contents = [part for part in closed_over(view) for part in (part if isinstance(part, list | tuple) else [part])]
+    if any(isinstance(part, transaction.Atomic) and getattr(part, "durable", False) >= durable for part in contents):
+        return True
+    return not durable and any(part is transaction.atomic for part in contents)
+
+
+def opens_durable_block(view: View) -> bool:
+    """Whether ``view`` is decorated with ``transaction.atomic(durable=True)``, outermost."""
+    return opens_transaction(view, durable=True)
+
+
+def closed_over(view: Any) -> list[Any]:
+    return [_content(cell) for cell in view.__closure__ or ()] if isinstance(view, FunctionType) else []
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # still empty
+        return None
+
+
+def _rethreaded(view: Any, inner: View, replacement: View) -> View:
+    closure = tuple(CellType(replacement) if _content(cell) is inner else cell for cell in view.__closure__)
+    copy = FunctionType(view.__code__, view.__globals__, view.__name__, view.__defaults__, closure)
+    copy.__kwdefaults__ = view.__kwdefaults__
+    carried = {name: vars(replacement)[name] for name in CARRIED if name in vars(replacement)}
+    copy.__dict__.update(vars(view) | carried | {"__wrapped__": replacement})
+    for using in stated_on(view):
+        copy._non_atomic_requests.add(using)  # type: ignore[attr-defined]
+    return copy
+
+
+def _made_by_as_view(view: View) -> bool:
+    cls = view_class(view)
+    return cls is not None and any(content is cls for content in closed_over(view))
+
+
+def _class_behind_entry_point(view: Any, policy: Policy, way: EntryPoint) -> View:
+    cls: Any = _protect_class(view_class(view), policy, way)  # type: ignore[arg-type]
+    actions = getattr(view, "actions", None)
+    initkwargs = getattr(view, "initkwargs", None) or getattr(view, "view_initkwargs", {})
+    protected: View = cls.as_view(actions, **initkwargs) if actions else cls.as_view(**initkwargs)
+    for using in stated_on(view):
+        protected._non_atomic_requests.add(using)  # type: ignore[attr-defined]
+    return protected

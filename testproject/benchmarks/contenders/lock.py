@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from typing import Any
+
+from testproject.benchmarks.contenders import Contender, behind
+
+
+def protect(view: Any) -> Any:
+    from django_idempotency.policy import Policy
+    from django_idempotency.rest_framework import IdempotentMixin
+
+    return behind(IdempotentMixin, view, idempotency_policy=Policy(claim="lock"))
+
+
+CONTENDER = Contender(title="ours, atomic, claims by lock", apps=["django_idempotency"], protect=protect)

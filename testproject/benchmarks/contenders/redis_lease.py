@@ -1,0 +1,33 @@
+"""In lease mode, with the records in Redis."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from testproject.benchmarks.contenders import Contender, behind
+
+
+def protect(view: Any) -> Any:
+    from django_idempotency.policy import Policy
+    from django_idempotency.rest_framework import IdempotentMixin
+
+    return behind(IdempotentMixin, view, idempotency_policy=Policy(mode="lease", store="redis"))
+
+
+CONTENDER = Contender(
+    title="ours, Redis",
+    apps=["django_idempotency"],
+    settings={
+        "IDEMPOTENCY": {
+            "STORES": {
+                "redis": {
+                    "BACKEND": "django_idempotency.stores.redis.RedisStore",
+                    "OPTIONS": {"url": os.environ.get("REDIS_URL", "")},
+                }
+            }
+        }
+    },
+    protect=protect,
+    redis=True,
+)

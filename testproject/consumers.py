@@ -1,0 +1,39 @@
+"""The consumer that writes a receipt for each charge, on the broker that ``BROKER_URL`` names."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.conf import settings
+
+from django_idempotency.consumers import Consumer, Message
+from django_idempotency.consumers.runner import Runner
+from django_idempotency.engine import Context
+from django_idempotency.policy import Policy
+from testproject.brokers import stream_of
+from testproject.models import Receipt
+
+WEEK = 7 * 24 * 60 * 60
+
+
+def write_receipt(message: Message, context: Context) -> dict[str, int]:
+    charge = json.loads(message.body)
+    return {"receipt": Receipt.objects.create(event=message.id, reference=charge["reference"]).pk}
+
+
+def receipts() -> Runner[Any]:
+    consumer = Consumer("receipts", write_receipt, policy=Policy(retention=WEEK))
+    url, topic = settings.BROKER_URL, settings.CHARGE_TOPIC
+    if urlsplit(url).scheme == "nats":
+        from django_idempotency.consumers.nats import JetStream
+
+        return JetStream(consumer, url, topic, stream=stream_of(topic), dead_letters=f"{topic}.dead", concurrency=2)
+    if urlsplit(url).scheme == "kafka":
+        from django_idempotency.consumers.kafka import Kafka
+
+        return Kafka(consumer, urlsplit(url).netloc, topic, concurrency=2)
+    from django_idempotency.consumers.rabbitmq import RabbitMQ
+
+    return RabbitMQ(consumer, url, topic, concurrency=2)

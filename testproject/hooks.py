@@ -1,0 +1,32 @@
+"""What the payment gateway tells of by webhook."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.contrib.auth import get_user_model
+
+from django_idempotency.consumers import Message, RejectMessage
+from django_idempotency.consumers.webhooks import WebhookView, standard_webhook
+from django_idempotency.engine import Context
+from testproject.models import LedgerEntry
+
+SECRET = "whsec_d2ViaG9vay1zZWNyZXQtZm9yLXRlc3Rz"
+
+
+class GatewayHook(WebhookView):
+    """One deposit an event, for alice."""
+
+    source = "gateway"
+    verify = standard_webhook(SECRET)
+
+    def handle(self, message: Message, context: Context) -> dict[str, Any]:
+        try:
+            data = json.loads(message.body)["data"]
+            deposit = {"amount": int(data["amount"]), "reference": str(data["reference"])}
+        except (ValueError, TypeError, KeyError) as error:
+            raise RejectMessage(f"the event is not of the form that is agreed on: {error!r}") from error
+        user = get_user_model().objects.get(username="alice")
+        entry = LedgerEntry.objects.create(kind=LedgerEntry.Kind.DEPOSIT, user=user, currency="eur", **deposit)
+        return {"id": str(entry.pk)}

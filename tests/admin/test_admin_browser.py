@@ -1,0 +1,241 @@
+"""What an operator on call does in the admin, in a real browser."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from django_idempotency import engine
+from django_idempotency.digests import child_key
+from django_idempotency.keys import record_id
+from django_idempotency.maintenance.interventions import version
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.outcomes import Keep, Operation, StoredResponse
+from django_idempotency.policy import Policy
+from django_idempotency.stores.database import ahead
+from tests.support.browser import NARROW
+from tests.support.callers import stop_heartbeat
+from tests.support.happening import happen
+from tests.support.threads import OtherThread
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.browser, pytest.mark.row_locks]
+
+LIST = "/admin/django_idempotency/idempotencyrecord/"
+ATOMIC = Policy()
+HOLD = Policy(mode="lease", on_crash="hold")
+
+
+def operation(key):
+    return Operation("user:1", key, bytes(32), "POST", f"/api/{key}/")
+
+
+def overdue(key, policy=ATOMIC):
+    """A claim whose lease has run out."""
+    claim = engine.claim(operation(key), policy)
+    IdempotencyRecord.objects.filter(pk=claim.id).update(locked_at=ahead(-180), locked_until=ahead(-180))
+    return claim
+
+
+def on_hold(key):
+    overdue(key, HOLD)
+    engine.claim(operation(key), HOLD)
+    assert found(key).on_hold
+
+
+def found(key):
+    return IdempotencyRecord.objects.get(pk=record_id("user:1", key))
+
+
+@pytest.fixture(autouse=True)
+def no_heartbeat():
+    """Replays that are not counted yet are forgotten with the test."""
+    yield
+    stop_heartbeat()
+
+
+@pytest.fixture
+def admin(browser, admin_user):
+    browser.sign_in("admin", "password")
+    browser.follow("Idempotency records")
+    return browser
+
+
+def keys(admin):
+    return [cell.text for cell in admin.all("#result_list .field-shown_key")]
+
+
+def choose(admin, key, action):
+    """Tick a record in the list and run an action on it."""
+    for box in admin.all("#result_list tbody tr"):
+        if box.find_element(By.CSS_SELECTOR, ".field-shown_key").text == key:
+            box.find_element(By.CSS_SELECTOR, "input.action-select").click()
+    admin.find(f"select[name=action] option[value={action}]").click()
+    admin.click(".actions button[type=submit]")
+
+
+@pytest.mark.postgresql  # where the page can tell beforehand that the row is locked
+def test_a_key_is_released_once_its_owner_is_dead_and_not_before(admin):
+    alive, dead = overdue("alive"), overdue("dead")
+    engine.claim(operation("young"), ATOMIC)
+    owner = OtherThread()
+    run = engine.execution(alive, ATOMIC)
+    entered = owner(run.__enter__)
+    try:
+        admin.open(LIST)
+        admin.follow("Lease ran out (1)")
+        assert keys(admin) == ["dead"]
+        admin.follow("In flight (3)")
+        assert sorted(keys(admin)) == ["alive", "dead", "young"]
+        choose(admin, "alive", "allow_retry_records")
+        assert "Not this one: Its row is locked" in admin.text
+        assert admin.all("input[type=submit][value='Allow retry']") == []
+        admin.follow("No, take me back")
+        choose(admin, "dead", "allow_retry_records")
+        # While the page is open, the other one's number comes into it.
+        admin.driver.execute_script(
+            "const other = document.querySelector('input[name=record]').cloneNode();"
+            "other.value = arguments[0]; document.querySelector('form .idempotency-chosen').append(other)",
+            f"{alive.id} {version(found('alive'))}",
+        )
+        admin.click("input[type=submit][value='Allow retry']")
+        assert "Allow a retry: done for one record." in admin.text
+        assert "nothing was done to user:1 alive. Its row is locked" in admin.text
+        assert (found("dead").status, found("alive").status) == ("failed", "processing")
+        assert found("dead").token != dead.token
+    finally:
+        entered.settle(Keep(StoredResponse(201)))
+        owner(run.__exit__, None, None, None)
+        owner.close()
+    assert found("alive").status == "completed"
+    admin.follow("Failed, free to retry (1)")
+    assert keys(admin) == ["dead"]
+
+
+def test_a_key_on_hold_is_resolved_and_replays_what_was_typed(admin):
+    on_hold("order-1")
+    admin.open(LIST)
+    admin.follow("On hold (1)")
+    admin.follow("order-1")
+    assert "put on hold: its lease ran out while it was running" in admin.text
+    admin.click("a[href*='intervene/resolve']")
+    admin.find("#id_body").send_keys('{"id": ')
+    admin.click("input[type=submit][value=Resolve]")
+    assert "This is not JSON" in admin.text
+    assert found("order-1").on_hold
+    admin.find("#id_body").send_keys("7}")
+    admin.find("#id_status").clear()
+    admin.find("#id_status").send_keys("201")
+    admin.find("#id_note").send_keys("the bank says it was paid")
+    admin.click("input[type=submit][value=Resolve]")
+    assert "Resolve with a response: done for one record." in admin.text
+    assert admin.path == f"{LIST}?situation=on_hold"
+    admin.open(f"{LIST}{found('order-1').pk}/change/")
+    assert "the bank says it was paid by admin" in admin.text
+    answer = engine.claim(operation("order-1"), HOLD).response
+    assert (answer.status, answer.body) == (201, b'{"id": 7}')
+
+
+def test_a_key_is_found_and_can_be_copied(admin):
+    overdue("order-2")
+    admin.find("#searchbar").send_keys('"order-2"')
+    admin.click("#changelist-search [type=submit]")
+    assert keys(admin) == ["order-2"]
+    admin.follow("order-2")
+    admin.find(".field-copyable_key button.idempotency-copy").click()
+    assert eventually(lambda: admin.all(".field-copyable_key button[data-done]"))
+
+
+def test_an_action_can_be_done_by_keyboard_alone(admin):
+    on_hold("order-3")
+    admin.open(f"{LIST}intervene/allow_retry/?id={found('order-3').pk}")
+    admin.find("#id_note").send_keys("by keyboard", Keys.TAB)
+    focused = admin.driver.switch_to.active_element
+    assert focused.get_attribute("value") == "Allow retry"
+    focused.send_keys(Keys.ENTER)
+    assert "done for one record" in admin.find(".messagelist .success").text
+    assert not found("order-3").on_hold
+
+
+def test_the_dashboard_refreshes_itself_and_leaves_the_operator_where_they_are(admin):
+    happen("shop.views.pay", claimed=5)
+    admin.open(f"{LIST}dashboard/?range=1h")
+    admin.find("#history summary").click()
+    assert "Requests with a key\n5" in admin.text
+    happen("shop.views.refund", claimed=2)
+    admin.find(".refresh input").click()
+    assert eventually(lambda: "Requests with a key\n7" in admin.text)
+    assert eventually(lambda: "Up to date as of" in admin.text)
+    assert admin.find("#history").get_attribute("open")
+    admin.follow("6 hours")
+    assert admin.find(".refresh input").is_selected()  # until the window is closed
+    admin.driver.execute_cdp_cmd("Network.clearBrowserCookies", {})
+    admin.find(".refresh input").click()
+    admin.find(".refresh input").click()
+    assert eventually(lambda: "No new figures at" in admin.text)
+    assert "Requests with a key\n7" in admin.text
+
+
+@pytest.mark.parametrize("width", [1440, 1024, NARROW[0]])
+def test_the_dashboard_fits_the_window(admin, width):
+    happen("shop.views.a_name_that_goes_on_and_on.PaymentMethodReplacementViewSet", claimed=5, replayed=2, in_flight=1)
+    admin.resize((width, 900))
+    for query in ("", "?range=7d", "?view=shop.views.a_name_that_goes_on_and_on.PaymentMethodReplacementViewSet"):
+        admin.open(f"{LIST}dashboard/{query}")
+        assert not admin.scrolls_sideways(), query
+
+
+def test_a_child_key_is_derived_and_can_be_copied(admin):
+    on_hold("order-5")
+    admin.open(f"{LIST}{found('order-5').pk}/change/")
+    admin.click("a[href*='/child-keys/']")
+    admin.find("#id_name").send_keys("bank", Keys.ENTER)
+    derived = admin.find(".idempotency-copyable")
+    assert derived.get_attribute("value") == child_key(operation("order-5"), "bank")
+    admin.find("button.idempotency-copy").click()
+    assert eventually(lambda: admin.all("button[data-done]"))
+    admin.resize(NARROW)
+    assert not admin.scrolls_sideways()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_fits_a_narrow_screen_in_both_themes(admin, scheme):
+    on_hold("x" * 255)
+    overdue("order-4")
+    record = f"{LIST}{found('x' * 255).pk}/change/"
+    confirm = f"{LIST}intervene/resolve/?id={found('x' * 255).pk}"
+    admin.prefer(scheme)
+    admin.resize(NARROW)
+    for page in (f"{LIST}?situation=done", record, confirm):
+        admin.open(page)
+        assert not admin.scrolls_sideways(), page
+
+
+@pytest.mark.parametrize("width", [1280, 1271, 1024, NARROW[0]])
+def test_every_column_of_a_list_is_in_the_window(admin, width):
+    engine.claim(Operation("auth.user:" + 40 * "7", "x" * 255, bytes(32), "POST", "/api/" + 400 * "y"), ATOMIC)
+    on_hold("z" * 255)
+    admin.resize((width, 800))
+    for situation in ("live", "on_hold", "done"):
+        admin.open(f"{LIST}?situation={situation}")
+        assert admin.all("#result_list tbody tr")
+        hidden = "const list = document.querySelector('.results'); return list.scrollWidth > list.clientWidth"
+        assert not admin.driver.execute_script(hidden), situation
+        assert not admin.scrolls_sideways(), situation
+
+
+def test_a_breach_of_the_policy_for_content_does_not_go_unnoticed(browser):
+    browser.open("/admin/login/")
+    assert browser.complaints() == []
+    browser.driver.execute_script("document.body.insertAdjacentHTML('beforeend', '<p style=\"color: red\">red</p>')")
+    assert any("Content Security Policy" in complaint for complaint in eventually(browser.complaints))
+
+
+@pytest.mark.django_db
+def test_the_service_serves_its_static_files(client):
+    for file in ("admin/css/base.css", "django_idempotency/admin.css"):
+        with contextlib.closing(client.get(f"/static/{file}")) as response:
+            assert response.status_code == 200

@@ -1,0 +1,162 @@
+"""The admin in German: no text of the package is left in English, and times say of which zone they are."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from html import unescape
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.utils import translation
+
+from django_idempotency.engine.decisions import LEASE_LAPSED
+from django_idempotency.maintenance.log_entries import told_entry
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.moments import in_zone, shown
+from django_idempotency.outbox.models import OutboxEvent, Relay, Status
+from django_idempotency.stats.formatting import amount, duration, share
+from tests.admin.pages import LIST, act, found
+from tests.unit.test_catalogues import PLACEHOLDER, messages
+
+SITUATIONS = ("live", "stuck", "on_hold", "retryable", "done", "often")
+NOVEMBER = datetime(2026, 11, 23, 14, 37, 5, tzinfo=UTC)
+
+
+@pytest.fixture
+def german(superuser, settings, records):
+    settings.LANGUAGE_CODE, settings.TIME_ZONE = "de", "UTC"
+    IdempotencyRecord.objects.filter(key="on_hold").update(reason=LEASE_LAPSED)
+
+
+def words(response):
+    """What a reader sees and hears of a page, without the texts of scripts and the values of attributes."""
+    assert response.status_code == 200
+    page = re.sub(r"(?s)<(script|style).*?</\1>", "", response.content.decode())
+    heard = re.findall(r'(?:aria-label|placeholder|data-copy)="([^"]*)"', page)
+    return " ".join(unescape(" ".join([re.sub("<[^>]*>", "\n", page), *heard])).split())
+
+
+def left_in_english(page):
+    """The texts of the catalogue that the page has in English, without those that are German words, too."""
+    texts = ((message.fields["msgid"], message.translations[0]) for message in messages("de"))
+    known = [(" ".join(english.split()), german) for english, german in texts if not PLACEHOLDER.search(english)]
+    return [english for english, german in known if " " in english and english != german and english in page]
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_a_list_is_in_german(client, german, situation):
+    page = words(client.get(LIST, {"situation": situation}))
+    assert left_in_english(page) == []
+    assert "1 festhängend, am längsten seit 3 h 7 min · 1 zurückgehalten" in page
+
+
+@pytest.mark.parametrize("key", ["running", "stuck", "done", "failed", "on_hold"])
+def test_a_record_is_in_german(client, german, key):
+    page = words(client.get(f"{LIST}{found(key).pk}/change/"))
+    assert left_in_english(page) == []
+    assert "Was jetzt gefahrlos ist" in page
+    assert ("die Lease lief während der Ausführung ab" in page) is (key == "on_hold")
+
+
+@pytest.mark.parametrize("action", ["allow_retry", "fail", "resolve", "extend"])
+def test_a_confirmation_and_its_messages_are_in_german(client, german, action):
+    key = "running" if action == "extend" else "on_hold"
+    assert left_in_english(words(client.get(f"{LIST}intervene/{action}/", {"id": found(key).pk}))) == []
+    page = words(act(client, action, key, note="wegen der Bank"))
+    assert "für einen Datensatz erledigt." in page
+    assert left_in_english(page) == []
+
+
+def test_the_dashboard_is_in_german(client, german, settings):
+    settings.IDEMPOTENCY = {"STATS_RETENTION": None}
+    page = words(client.get(f"{LIST}dashboard/"))
+    assert left_in_english(page) == []
+    assert "Es wird nichts gezählt: Die Einstellung STATS_RETENTION ist None." in page
+
+
+def test_the_index_is_in_german(client, german):
+    page = words(client.get("/admin/"))
+    assert left_in_english(page) == []
+    assert "Idempotenz-Datensätze" in page
+
+
+def test_the_outbox_is_in_german(client, german):
+    outbox = "/admin/django_idempotency_outbox/"
+    for topic in ("paid", "sent"):
+        OutboxEvent.objects.create(
+            event_id=f"{'0' * 28}{topic.encode().hex()[:4]}",
+            **{"publisher": "shop", "lane": 0, "topic": topic, "payload": b"{}", "content_type": "text/plain"},
+            **{"status": Status.DEAD, "finished_at": NOVEMBER, "created_at": NOVEMBER},
+        )
+    Relay.objects.create(id="0" * 32, publisher="shop", host="a", pid=7, lease_until=NOVEMBER)
+    events = list(OutboxEvent.objects.all())
+    relays = words(client.get(f"{outbox}relay/"))
+    pages = [
+        words(client.get(f"{outbox}outboxevent/")),
+        relays,
+        words(client.get(f"{outbox}outboxevent/{events[0].pk}/change/")),
+    ]
+    assert list(map(left_in_english, pages)) == [[], [], []]
+    assert all("23. November 2026 14:37 UTC" in page for page in pages)
+    chosen = {"action": "requeue", "_selected_action": [event.pk for event in events]}
+    assert "2 Dead Letters erneut eingereiht." in words(client.post(f"{outbox}outboxevent/", chosen, follow=True))
+
+
+@pytest.mark.parametrize(
+    ("action", "english", "german_"),
+    [
+        ("allow_retry", "Retry allowed.", "Wiederholung erlaubt."),
+        ("fail", "Marked as failed with the response 410.", "Mit der Antwort 410 als fehlgeschlagen markiert."),
+        ("resolve", "Resolved with the response 201.", "Mit der Antwort 201 aufgelöst."),
+        ("extend", "Lease extended to 600 s from then.", "Lease auf 600 s ab da verlängert."),
+    ],
+)
+def test_entries_of_the_history_are_stored_in_english_and_shown_in_german(client, german, action, english, german_):
+    key = "running" if action == "extend" else "on_hold"
+    act(client, action, key, note="wegen der Bank")
+    stored = LogEntry.objects.get().change_message
+    assert stored.startswith(english)
+    page = words(client.get(f"{LIST}{found(key).pk}/change/"))
+    assert stored.replace(english, german_) in page
+    assert stored.endswith(" wegen der Bank")
+
+
+@pytest.mark.parametrize("note", ["", "wegen der Bank", "Retry allowed.5", "100 %", "Digest x"])
+def test_a_note_stays_as_it_is(note):
+    with translation.override("de"):
+        assert told_entry(note) == note
+        assert told_entry(f"Retry allowed. {note}".strip()) == f"Wiederholung erlaubt. {note}".strip()
+
+
+# --- Times and numbers -----------------------------------------------------------------------------------------------
+
+
+def test_times_have_the_zone_in_force(client, german, settings):
+    settings.TIME_ZONE = "Europe/Berlin"
+    IdempotencyRecord.objects.filter(key="done").update(created_at=NOVEMBER)
+    assert "23. November 2026 15:37 CET" in words(client.get(LIST, {"situation": "done"}))
+    page = words(client.get(f"{LIST}{found('done').pk}/change/"))
+    assert "Angelegt am: 23. November 2026 15:37 CET" in page
+    assert "23. November 2026 15:37:05 CET" in page
+    hours = words(client.get(LIST, {"situation": "done", "when": in_zone(found("done").purge_at).date().isoformat()}))
+    assert re.search(r"03:00–03:59 CES?T", hours)
+
+
+def test_the_hour_that_comes_twice_is_told_apart(settings):
+    settings.TIME_ZONE = "Europe/Berlin"
+    twice = [datetime(2026, 10, 25, hour, 30, tzinfo=UTC) for hour in (0, 1)]
+    with translation.override("en"):
+        assert [shown(moment) for moment in twice] == ["Oct. 25, 2026, 2:30 a.m. CEST", "Oct. 25, 2026, 2:30 a.m. CET"]
+
+
+def test_a_time_without_a_zone_is_of_the_default_one(settings):
+    settings.TIME_ZONE, settings.USE_TZ = "Asia/Kathmandu", False
+    assert in_zone(datetime(2026, 11, 23, 14, 37)).isoformat() == "2026-11-23T14:37:00+05:45"  # noqa: DTZ001
+
+
+def test_numbers_are_written_as_the_language_writes_them():
+    with translation.override("de"):
+        assert [amount(1_234_567), amount(10_000, 10_000), share(0.0042), duration(0.254)] == [
+            *("1.234.567", "10.000 oder mehr", "0,42 %", "0,25 s")
+        ]

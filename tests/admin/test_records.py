@@ -1,0 +1,206 @@
+"""A record's page shows what it can tell, and bodies to a few."""
+
+from __future__ import annotations
+
+import base64
+import re
+from datetime import timedelta
+from html import unescape
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db import DatabaseError, transaction
+from django.utils import timezone
+from django.utils.html import strip_tags
+
+from django_idempotency import signals
+from django_idempotency.keys import record_id
+from django_idempotency.models import DatabaseNow, IdempotencyRecord
+from django_idempotency.outbox.models import OutboxEvent
+from django_idempotency.outbox.publishing import publish
+from django_idempotency.outcomes import Fail, Keep, StoredResponse
+from tests.admin.pages import BODY, LIST, act, allow, ended, page
+from tests.support.callers import heard
+
+
+def test_a_body_is_shown_only_with_its_own_permission(client, staff, records):
+    ended("text", Keep(StoredResponse(200, (("Content-Type", "text/html"),), b"<b>secret</b>")))
+    without = page(client, "done"), page(client, "text")
+    assert "completed, 201" in without[0]
+    assert not [shown for shown in without if "secret" in shown or BODY[:4].hex(" ") in shown or "X-Kept" in shown]
+    allow(staff, "view_response_idempotencyrecord")
+    assert "X-Kept" in page(client, "done")
+    assert BODY.hex(" ") in page(client, "done")
+    shown = page(client, "text")
+    assert "&lt;b&gt;secret&lt;/b&gt;" in shown
+    assert "<b>secret" not in shown
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"), [(rb'{"a": "\ud800"}', "application/json"), (b"+2AA-", "text/plain; charset=utf-7")]
+)
+def test_a_body_with_half_a_character_is_shown(client, superuser, db, body, content_type):
+    ended("k", Keep(StoredResponse(200, (("Content-Type", content_type),), body)))
+    page(client, "k")
+
+
+@pytest.mark.cryptography
+def test_only_that_permission_shows_a_decrypted_response(client, staff, db, settings):
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [base64.b64encode(b"k" * 32).decode()]}
+    ended("k", Keep(StoredResponse(200, (("X-Kept", "secret"), ("Content-Type", "text/plain")), b"hush")), encrypt=True)
+    without = page(client, "k")
+    assert not [word for word in ("secret", "hush") if word in without]
+    allow(staff, "view_response_idempotencyrecord")
+    assert not [word for word in ("secret", "hush") if word not in page(client, "k")]
+
+
+def test_the_timeline_tells_what_an_operator_did_too(client, staff, records):
+    allow(staff, "allow_retry_idempotencyrecord")
+    act(client, "allow_retry", "on_hold", note="asked the bank")
+    shown = page(client, "on_hold")
+    assert "Retry allowed. asked the bank" in shown
+    assert "by staff" in strip_tags(shown)
+
+
+def test_the_timeline_is_of_one_life_of_the_key(client, superuser, db):
+    """The clock of the application may be anywhere: it is the database's that counts."""
+    for note in ("in an earlier life", "in this life"):
+        IdempotencyRecord.objects.all().delete()
+        ended("on_hold", Fail("crashed", on_hold=True))
+        act(client, "allow_retry", "on_hold", note=note)
+    shown = page(client, "on_hold")
+    assert ("in this life" in shown, "in an earlier life" in shown) == (True, False)
+    history = client.get(f"{LIST}{record_id('user:1', 'on_hold')}/history/").content.decode()
+    assert "in this life" in history
+    assert "in an earlier life" in history
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+def test_an_entry_has_the_time_of_the_database(client, superuser, records, monkeypatch, hours):
+    skewed = timezone.now() + timedelta(hours=hours)
+    monkeypatch.setattr(LogEntry._meta.get_field("action_time"), "default", lambda: skewed)
+    act(client, "allow_retry", "on_hold", note="asked the bank")
+    assert "asked the bank" in page(client, "on_hold")
+    now = IdempotencyRecord.objects.values_list(DatabaseNow(), flat=True)[0]
+    assert now - timedelta(minutes=1) < LogEntry.objects.get().action_time <= now
+
+
+# --- Who saw a body --------------------------------------------------------------------------------------------------
+
+
+def test_whoever_sees_a_body_leaves_an_entry_and_a_signal(client, staff, records):
+    allow(staff, "view_response_idempotencyrecord")
+    with heard(signals.response_viewed) as sent:
+        assert BODY.hex(" ") in page(client, "done")
+    entry = LogEntry.objects.get()
+    assert (entry.user, entry.object_id) == (staff, str(record_id("user:1", "done")))
+    assert entry.get_change_message() == "Response body viewed."
+    assert [(told["user"], told["operation"].key) for told in sent] == [(staff, "done")]
+    assert "Response body viewed." in page(client, "done")
+
+
+def test_whoever_sees_no_body_leaves_no_entry(client, staff, records):
+    with heard(signals.response_viewed) as sent:
+        page(client, "done")  # without the permission
+        allow(staff, "view_response_idempotencyrecord")
+        page(client, "on_hold")
+        client.get(f"{LIST}{record_id('user:1', 'done')}/history/")
+        client.get(f"{LIST}?situation=done")
+        IdempotencyRecord.objects.filter(key="done").update(response_body=None)
+        page(client, "done")
+    assert (LogEntry.objects.count(), sent) == (0, [])
+
+
+def test_without_an_entry_no_body_is_shown(client, superuser, records, monkeypatch):
+    def fail(*args, **named):
+        raise DatabaseError
+
+    monkeypatch.setattr(LogEntry, "save", fail)
+    with heard(signals.response_viewed) as sent:
+        response = client.get(f"{LIST}{record_id('user:1', 'done')}/change/")
+    assert (response.status_code, BODY.hex(" ") in response.content.decode(), sent) == (503, False, [])
+
+
+# --- The rest of the page --------------------------------------------------------------------------------------------
+
+
+def test_the_timeline_tells_what_was_published(client, staff, records):
+    with transaction.atomic():
+        for topic in ("made", "told", "lost"):
+            publish(f"charge.{topic}", {}, record_id=record_id("user:1", "done"))
+        publish("charge.other", {})
+    of = OutboxEvent.objects
+    of.filter(topic="charge.told").update(status="published", finished_at=DatabaseNow())
+    of.filter(topic="charge.lost").update(status="dead", finished_at=DatabaseNow(), error="no <queue>")
+    shown = page(client, "done")
+    for event in ("made written to the outbox", "told published", "lost given up: no &lt;queue&gt;"):
+        assert f"event charge.{event}" in shown
+    assert "charge.other" not in shown
+    of.all().delete()
+
+
+def test_a_page_has_a_fingerprint_with_the_bodys_permission(client, staff, records):
+    every = ("running", "stuck", "done", "failed", "on_hold")
+    assert not [key for key in every if (b"f" * 32).hex() in page(client, key)]
+    allow(staff, "view_response_idempotencyrecord")
+    assert [key for key in every if (b"f" * 32).hex() in page(client, key)] == [*every]
+    assert "its lease ran out" in page(client, "on_hold")
+    IdempotencyRecord.objects.update(fingerprint=b"")
+    assert "ingerprint" not in page(client, "done")
+
+
+def test_a_token_is_shown_only_with_the_bodys_permission(client, staff, records):
+    token = str(IdempotencyRecord.objects.get(key="running").token)
+    assert token not in page(client, "running")
+    allow(staff, "view_response_idempotencyrecord")
+    assert token in page(client, "running")
+
+
+@pytest.mark.parametrize("lookup", ["token__startswith=0", "response_headers__contains=x", "fingerprint=x"])
+def test_what_is_hidden_can_not_be_guessed_by_filters(client, staff, records, lookup):
+    assert client.get(f"{LIST}?{lookup}").status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("key", "what", "by_itself", "safe"),
+    [
+        ("running", "its lease ends in", "The owner renews the lease", "extend the lease"),
+        ("stuck", "Stuck: in flight for 3 h 7 min", "The next request with the key runs again", "find out whether"),
+        ("done", "It has its response, 201", "Every retry gets this response", "nothing can be"),
+        ("failed", "the last run failed", "The next request with the key runs again", "Nothing has to be done"),
+        ("on_hold", "it is not known whether the operation took place", "Nothing. It never runs", "Find out whether"),
+    ],
+)
+def test_a_page_says_what_it_is_and_what_is_safe(client, staff, records, key, what, by_itself, safe):
+    shown = unescape(page(client, key))
+    assert not [text for text in (what, by_itself, safe) if text not in shown]
+
+
+def test_texts_of_clients_are_set_apart_from_the_others(client, superuser, records):
+    scope = "\u05d0\u05d1"  # a text of the other direction
+    ended("done", Keep(StoredResponse(201)), scope=scope)
+    id = record_id(scope, "done")
+    for url in (f"{LIST}?situation=done", f"{LIST}{id}/change/", f"{LIST}intervene/allow_retry/?id={id}"):
+        html = client.get(url).content.decode()
+        body = html.partition('<div id="content"')[2]
+        assert re.findall(rf"<bdi[^>]*>{scope}", body), url
+        unmarked = re.sub(r"<bdi[^>]*>[^<]*</bdi>|<[^>]*>", "", body)
+        assert scope not in unmarked, url
+
+
+def test_without_the_permission_there_is_nothing_to_see(client, staff, records):
+    staff.user_permissions.clear()
+    assert client.get(LIST).status_code == 403
+
+
+@pytest.mark.parametrize("superuser", [False, True])
+def test_nothing_can_be_added_changed_or_deleted(client, staff, records, superuser):
+    staff.is_superuser = superuser
+    staff.save()
+    before = list(IdempotencyRecord.objects.order_by("pk").values())
+    record = f"{LIST}{record_id('user:1', 'stuck')}/"
+    for url in (f"{LIST}add/", f"{record}change/", f"{record}delete/"):
+        assert client.post(url, {"key": "x", "status": "completed", "post": "yes"}).status_code == 403
+    chosen = {"action": "delete_selected", "_selected_action": [str(record_id("user:1", "stuck"))], "post": "yes"}
+    client.post(LIST, chosen)
+    assert list(IdempotencyRecord.objects.order_by("pk").values()) == before

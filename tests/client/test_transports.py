@@ -1,0 +1,189 @@
+"""The transports for httpx and the adapter for requests, through a relay that loses what the real server answers."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import time
+import uuid
+
+import anyio
+import httpx
+import pytest
+import requests
+
+from django_idempotency.client import Retries
+from django_idempotency.client.httpx import AsyncIdempotentTransport, IdempotentTransport
+from django_idempotency.client.requests import IdempotentAdapter
+
+pytestmark = [pytest.mark.server, pytest.mark.http_clients]
+
+HEADERS = {"Authorization": "Token alice-token"}
+SOON = Retries(first_wait=0.01)
+LIMITS = httpx.Limits(max_keepalive_connections=0)
+
+
+def by_httpx(method, url, retries=SOON, **sent):
+    transport = IdempotentTransport(httpx.HTTPTransport(limits=LIMITS), retries)
+    with httpx.Client(transport=transport, trust_env=False, timeout=30) as client:
+        return client.request(method, url, **sent)
+
+
+def by_async_httpx(method, url, retries=SOON, content=None, **sent):
+    async def chunks():
+        for chunk in content:
+            yield chunk
+
+    async def main():
+        transport = AsyncIdempotentTransport(httpx.AsyncHTTPTransport(limits=LIMITS), retries)
+        async with httpx.AsyncClient(transport=transport, trust_env=False, timeout=30) as client:
+            return await client.request(method, url, content=content and chunks(), **sent)
+
+    return asyncio.run(main())
+
+
+def by_requests(method, url, retries=SOON, content=None, **sent):
+    with requests.Session() as session:
+        session.trust_env = False
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, IdempotentAdapter(retries))
+        return session.request(method, url, timeout=30, **({} if content is None else {"data": content}), **sent)
+
+
+@pytest.fixture(params=[by_httpx, by_async_httpx, by_requests])
+def request_by(request):
+    return request.param
+
+
+@pytest.fixture
+def charge(request_by, relay, reference):
+    """Charge under ``reference``, with a key of the client's making."""
+
+    def send(retries=SOON, headers=(), **sent):
+        body = {"json": {"amount": 5, "currency": "EUR", "reference": reference}}
+        url = f"{relay.url}/api/charges/"
+        return request_by("POST", url, retries, headers={**HEADERS, **dict(headers)}, **(sent or body))
+
+    return send
+
+
+NO_RESPONSE = (httpx.TransportError, requests.RequestException)
+
+
+@pytest.mark.parametrize("lost", ["lose", "cut"])
+def test_a_lost_response_is_fetched_with_the_same_key(charge, relay, server, reference, lost):
+    relay.plan = [lost, lost]
+    response = charge()
+    assert (response.status_code, response.headers["Idempotent-Replayed"]) == (201, "true")
+    assert response.json()["reference"] == reference
+    assert (len(relay.keys), len(set(relay.keys)), server.ledger(reference)) == (3, 1, 1)
+    assert response.elapsed
+
+
+def test_a_call_that_is_in_flight_is_waited_for(charge, relay, server, reference):
+    relay.plan = ["leave"]
+    response = charge(headers={"X-Simulate": '{"delay_ms": 1500}'})
+    assert (response.status_code, server.ledger(reference)) == (201, 1)
+    assert 409 in relay.statuses
+    assert len(set(relay.keys)) == 1
+
+
+def test_each_call_has_a_key_of_its_own(charge, relay, server, reference):
+    charge()
+    charge()
+    assert (len(set(relay.keys)), server.ledger(reference)) == (2, 2)
+
+
+def test_a_key_of_the_callers_is_sent(charge, relay):
+    charge(headers={"Idempotency-Key": '"mine-' + uuid.uuid4().hex + '"'})
+    assert relay.keys[0].startswith('"mine-')
+
+
+def test_what_is_no_use_to_retry_is_returned(charge, relay, reference):
+    key = {"Idempotency-Key": f'"{reference}"'}
+    charge(headers=key)
+    refused = charge(headers=key, json={"amount": 9, "currency": "EUR", "reference": reference})
+    assert (refused.status_code, len(relay.keys)) == (422, 2)
+    assert refused.headers["X-Should-Retry"] == "false"
+
+
+def test_an_error_is_raised_once_no_attempt_is_left(charge, relay):
+    relay.plan = ["lose"] * 9
+    with pytest.raises(NO_RESPONSE):
+        charge(Retries(attempts=3, first_wait=0.01))
+    assert len(relay.keys) == 3
+
+
+def test_the_last_response_is_returned_once_no_attempt_is_left(charge, relay):
+    relay.plan = [{"status": 503}] * 9
+    assert charge(Retries(attempts=3, first_wait=0.01)).status_code == 503
+    assert len(relay.keys) == 3
+
+
+def test_a_post_without_a_key_is_sent_once(charge, relay):
+    relay.plan = ["lose"]
+    with pytest.raises(NO_RESPONSE):
+        charge(Retries(methods=(), first_wait=0.01))
+    assert relay.keys == [None]
+
+
+def test_a_get_is_retried_without_a_key(request_by, relay, reference):
+    relay.plan = ["lose", {"status": 503}]
+    response = request_by("GET", f"{relay.url}/api/ledger/?reference={reference}", headers=HEADERS)
+    assert (response.json()["effects"], relay.keys) == (0, [None] * 3)
+
+
+def test_a_body_that_can_be_read_once_is_sent_again(charge, relay, server, reference):
+    relay.plan = ["lose"]
+    body = f'{{"amount": 5, "currency": "EUR", "reference": "{reference}"}}'.encode()
+    response = charge(headers={"Content-Type": "application/json"}, content=iter([body[:9], body[9:]]))
+    assert (response.status_code, server.ledger(reference)) == (201, 1)
+    assert relay.bodies == [body, body]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: bytearray(b"abc"),
+        lambda: memoryview(b"abc"),
+        lambda: iter(["a", "bc"]),
+        lambda: io.BytesIO(b"abc"),
+        lambda: io.StringIO("abc"),
+    ],
+    ids=["bytearray", "memoryview", "iterator of str", "file", "text file"],
+)
+def test_what_requests_sends_is_sent_again_and_redirected(relay, made):
+    elsewhere = {"status": 307, "headers": {"Location": f"{relay.url}/elsewhere"}}
+    relay.plan = [{"status": 503}, elsewhere, {"status": 200}]
+    assert by_requests("POST", relay.url, content=made()).status_code == 200
+    assert relay.bodies == [b"abc"] * 3
+    assert len(set(relay.keys)) == 1
+
+
+def a_problem(**members):
+    return {
+        "status": 400,
+        "headers": {"Content-Type": "application/problem+json"},
+        "body": json.dumps(members).encode(),
+    }
+
+
+def test_the_members_of_a_problem_are_heeded(charge, relay, server, reference):
+    relay.plan = [a_problem(retryable=False, safe_new_key=True), a_problem(retryable=True)]
+    assert charge().status_code == 201
+    assert server.ledger(reference) == 1
+    first, second, third = relay.keys
+    assert first != second == third
+
+
+@pytest.mark.parametrize("by", [by_httpx, by_async_httpx, by_requests])
+def test_what_no_attempt_can_change_is_raised_at_once(by, relay, monkeypatch):
+    waits = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    monkeypatch.setattr(anyio, "sleep", waits.append)
+    secure = relay.url.replace("http:", "https:")  # no TLS is spoken there
+    url, error = (secure, requests.exceptions.SSLError) if by is by_requests else ("ftp://127.0.0.1/", NO_RESPONSE)
+    with pytest.raises(error):
+        by("POST", url)
+    assert waits == []

@@ -1,0 +1,24 @@
+"""What the projects have in common; each adds its package to it."""
+
+from __future__ import annotations
+
+from environ import Env
+
+SECRET_KEY = "not a secret, and long enough for tokens: tests"
+ALLOWED_HOSTS = ["*"]
+USE_TZ = True
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+DATABASES = {"default": Env().db("DATABASE_URL")}
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django_idempotency",
+]
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django_idempotency.middleware.IdempotencyMiddleware",
+]
+TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}]
+IDEMPOTENCY = {"SCOPE": "public"}

@@ -1,0 +1,61 @@
+"""The packages that the development environment has, by the scenario that the others go through on demand."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from django.db import connection
+
+from tests.compatibility.__main__ import BEGIN, END
+from tests.compatibility.scenario import STEPS
+from tests.compatibility.setups import SETUPS
+from tests.support.databases import database_url
+from tests.support.requirements import ROOT
+
+NAME = f"{connection.settings_dict['NAME']}_compatibility"
+PAGE = ROOT / "docs/compatibility.md"
+PACKAGES = {
+    *("django-otp", "django-axes", "django-ninja", "drf-spectacular", "django-cors-headers", "django-prometheus"),
+}
+
+
+@pytest.mark.compatibility
+@pytest.mark.postgresql
+def test_packages_and_keys_do_each_other_no_harm(db):
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.compatibility.scenario", "installed.settings"],
+        **{"cwd": ROOT, "capture_output": True, "text": True, "timeout": 240},
+        env=os.environ | {"DATABASE_URL": database_url(connection.settings_dict, NAME)},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.keys() == PACKAGES
+    for package, steps in found.items():
+        assert steps == dict.fromkeys(STEPS), package
+
+
+def test_the_page_lists_each_project_with_existing_files():
+    page = PAGE.read_text()
+    for setup in SETUPS.values():
+        for package in setup.requires:
+            assert f"| {package}" in page or f" {package} " in page
+    named = re.findall(r"`(tests/[\w/]+\.py)`", page)
+    assert len(named) > 5
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+    table = page.partition(BEGIN)[2].partition(END)[0]
+    assert "**no**" not in table
+    assert "not run" not in table
+
+
+def test_the_page_names_tests_that_exist():
+    deployments = (ROOT / "tests/deployment/test_deployments.py").read_text()
+    section = PAGE.read_text().partition("## Servers and connections")[2].partition("## psycopg2")[0]
+    named = {name for name in re.findall(r"(test_\w+|(?<=\[)\w+(?=-…))", section) if not name.startswith("test_dep")}
+    named -= {"test_connection_limits"}
+    assert len(named) > 10
+    assert [name for name in named if name not in deployments] == []

@@ -1,0 +1,126 @@
+"""Tasks that do what real ones do to the way back to their broker."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from decimal import Decimal
+from typing import Any
+
+from celery import shared_task
+from celery.exceptions import Ignore
+from django.contrib.auth import get_user_model
+from pydantic import BaseModel
+
+from django_idempotency.consumers.celery import idempotent_task
+from testproject.models import LedgerEntry
+
+logger = logging.getLogger(__name__)
+LATE = {"acks_late": True, "reject_on_worker_lost": True}
+
+
+def pay(reference: str, amount: int = 5) -> None:
+    user = get_user_model().objects.get(username="carol")
+    LedgerEntry.objects.create(kind=LedgerEntry.Kind.CHARGE, user=user, amount=amount, reference=reference)
+
+
+@shared_task(**LATE)
+@idempotent_task
+def typed(reference: str) -> Any:
+    pay(reference)
+    return {"amount": Decimal("1.10"), "raw": b"\xff\x00"}
+
+
+@shared_task(**LATE)
+@idempotent_task
+def large(reference: str) -> str:
+    pay(reference)
+    return "x" * 2_000_000
+
+
+@shared_task(bind=True, default_retry_delay=0, **LATE)
+@idempotent_task
+def retries_with_other_arguments(task: Any, reference: str, amount: int) -> dict[str, int]:
+    pay(reference, amount)
+    if task.request.retries < 2:
+        raise task.retry(kwargs={"reference": reference, "amount": amount + 1})
+    return {"amount": amount}
+
+
+@shared_task(bind=True, **LATE)
+@idempotent_task
+def replaces_itself(task: Any, reference: str, left: int) -> Any:
+    pay(f"{reference}-{left}")
+    if left:
+        queue = task.request.delivery_info["routing_key"]
+        return task.replace(task.s(reference, left - 1).set(queue=queue))
+    return "replaced"
+
+
+@shared_task(**LATE)
+@idempotent_task
+def ends_itself(reference: str) -> None:
+    pay(reference)
+    raise Ignore
+
+
+@shared_task(**LATE)
+@idempotent_task
+def child(reference: str) -> str:
+    pay(reference)
+    return reference
+
+
+@shared_task(**LATE)
+@idempotent_task
+def runs_children(reference: str) -> list[str]:
+    return [child.run(f"{reference}-{number}") for number in range(2)]
+
+
+@shared_task(**LATE)
+def plain_runs_children(reference: str) -> list[str]:
+    return [child.run(f"{reference}-{number}") for number in range(2)]
+
+
+@shared_task(**LATE)
+@idempotent_task(max_crashes=3)
+def exits(reference: str) -> None:
+    logger.warning("exits %s", reference)
+    sys.exit(1)
+
+
+@shared_task(**LATE)
+@idempotent_task
+def dawdles(reference: str, seconds: float) -> str:
+    pay(reference)
+    logger.warning("dawdles %s", reference)
+    time.sleep(seconds)
+    return reference
+
+
+@shared_task
+@idempotent_task
+def dawdles_and_has_acknowledged(reference: str, seconds: float) -> str:
+    pay(reference)
+    logger.warning("dawdles %s", reference)
+    time.sleep(seconds)
+    return reference
+
+
+class Order(BaseModel):
+    amount: int
+
+
+@shared_task(pydantic=True, **LATE)
+@idempotent_task
+def orders(order: Order) -> Order:
+    pay("pydantic", order.amount)
+    return Order(amount=order.amount + 1)
+
+
+@shared_task(**LATE)
+@idempotent_task
+def refuses(reference: str) -> None:
+    pay(reference)
+    raise LookupError(reference)

@@ -1,0 +1,207 @@
+"""What tasks do to their messages: retries, replacements, callbacks, results, exits."""
+
+from __future__ import annotations
+
+import re
+from uuid import uuid4
+
+import pytest
+from celery import Celery
+from django.contrib.auth import get_user_model
+
+from django_idempotency.maintenance import interventions
+from django_idempotency.models import IdempotencyRecord
+from testproject.models import LedgerEntry
+from tests.consumers import tasks
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.rabbitmq, pytest.mark.usefixtures("transactional_db")]
+
+
+@pytest.fixture
+def send(rabbitmq_url):
+    """Send a task to a worker: ``send(worker, task, *args, **options)``; its id is returned."""
+    get_user_model().objects.create_user("carol")
+    with Celery(broker=rabbitmq_url, set_as_current=False) as producer:
+
+        def send(worker, task, *args, task_id=None, kwargs=None, **options):
+            task_id = task_id or str(uuid4())
+            options = {"queue": worker.queue, "ignore_result": True, "task_id": task_id, **options}
+            producer.send_task(task.name, args=args, kwargs=kwargs or {}, **options)
+            return task_id
+
+        yield send
+
+
+def ends(worker, task_id, count=1):
+    """How so many deliveries of the task ended."""
+
+    def ended():
+        told = [line for line in worker.told(task_id) if not line.startswith(("received", "retry:"))]
+        return told if len(told) >= count else None
+
+    return eventually(ended, within=30)
+
+
+def effects():
+    return sorted(LedgerEntry.objects.values_list("reference", "amount"))
+
+
+@pytest.mark.parametrize("task", [tasks.typed])
+def test_a_replay_returns_a_result_of_the_same_types(worker, send, task):
+    task_id = send(worker, task, "r")
+    ends(worker, task_id)
+    send(worker, task, "r", task_id=task_id)
+    first, second = ends(worker, task_id, 2)
+    assert first == second
+    assert "Decimal('1.10')" in first
+    assert effects() == [("r", 5)]
+
+
+def test_a_replay_whose_result_was_too_large_is_none_if_nobody_waits(worker, send):
+    task_id = send(worker, tasks.large, "r")
+    ends(worker, task_id)
+    send(worker, tasks.large, "r", task_id=task_id)
+    assert ends(worker, task_id, 2)[1] == "None"
+    assert effects() == [("r", 5)]
+
+
+def test_a_replay_whose_result_was_too_large_fails_if_it_is_awaited(worker, send):
+    task_id = send(worker, tasks.large, "r")
+    ends(worker, task_id)
+    send(worker, tasks.large, "r", task_id=task_id, link=tasks.child.si("next").set(queue=worker.queue))
+    assert "ResultNotKept" in ends(worker, task_id, 2)[1]
+    assert effects() == [("r", 5)]
+
+
+def test_a_task_that_an_operator_failed_does_not_succeed(worker, send):
+    task_id = send(worker, tasks.refuses, "r")
+    ends(worker, task_id)
+    outcome = interventions.fail(IdempotencyRecord.objects.get().pk, detail="lost")
+    assert isinstance(outcome, interventions.Done)
+    send(worker, tasks.refuses, "r", task_id=task_id)
+    assert "TaskMarkedFailed('lost')" in ends(worker, task_id, 2)[1]
+
+
+def test_a_retry_with_other_arguments_runs(worker, send):
+    task_id = send(worker, tasks.retries_with_other_arguments, "r", 5)
+    assert ends(worker, task_id)[-1] == "{'amount': 7}"
+    assert effects() == [("r", 7)]
+
+
+def test_a_task_that_replaces_itself_keeps_its_effects(worker, send):
+    task_id = send(worker, tasks.replaces_itself, "r", 2)
+    eventually(lambda: "'replaced'" in worker.told(task_id), within=30)
+    assert effects() == [("r-0", 5), ("r-1", 5), ("r-2", 5)]
+
+
+def test_a_task_that_ends_itself_keeps_its_effects_once(worker, send):
+    task_id = send(worker, tasks.ends_itself, "r")
+    ends(worker, task_id)
+    send(worker, tasks.ends_itself, "r", task_id=task_id)
+    ends(worker, task_id, 2)
+    assert effects() == [("r", 5)]
+
+
+@pytest.mark.parametrize("parent", [tasks.runs_children, tasks.plain_runs_children])
+def test_a_task_that_calls_another_ones_run_runs_it(worker, send, parent):
+    task_id = send(worker, parent, "r")
+    assert ends(worker, task_id) == ["['r-0', 'r-1']"]
+    assert effects() == [("r-0", 5), ("r-1", 5)]
+
+
+def test_callbacks_of_a_replay_have_the_ids_of_the_first(worker, send):
+    began = len(worker.log())
+    task_id = send(worker, tasks.child, "r", link=tasks.child.si("linked").set(queue=worker.queue))
+    eventually(lambda: ("linked", 5) in effects(), within=30)
+    send(worker, tasks.child, "r", task_id=task_id, link=tasks.child.si("linked").set(queue=worker.queue))
+    ends(worker, task_id, 2)
+    (first, second) = eventually(lambda: _ids_of_linked(worker, began), within=30)
+    assert first == second
+    assert effects() == [("linked", 5), ("r", 5)]
+
+
+def _ids_of_linked(worker, began):
+    ids = re.findall(r"\[([0-9a-f-]+)\] succeeded in \S+: 'linked'", worker.log()[began:])
+    return ids if len(ids) == 2 else None
+
+
+def test_a_task_that_exits_is_tried_three_times_and_rejected(start_worker, send):
+    worker = start_worker()
+    task_id = send(worker, tasks.exits, "r")
+    eventually(lambda: "attempts failed or were cut short" in worker.log(), within=60)
+    assert worker.log().count("exits r") == 3
+    assert IdempotencyRecord.objects.get().attempts == 4
+    assert task_id in worker.log()
+
+
+def test_a_call_with_keywords_is_the_call_with_positions(worker, send):
+    task_id = send(worker, tasks.child, "r")
+    ends(worker, task_id)
+    send(worker, tasks.child, kwargs={"reference": "r"}, task_id=task_id)
+    assert ends(worker, task_id, 2) == ["'r'", "'r'"]
+    assert effects() == [("r", 5)]
+
+
+def test_a_pydantic_task_replays_what_it_returned(worker, send):
+    task_id = send(worker, tasks.orders, {"amount": 3})
+    ends(worker, task_id)
+    send(worker, tasks.orders, {"amount": 3}, task_id=task_id)
+    assert ends(worker, task_id, 2) == ["{'amount': 4}"] * 2
+    assert effects() == [("pydantic", 3)]
+
+
+def test_a_message_in_flight_keeps_serializer_and_correlation(start_worker, send):
+    """Without ``acks_late`` the broker has it no more, so it is published again: as it came."""
+    settings = {"DJANGO_SETTINGS_MODULE": "tests.consumers.pickle_settings", "C_FORCE_ROOT": "1"}
+    first = start_worker(**settings)
+    second = start_worker(first.queue, **settings)
+    task = tasks.dawdles_and_has_acknowledged
+    task_id = send(first, task, "r", 3, serializer="pickle")
+    eventually(lambda: "dawdles r" in first.log() + second.log(), within=30)
+    send(first, task, "r", 3, serializer="pickle", task_id=task_id)
+    eventually(lambda: [*first.told(task_id), *second.told(task_id)].count("'r'") == 2, within=30)
+    assert effects() == [("r", 5)]
+    assert "NotNow" in first.log() + second.log()
+
+
+@pytest.mark.redis
+def test_a_message_on_hold_stays_one_message(start_worker, redis_url, transactional_db):
+    """Beyond the visibility timeout each copy would become two."""
+    from redis import Redis
+
+    settings = "tests.consumers.short_visibility_settings"
+    worker = start_worker(CELERY_BROKER_URL=redis_url, DJANGO_SETTINGS_MODULE=settings)
+    get_user_model().objects.create_user("carol")
+    with Celery(broker=redis_url, set_as_current=False) as producer, Redis.from_url(redis_url) as redis:
+        task_id = str(uuid4())
+
+        def send():
+            producer.send_task(tasks.refuses.name, ["r"], queue=worker.queue, task_id=task_id, ignore_result=True)
+
+        send()
+        ends(worker, task_id)
+        IdempotencyRecord.objects.update(on_hold=True)
+        send()
+        eventually(lambda: worker.log().count(f"[{task_id}] received") >= 6, within=60)
+        waiting = redis.llen(worker.queue)
+        unacknowledged = sum(task_id.encode() in text for text in redis.hvals("unacked"))
+        assert waiting + unacknowledged <= 1
+        redis.delete(worker.queue)
+
+
+def test_an_eager_call_of_a_message_on_hold_publishes_nothing(send, worker):
+    from celery.signals import before_task_publish
+
+    published = []
+    task_id = send(worker, tasks.refuses, "r")
+    ends(worker, task_id)
+    IdempotencyRecord.objects.update(on_hold=True)
+    note = lambda sender, **_named: published.append(sender)  # noqa: E731
+    before_task_publish.connect(note)
+    try:
+        result = tasks.refuses.apply(args=["r"], task_id=task_id)
+    finally:
+        before_task_publish.disconnect(note)
+    assert result.state == "REJECTED"
+    assert published == []

@@ -1,0 +1,87 @@
+"""Tasks of Django's own framework: run once, however often they are run or enqueued, also by the outbox."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import transaction
+
+from django_idempotency.consumers.django_tasks import TaskRejected
+from django_idempotency.outbox.models import OutboxEvent
+from django_idempotency.outbox.publishers.base import Confirmed, Refused
+from django_idempotency.outbox.publishers.django_tasks import DjangoTasksPublisher
+from django_idempotency.outbox.publishing import publish
+from django_idempotency.outbox.relay import EventRelay
+from tests.outbox.events import event, sent
+from tests.support.callers import all_effects
+
+pytestmark = [pytest.mark.django_tasks, pytest.mark.usefixtures("transactional_db")]
+HERE = "tests.consumers.tasks_of_django"
+
+
+@pytest.fixture
+def tasks():
+    from tests.consumers import tasks_of_django
+
+    return tasks_of_django
+
+
+def run_again(result):
+    """What a worker does with a task whose first worker died before it could say how it ended."""
+    from django.tasks import TaskContext
+
+    return result.task.call(TaskContext(task_result=result), *result.args, **result.kwargs)
+
+
+def test_a_task_that_is_run_again_returns_its_first_result(tasks):
+    result = tasks.paying.enqueue("r-1")
+    assert result.return_value == run_again(result) == {"paid": 5, "reference": "r-1"}
+    assert all_effects() == 1
+
+
+def test_tasks_with_one_message_id_are_one(tasks):
+    results = [tasks.paying.enqueue("r-1", message_id="m-1") for _time in range(3)]
+    assert [result.return_value["paid"] for result in results] == [5] * 3
+    assert all_effects() == 1
+    tasks.paying.enqueue("r-1")
+    assert all_effects() == 2
+
+
+def test_a_task_that_fails_leaves_nothing_and_can_be_run_again(tasks):
+    failed = tasks.paying.enqueue("r-1", fails=True)
+    assert failed.errors[0].exception_class is LookupError
+    assert all_effects() == 0
+    with pytest.raises(LookupError):
+        run_again(failed)
+
+
+def test_another_task_under_the_same_id_is_rejected(tasks):
+    tasks.paying.enqueue("r-1", message_id="m-1")
+    other = tasks.paying.enqueue("r-2", message_id="m-1")
+    assert other.errors[0].exception_class is TaskRejected
+    assert all_effects() == 1
+
+
+def test_an_event_that_is_sent_again_runs_its_task_once(tasks):
+    one = event(f"{HERE}.paying", b'["r-1"]')
+    assert [*sent(DjangoTasksPublisher(), one), *sent(DjangoTasksPublisher(), one)] == [Confirmed(one)] * 2
+    assert all_effects() == 1
+
+
+def test_the_relay_enqueues_a_task(tasks, settings):
+    publisher = {"BACKEND": "django_idempotency.outbox.publishers.django_tasks.DjangoTasksPublisher"}
+    settings.IDEMPOTENCY = {"OUTBOX": {"PUBLISHERS": {"default": publisher}}}
+    with transaction.atomic():
+        publish(f"{HERE}.plain", {"reference": "r-1"})
+        publish(f"{HERE}.paying", {"reference": "r-2"})
+    assert EventRelay("default").run_once() == 2
+    assert (all_effects(), OutboxEvent.objects.count()) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("topic", "payload"), [(f"{HERE}.nothing", b"[]"), ("json.loads", b"[]"), (f"{HERE}.plain", b"1")]
+)
+def test_what_is_no_task_is_refused_for_good(tasks, topic, payload):
+    one = event(topic, payload)
+    (outcome,) = sent(DjangoTasksPublisher(), one)
+    assert isinstance(outcome, Refused)
+    assert outcome.permanent

@@ -1,0 +1,60 @@
+"""Celery's eager tasks inside a keyed view: they are a part of its operation, not one of their own."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery
+from django.http import HttpResponse
+
+from django_idempotency.consumers.celery import idempotent_task
+from django_idempotency.models import IdempotencyRecord
+from tests.support.callers import effects, entry_point, pay, record
+
+pytestmark = pytest.mark.usefixtures("payer")
+
+
+@pytest.fixture
+def task():
+    app = Celery("tests", set_as_current=False)
+    app.conf.task_always_eager = app.conf.task_eager_propagates = True
+
+    @app.task(name="tests.pay", shared=False)
+    @idempotent_task
+    def charge(reference):
+        return str(pay(reference).pk)
+
+    return charge
+
+
+def test_an_eager_task_in_a_keyed_view_is_a_part_of_it(task):
+    def view(request):
+        task.delay("eager")
+        return HttpResponse(status=201)
+
+    send = entry_point(view)
+    assert send().status_code == 201
+    assert send().headers["Idempotent-Replayed"] == "true"
+    assert (effects("eager"), IdempotencyRecord.objects.count()) == (1, 1)
+
+
+def test_what_an_eager_task_wrote_is_undone_with_the_view(task):
+    def view(request):
+        task.delay("eager")
+        return HttpResponse(status=500)
+
+    assert entry_point(view)().status_code == 500
+    assert (effects("eager"), record().status) == (0, "failed")
+
+
+def test_an_eager_task_in_no_transaction_is_an_operation_of_its_own(task):
+    assert task.apply(["eager"], task_id="1").get() == task.apply(["eager"], task_id="1").get()
+    assert effects("eager") == 1
+
+
+def test_an_eager_task_in_a_lease_view_has_its_own_record(task):
+    def view(request):
+        task.delay("eager")
+        return HttpResponse(status=201)
+
+    assert entry_point(view, mode="lease")().status_code == 201
+    assert (effects("eager"), IdempotencyRecord.objects.count()) == (1, 2)

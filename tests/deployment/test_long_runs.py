@@ -1,0 +1,78 @@
+"""Lease mode under real servers: a run that takes several leases is not overtaken, wherever the heartbeat runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+
+from django_idempotency.models import IdempotencyRecord
+from tests.support.callers import effects, entry_point, paying
+from tests.support.servers import running_server, running_uvicorn, running_uwsgi
+from tests.support.waiting import eventually
+
+LEASE, LONG = 1, 3.5  # seconds
+
+
+def gunicorn(worker_class, *options):
+    def running(database_url, directory, **environment):
+        own = {"WORKER_CLASS": worker_class, "GUNICORN_CMD_ARGS": " ".join(options)}
+        return running_server(database_url, directory, **environment, **own)
+
+    return running
+
+
+def uwsgi(*options):
+    def running(database_url, directory, **environment):
+        return running_uwsgi(database_url, directory, "--enable-threads", *options, **environment)
+
+    return running
+
+
+only_postgresql, only_with_uwsgi = pytest.mark.postgresql, pytest.mark.uwsgi
+SERVERS = [
+    pytest.param(gunicorn("gthread"), id="gunicorn, threads"),
+    pytest.param(gunicorn("gthread", "--preload"), id="gunicorn, forked after import"),
+    pytest.param(gunicorn("gevent"), id="gunicorn, gevent", marks=only_postgresql),
+    pytest.param(running_uvicorn, id="uvicorn"),
+    pytest.param(uwsgi(), id="uWSGI", marks=only_with_uwsgi),
+    pytest.param(uwsgi("--lazy-apps"), id="uWSGI, lazy-apps", marks=only_with_uwsgi),
+    pytest.param(uwsgi("--threads", "4"), id="uWSGI, threads", marks=only_with_uwsgi),
+]
+
+
+@pytest.mark.server
+@pytest.mark.row_locks
+@pytest.mark.parametrize("running", SERVERS)
+def test_a_run_that_takes_several_leases_is_not_overtaken(running, server_database, tmp_path, request):
+    runs, key = tmp_path / "runs.jsonl", request.node.callspec.id.translate({ord(","): None, ord(" "): "-"})
+    environment = {"DJANGO_SETTINGS_MODULE": "tests.faults.settings", "RUNS_LOG": str(runs), "LEASE": str(LEASE)}
+
+    def send():
+        return server.request("POST", "/runs/", key=key, token=None, json={"seconds": LONG})
+
+    with running(server_database, tmp_path, **environment) as server:
+        server.ledger("-")  # it serves
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(send)
+            eventually(runs.exists)
+            again = eventually(lambda: _unless_in_flight(send()))
+            assert (first.result().status_code, again.status_code) == (201, 201), server.log()
+    assert first.result().json() == again.json()
+    assert [json.loads(line)["at"] for line in runs.read_text().splitlines()] == ["begin", "end"]
+
+
+def _unless_in_flight(answer):
+    return None if answer.status_code == 409 else answer
+
+
+@pytest.mark.usefixtures("payer")
+def test_where_uwsgi_runs_no_threads_nothing_is_run_in_lease_mode(monkeypatch):
+    monkeypatch.setitem(sys.modules, "uwsgi", SimpleNamespace(has_threads=0))
+    answer = entry_point(paying, mode="lease")()
+    assert answer.status_code == 503
+    assert (effects(), IdempotencyRecord.objects.count()) == (0, 0)
+    assert entry_point(paying)().status_code == 201, "atomic mode needs none"

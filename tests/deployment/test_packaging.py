@@ -1,0 +1,188 @@
+"""The package builds, holds what it should, and works in an empty project."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.unit.test_docs import follow_the_quickstart, reader
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = "django_idempotency"
+
+NEW_YEAR = "1767225600"  # of 2026, in seconds since 1970
+
+pytestmark = pytest.mark.build
+
+
+def run(*arguments: object, cwd: Path, **environment: str) -> str:
+    inherited = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], cwd=cwd, env=inherited | environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The directory with the source distribution and the wheel made from it."""
+    return build(ROOT, tmp_path_factory.mktemp("dist"))
+
+
+def build(source, directory):
+    run("-m", "build", "--outdir", directory, source, cwd=directory, SOURCE_DATE_EPOCH=NEW_YEAR)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def wheel(built):
+    (wheel,) = built.glob("django_idempotency-*.whl")
+    return wheel
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    package = {f"django_idempotency/{path.relative_to(ROOT / 'django_idempotency')}" for path in sources()}
+    assert package <= set(names)
+    assert {"django_idempotency/py.typed", "django_idempotency/migrations/__init__.py"} <= set(names)
+    others = {name.partition("/")[0] for name in names if not name.startswith("django_idempotency/")}
+    assert all(other.endswith(".dist-info") for other in others)
+
+
+def sources():
+    kinds = {".py", ".html", ".css", ".js", ".po", ".mo"}
+    return (path for path in (ROOT / "django_idempotency").rglob("*.*") if path.suffix in kinds)
+
+
+def test_the_source_distribution_builds_and_holds_the_licence(built):
+    (archive,) = built.glob("django_idempotency-*.tar.gz")
+    with tarfile.open(archive) as contents:
+        names = {name.partition("/")[2] for name in contents.getnames()}
+    assert {
+        "LICENSE",
+        "README.md",
+        "CHANGELOG.md",
+        "SECURITY.md",
+        "pyproject.toml",
+        "django_idempotency/models.py",
+    } <= names
+    assert not [name for name in names if name.startswith(("tests/", ".venv", ".git/"))]
+
+
+def test_a_second_build_of_the_same_sources_is_the_same_to_the_byte(built, tmp_path):
+    """From another directory, in which the files are newer and have other permissions."""
+    copy, again = tmp_path / "copy", tmp_path / "dist"
+    for directory in (copy, again):
+        directory.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "SECURITY.md", ".gitignore"):
+        shutil.copyfile(ROOT / name, copy / name)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / PACKAGE, copy / PACKAGE, ignore=ignored, copy_function=shutil.copyfile)
+    for path in copy.rglob("*.py"):
+        path.chmod(0o600)
+    assert digests(build(copy, again)) == digests(built)
+
+
+def digests(directory):
+    """Of the archives in ``directory``, by their names."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.iterdir()}
+
+
+def test_pytest_finds_the_plugin_without_being_needed(wheel):
+    (entry_points,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("entry_points.txt"))
+    lines = zipfile.ZipFile(wheel).read(entry_points).decode().splitlines()
+    assert lines == ["[pytest11]", "django_idempotency = django_idempotency.pytest_plugin"]
+
+
+def metadata(wheel):
+    (name,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA"))
+    return zipfile.ZipFile(wheel).read(name).decode()
+
+
+@pytest.mark.twine
+def test_pypi_would_take_and_show_it(built):
+    run("-m", "twine", "check", "--strict", *built.iterdir(), cwd=built)
+
+
+def test_extras_are_extras(wheel):
+    lines = metadata(wheel).splitlines()
+    needed = {line.partition(": ")[2].lower() for line in lines if line.startswith("Requires-Dist") and ";" not in line}
+    assert not [
+        name for name in needed if name.startswith(("djangorestframework", "celery", "psycopg", "pytest", "redis"))
+    ]
+    assert any(name.startswith("django>=") for name in needed)
+
+
+def test_what_pypi_shows_leads_somewhere(wheel):
+    head, _blank, description = metadata(wheel).partition("\n\n")
+    assert "Project-URL: Documentation, https://" in head
+    links = re.findall(r"\]\(([^)]*)\)", description)
+    assert links
+    assert [link for link in links if not link.startswith("https://")] == []
+    site = "https://django-idempotency.readthedocs.io/en/stable/"
+    pages = {link.removeprefix(site).partition("#")[0].rstrip("/") for link in links if link.startswith(site)}
+    assert [page for page in pages if not (ROOT / "docs" / f"{page or 'index'}.md").is_file()] == []
+
+
+def test_it_works_in_an_empty_project(wheel, tmp_path):
+    site = tmp_path / "site"
+    run("-m", "pip", "install", "--quiet", "--no-deps", "--target", site, wheel, cwd=tmp_path)
+    run("-m", "django", "startproject", "shop", cwd=tmp_path)
+    project = tmp_path / "shop"
+    settings = project / "shop" / "settings.py"
+    settings.write_text(settings.read_text() + 'INSTALLED_APPS += ["django_idempotency"]\n')
+
+    def manage(*arguments: str) -> str:
+        return run("-W", "error", "manage.py", *arguments, cwd=project, PYTHONPATH=str(site))
+
+    assert str(site) in manage("shell", "-c", "import django_idempotency; print(django_idempotency.__file__)")
+    assert "Applying django_idempotency." in manage("migrate")
+    assert "no issues" in manage("check")
+    assert "No changes detected" in manage("makemigrations", "--check", "--dry-run")
+    assert "0" in manage(
+        "shell", "-c", "from django_idempotency.models import IdempotencyRecord as R; print(R.objects.count())"
+    )
+
+
+@pytest.fixture
+def bare_python(wheel, tmp_path):
+    """A Python that has the wheel, what it declares to need, and nothing else."""
+    run("-m", "venv", "--without-pip", tmp_path / "bare", cwd=tmp_path)
+    (site,) = (tmp_path / "bare").glob("lib/python*/site-packages")
+    zipfile.ZipFile(wheel).extractall(site)
+    stated = [line.partition(": ")[2] for line in metadata(wheel).splitlines() if line.startswith("Requires-Dist")]
+    for name in needed(stated, set()):
+        files = {file.parts[0] for file in distribution(name).files or ()} - {"..", "__pycache__"}
+        for file in files:
+            (site / file).symlink_to(distribution(name).locate_file(file))
+    return tmp_path / "bare" / "bin" / "python"
+
+
+def needed(requirements, found):
+    """The distributions that ``requirements`` without extras need, and theirs."""
+    for stated in map(Requirement, requirements):
+        if stated.name not in found and (stated.marker is None or stated.marker.evaluate({"extra": ""})):
+            found.add(stated.name)
+            needed(distribution(stated.name).requires or (), found)
+    return found
+
+
+def test_the_quickstart_works_with_the_wheel_and_what_it_needs(bare_python, tmp_path):
+    (tmp_path / "shop").mkdir()
+    with reader(tmp_path / "shop", python=bare_python, path="") as someone:
+        someone.run("-c", f"import django_idempotency as us; assert us.__file__.startswith({str(tmp_path)!r})")
+        absent = "from importlib.util import find_spec; assert not any(map(find_spec, ('rest_framework', 'psycopg')))"
+        someone.run("-c", absent)
+        follow_the_quickstart(someone)

@@ -1,0 +1,181 @@
+"""The roles of the page on database roles: with its GRANTs each can do what the page says, and no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import ProgrammingError, connection, connections, transaction
+
+from django_idempotency import engine
+from django_idempotency.checks.databases import check_claim_function, check_privileges
+from django_idempotency.maintenance import allow_retry, cleanup, erase, reap
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.outbox.models import OutboxEvent
+from django_idempotency.outcomes import Claimed, Fail, Keep, Operation, Release, Replay, StoredResponse
+from django_idempotency.policy import Policy
+from django_idempotency.stats.counters import counters
+from django_idempotency.stats.queries import activity
+from django_idempotency.stores import store_for
+from django_idempotency.stores.database import ahead
+from tests.support.aliases import another_alias
+from tests.support.databases import create_database, drop_database
+
+pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db")]
+
+PAGE = Path(__file__).parents[2] / "docs" / "roles.md"
+ROLES = ("owner", "app", "reader")
+NAME = f"shop_{uuid4().hex[:8]}"  # roles belong to the server, which other runs of these tests may use now
+BEFORE, GRANTS, GRANTS_OF_OUTBOX, REVOKE = re.findall(
+    r"^```sql\n(.*?)^```$", PAGE.read_text().replace("shop_", f"{NAME}_"), re.MULTILINE | re.DOTALL
+)
+
+
+@pytest.fixture(scope="module")
+def database(django_db_setup, django_db_blocker, tmp_path_factory):
+    """A database that was set up by the page alone."""
+    with django_db_blocker.unblock():
+        url = create_database(NAME, tmp_path_factory.mktemp("roles"))
+        try:
+            with another_alias("super", NAME=NAME):
+                run(BEFORE, "super")
+            environment = os.environ | {"DATABASE_URL": f"{url}?options=-c%20role%3D{NAME}_owner"}
+            migrate = [sys.executable, "-m", "testproject", "migrate", "--verbosity", "0"]
+            subprocess.run(migrate, env=environment, check=True, capture_output=True)
+            with as_role("owner") as owner:
+                run(GRANTS, owner)
+                run(GRANTS_OF_OUTBOX, owner)
+            yield NAME
+        finally:
+            drop_database(NAME)
+            for role in ROLES:
+                run(f"DROP ROLE IF EXISTS {NAME}_{role}", "default")
+
+
+def as_role(role):
+    """The alias of the database for one of the roles, of whatever user the tests have."""
+    options = {**connection.settings_dict["OPTIONS"], "options": f"-c role={NAME}_{role}"}
+    return another_alias(role, NAME=NAME, OPTIONS=options)
+
+
+def run(statement, using):
+    with connections[using].cursor() as cursor:
+        cursor.execute(statement)
+        return cursor.fetchall() if cursor.description else None
+
+
+@pytest.fixture
+def roles(database, settings):
+    """``owner``, ``app`` and ``reader`` are aliases; counters are written by ``app``."""
+    settings.IDEMPOTENCY = {"USING": "app"}
+    with ExitStack() as stack:
+        for role in ROLES:
+            stack.enter_context(as_role(role))
+        yield
+        run("DELETE FROM django_idempotency_record", "app")
+
+
+def claimed(policy):
+    claim = engine.claim(Operation("s", uuid4().hex, bytes(32), "POST", "/"), policy)
+    assert isinstance(claim, Claimed)
+    return claim
+
+
+def settle(claim, policy, verdict):
+    with engine.execution(claim, policy) as run:
+        run.settle(verdict)
+
+
+def lapse(claim):
+    IdempotencyRecord.objects.using("app").filter(pk=claim.id).update(locked_at=ahead(-99), locked_until=ahead(-99))
+
+
+def works():
+    """Everything that the application does to records."""
+    for mode in ("atomic", "lease"):
+        policy = Policy(using="app", mode=mode, on_crash="retry")
+        claim = claimed(policy)
+        settle(claim, policy, Keep(StoredResponse(201, (), b"done")))
+        assert engine.claim(claim.operation, policy) == Replay(StoredResponse(201, (), b"done"))
+        store_for(policy, claim.operation).count_replays({claim.id: 1})  # not in the background in a test run
+        settle(claimed(policy), policy, Release())
+        settle(claimed(policy), policy, Fail("ValueError"))
+        dead = claimed(policy)
+        lapse(dead)
+        assert engine.claim(dead.operation, policy).taken_over
+    lapse(claimed(Policy(using="app", mode="lease")))
+    assert reap(using="app").failed == 1
+    IdempotencyRecord.objects.using("app").filter(status="completed").update(expires_at=ahead(-9), purge_at=ahead(-9))
+    assert cleanup(using="app", pause=0).rows == 2
+    counters.flush("app")
+    assert activity(3600, using="app").requests
+
+
+def refused(statement, using):
+    with pytest.raises(ProgrammingError, match=r"permission denied|must be owner"), transaction.atomic(using=using):
+        run(statement, using)
+    return True
+
+
+def test_the_application_can_do_all_that_a_project_does(roles):
+    works()
+    hold = Policy(using="app", mode="lease", on_crash="hold")
+    claim = claimed(hold)
+    settle(claim, hold, Fail("unknown", on_hold=True))
+    assert allow_retry(claim.id, using="app")
+    assert erase("s", using="app").erased
+    assert check_privileges(None, databases=["app"]) == []
+    assert check_claim_function(None, databases=["app"]) == []
+
+
+def test_the_application_can_not_change_the_tables(roles):
+    for statement in ("DROP TABLE {}", "TRUNCATE {}", "ALTER TABLE {} ADD COLUMN x int", "ALTER TABLE {} OWNER TO {}"):
+        assert refused(statement.format("django_idempotency_record", f"{NAME}_app"), "app")
+    assert refused("CREATE TABLE mine (id int)", "app")
+
+
+def test_the_application_publishes_events(roles):
+    OutboxEvent.objects.using("app").create(
+        event_id=uuid4(), publisher="default", lane=0, topic="t", payload=b"", content_type="text/plain"
+    )
+    assert OutboxEvent.objects.using("app").update(error="refused") == 1
+    assert OutboxEvent.objects.using("app").all().delete()[0] == 1
+
+
+def test_the_reader_sees_how_the_records_stand_and_no_secret(roles, capsys):
+    lapse(claimed(Policy(using="app", mode="lease")))
+    call_command("idempotency_stats", "--json", database="reader")
+    assert json.loads(capsys.readouterr().out)["stuck"] == 1
+    run(f"REVOKE SELECT (scope, key, path) ON django_idempotency_record FROM {NAME}_reader", "owner")
+    call_command("idempotency_stats", "--check", stuck_for=1e6, database="reader")
+    for column in ("response_body", "response_headers", "token", "fingerprint"):
+        assert refused(f"SELECT {column} FROM django_idempotency_record", "reader")
+    for statement in ("DELETE FROM {}", "UPDATE {} SET on_hold = true", "SELECT * FROM {} FOR UPDATE"):
+        assert refused(statement.format("django_idempotency_record"), "reader")
+    assert refused("DELETE FROM django_idempotency_counter", "reader")
+
+
+def test_the_claims_function_is_the_applications_alone(roles):
+    values = "gen_random_uuid(), '', '', '', '', '', gen_random_uuid(), NULL, 'lease', false, '1 s', '1 s', '1 s'"
+    assert run(f"SELECT claimed FROM django_idempotency_claim({values})", "app")[0][0]
+    assert refused(f"SELECT django_idempotency_claim({values})", "reader")
+
+
+def test_with_partitions_the_same_rights_are_enough(roles, capsys):
+    with pytest.raises(CommandError, match="a grant on the column"):
+        call_command("idempotency_partitions", "enable", yes=True, database="owner")
+    run(REVOKE, "owner")
+    call_command("idempotency_partitions", "enable", yes=True, database="owner")
+    run(GRANTS, "owner")
+    call_command("idempotency_partitions", "ensure", database="owner")
+    works()
+    call_command("idempotency_partitions", "status", database="owner")
+    call_command("idempotency_stats", database="reader")

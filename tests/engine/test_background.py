@@ -1,0 +1,202 @@
+"""What is written in the background is written once it can be, and nothing that goes wrong with it stops the rest."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from django_idempotency import engine
+from django_idempotency.engine.background import Background
+from django_idempotency.engine.workers import Worker
+from django_idempotency.exceptions import ClaimLost, StoreUnavailable
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.outcomes import Operation
+from django_idempotency.policy import Policy
+from django_idempotency.stores.database import DatabaseStore
+from tests.support.threads import in_threads
+
+STORE = DatabaseStore(Policy(mode="lease", lease=500), "default")
+UNKNOWN = DatabaseStore(Policy(mode="lease", using="nowhere"), "nowhere")
+
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
+
+@pytest.fixture
+def background(monkeypatch):
+    """It works when it is told."""
+    monkeypatch.setattr(Worker, "wake", lambda self: None)
+    return Background("background")
+
+
+@pytest.fixture
+def outside_a_test_run(monkeypatch):
+    monkeypatch.setattr("django_idempotency.engine.background.in_test_run", lambda: False)
+
+
+def work(background):
+    """In a thread of its own: it gets a connection of its own there."""
+    in_threads(1, lambda _: background.work())
+
+
+class Recorder:
+    """Fails so many times, then is done; tells when it is."""
+
+    def __init__(self, failures=0):
+        self.failures, self.tries, self.done = failures, 0, threading.Event()
+
+    def __call__(self):
+        self.tries += 1
+        if self.tries <= self.failures:
+            raise ValueError
+        self.done.set()
+
+
+@pytest.mark.parametrize(("error", "tries"), [(ValueError, 3), (StoreUnavailable, 3), (ClaimLost, 1)])
+def test_a_late_completion_is_retried(background, monkeypatch, error, tries):
+    monkeypatch.setattr("django_idempotency.engine.background.COMPLETE_EVERY", 0)
+    tried = []
+
+    def write():
+        tried.append(True)
+        if len(tried) < 3:
+            raise error
+
+    background.complete(write, STORE)
+    for _time in range(5):
+        work(background)
+    assert len(tried) == tries
+
+
+@pytest.mark.usefixtures("outside_a_test_run")
+def test_replays_are_counted_though_others_can_not_be(background):
+    claim = engine.claim(Operation("s", "k", b"f" * 32), STORE.policy)
+    background.count_replay(claim.id, UNKNOWN)
+    for _time in range(2):
+        background.count_replay(claim.id, STORE)
+    work(background)
+    assert IdempotencyRecord.objects.get().replays == 2
+
+
+def test_in_a_test_run_nothing_is_counted(background):
+    """Or the end of the process would write it to a database that was never meant."""
+    claim = engine.claim(Operation("s", "k", b"f" * 32), STORE.policy)
+    background.count_replay(claim.id, STORE)
+    work(background)
+    assert IdempotencyRecord.objects.get().replays == 0
+
+
+@pytest.mark.usefixtures("outside_a_test_run")
+def test_work_is_tried_until_it_succeeds():
+    background, recorder = Background("background"), Recorder(failures=2)
+    background.later(recorder, 0.01, STORE)
+    thread = background._thread
+    assert recorder.done.wait(10)
+    thread.join(10)
+    assert (recorder.tries, thread.is_alive(), background._thread) == (3, False, None)
+
+
+@pytest.mark.usefixtures("outside_a_test_run")
+def test_work_that_is_asked_for_twice_is_done_once(background):
+    recorder = Recorder()
+    for _time in range(2):
+        background.later(recorder, 0, STORE)
+    work(background)
+    work(background)
+    assert recorder.tries == 1
+
+
+@pytest.mark.usefixtures("outside_a_test_run")
+def test_work_is_not_done_before_its_time(background):
+    recorder = Recorder()
+    background.later(recorder, 3600, STORE)
+    work(background)
+    assert recorder.tries == 0
+
+
+@pytest.mark.usefixtures("outside_a_test_run")
+def test_what_is_asked_for_during_work_is_another_one(background):
+    tries = []
+
+    def recorder():
+        tries.append(True)
+        if len(tries) == 1:
+            background.later(recorder, 0, STORE)
+
+    background.later(recorder, 0, STORE)
+    for _time in range(3):
+        work(background)
+    assert len(tries) == 2
+
+
+@pytest.mark.usefixtures("outside_a_test_run")
+def test_the_end_of_the_process_does_what_is_left_and_waits_for_it():
+    background, recorder = Background("background"), Recorder()
+    background.later(recorder, 3600, STORE)
+    background.end()
+    assert recorder.tries == 1
+
+
+@pytest.mark.usefixtures("outside_a_test_run")
+def test_the_end_of_the_process_waits_no_longer_than_a_moment(monkeypatch):
+    monkeypatch.setattr("django_idempotency.engine.background.PATIENCE_AT_EXIT", 0.01)
+    background, let_go = Background("background"), threading.Event()
+    background.later(lambda: let_go.wait(10), 3600, STORE)
+    thread = background._thread
+    background.end()
+    assert thread.is_alive()
+    let_go.set()
+    thread.join(10)
+
+
+def test_in_a_test_run_there_is_no_background_work():
+    background, recorder = Background("background"), Recorder()
+    background.later(recorder, 0, STORE)
+    assert background._thread is None
+
+
+@pytest.mark.parametrize(("due_in", "woken"), [(5, True), (60, False)])
+@pytest.mark.usefixtures("outside_a_test_run")
+def test_the_thread_wakes_only_for_work_due_before_its_alarm(due_in, woken, monkeypatch):
+    background = Background("background")
+    told = []
+    monkeypatch.setattr(background.changed, "notify_all", lambda: told.append(True))
+    background._thread = threading.current_thread()
+    background._sleeps_until = time.monotonic() + 30
+    background.later(Recorder(), due_in, STORE)
+    assert bool(told) == woken
+
+
+class Once(Worker):
+    """Has one thing to do, and then nothing."""
+
+    left = 1
+
+    def due(self):
+        return 0 if self.left else None
+
+    def work(self):
+        self.left = 0
+
+
+def test_joining_waits_until_the_connections_are_closed(monkeypatch):
+    closing, let_go = threading.Event(), threading.Event()
+
+    class Connections:
+        def close_all(self):
+            closing.set()
+            assert let_go.wait(30)
+
+    monkeypatch.setattr("django_idempotency.engine.workers.connections", Connections())
+    worker = Once("once")
+    with worker.changed:
+        worker.wake()
+    assert closing.wait(30)
+    joining = threading.Thread(target=worker.join, args=[30])
+    joining.start()
+    joining.join(0.2)
+    assert joining.is_alive()
+    let_go.set()
+    joining.join(30)
+    assert not joining.is_alive()

@@ -1,0 +1,222 @@
+"""What keeps leases, step by step; what comes of it in real threads is in ``tests/laws/test_leases_are_kept.py``."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from django.db.models import F
+
+from django_idempotency import engine
+from django_idempotency.engine import leases
+from django_idempotency.engine.background import background
+from django_idempotency.engine.leases import LeaseKeeper, Suspect, Watch
+from django_idempotency.engine.workers import Worker
+from django_idempotency.exceptions import StoreUnavailable
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.outcomes import Keep, Operation, StoredResponse
+from django_idempotency.policy import Policy
+from django_idempotency.stores import store_for
+from django_idempotency.stores.database import DatabaseStore, ahead
+from tests.support.threads import in_threads
+
+LEASE = DatabaseStore(Policy(mode="lease", lease=500), "default")
+SHORT = DatabaseStore(Policy(mode="lease", lease=3), "default")
+
+
+def claimed(key="k"):
+    return engine.claim(Operation("s", key, b"f" * 32), LEASE.policy)
+
+
+class Clock:
+    """A monotonic clock that stands still until it is put on."""
+
+    def __init__(self):
+        self.now = time.monotonic()
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(leases, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def keeper(transactional_db, monkeypatch, clock):
+    """A keeper that works when it is told."""
+    monkeypatch.setattr(Worker, "wake", lambda self: None)
+    return LeaseKeeper("leases")
+
+
+def beat(keeper):
+    """In a thread of its own: it gets a connection of its own there."""
+    keeper._renewed = -1e9
+    in_threads(1, lambda _: keeper.work())
+
+
+def left(key="k"):
+    record = IdempotencyRecord.objects.annotate(left=F("locked_until") - F("locked_at")).get(key=key)
+    return record.left
+
+
+def shorten(key="k"):
+    IdempotencyRecord.objects.filter(key=key).update(locked_until=ahead(5))
+
+
+# --- Renewing --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_kept_is_renewed_and_no_longer_what_was_dropped(keeper):
+    claim = claimed()
+    keeper.add(claim, LEASE)
+    shorten()
+    beat(keeper)
+    assert left() > timedelta(seconds=490)
+    keeper.drop(claim)
+    shorten()
+    beat(keeper)
+    assert left() < timedelta(seconds=100)
+
+
+def test_a_claim_of_somebody_else_is_not_renewed_and_dropped(keeper, caplog):
+    claim = claimed()
+    keeper.add(claim, LEASE)
+    IdempotencyRecord.objects.update(token=uuid4())
+    shorten()
+    beat(keeper)
+    assert left() < timedelta(seconds=100)
+    assert keeper.due() is None
+    assert [record.event for record in caplog.records] == ["lease_lost"]
+
+
+def test_the_lease_of_an_unconfirmed_verdict_outlives_a_failover(keeper, monkeypatch, caplog):
+    """The store wrote the verdict and could not confirm it; then it comes back with the record as it was before."""
+    kind, before = type(store_for(LEASE.policy)), {}
+    complete = kind.complete
+
+    def complete_unconfirmed(store, claim, response, *, failure=False):
+        before.update(IdempotencyRecord.objects.values().get())
+        assert complete(store, claim, response, failure=failure)
+        raise StoreUnavailable("0 of 1 acknowledgements")
+
+    monkeypatch.setattr(leases, "keeper_of", lambda store: keeper)
+    monkeypatch.setattr(kind, "complete", complete_unconfirmed)
+    with engine.execution(claimed(), LEASE.policy) as execution:
+        execution.settle(Keep(StoredResponse(201, (), b"paid")))
+    beat(keeper)
+    IdempotencyRecord.objects.update(**before)
+    shorten()
+    beat(keeper)
+    assert left() > timedelta(seconds=490)
+    assert [record.event for record in caplog.records] == ["store_failed"]
+    monkeypatch.setattr(kind, "complete", complete)
+    monkeypatch.setattr(background, "ending", True)  # it does what is left, due or not
+    in_threads(1, lambda _: background.work())
+    assert (IdempotencyRecord.objects.get().status, keeper.due()) == ("completed", None)
+
+
+def failing(monkeypatch, name):
+    def fail(*_arguments, **_named):
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(DatabaseStore, name, fail)
+
+
+def test_after_a_heartbeat_that_failed_the_next_comes_within_a_second(keeper, monkeypatch):
+    keeper.add(claimed(), LEASE)
+    assert keeper.due() > time.monotonic() + 100
+    failing(monkeypatch, "renew")
+    beat(keeper)
+    assert keeper.due() < time.monotonic() + 1.1
+    monkeypatch.undo()
+    monkeypatch.setattr(Worker, "wake", lambda self: None)
+    beat(keeper)
+    assert keeper.due() > time.monotonic() + 100
+
+
+def test_failed_heartbeats_come_at_different_times():
+    assert len({leases._retry(20) for _ in range(20)}) > 10
+
+
+# --- Watching --------------------------------------------------------------------------------------------------------
+
+
+def suspected(keeper, *, lapsed, store=SHORT):
+    claim = claimed()
+    IdempotencyRecord.objects.update(locked_at=ahead(-100), locked_until=ahead(-1 if lapsed else 1000))
+    keeper.suspect(claim.token, Suspect(claim.id, store, (), store.policy.lease, timedelta(seconds=1500)))
+    return claim
+
+
+@pytest.fixture
+def look(clock):
+    def look(keeper, *, times=1):
+        for _time in range(times):
+            in_threads(1, lambda _: keeper.work())
+            clock.now += 0.4
+
+    return look
+
+
+def expired():
+    return left() == timedelta(0)
+
+
+def test_a_lapsed_lease_expires_after_a_watched_heartbeat(keeper, look):
+    suspected(keeper, lapsed=True)
+    look(keeper)
+    assert not expired()
+    look(keeper, times=5)
+    assert expired()
+    assert keeper.due() is None
+
+
+def test_a_lease_that_has_not_lapsed_does_not_expire(keeper, look):
+    suspected(keeper, lapsed=False)
+    look(keeper, times=6)
+    assert not expired()
+    assert keeper.due() is not None
+
+
+def test_a_lease_that_its_owner_renews_is_watched_no_longer(keeper, look):
+    claim = suspected(keeper, lapsed=True)
+    look(keeper)
+    LEASE.renew([claim])
+    look(keeper)
+    assert keeper.due() is None
+    assert not expired()
+
+
+def test_a_record_that_is_done_is_watched_no_longer(keeper, look):
+    suspected(keeper, lapsed=True)
+    IdempotencyRecord.objects.all().delete()
+    look(keeper)
+    assert keeper.due() is None
+
+
+def test_a_gap_begins_the_watch_anew(keeper, look, monkeypatch):
+    suspected(keeper, lapsed=True)
+    look(keeper, times=3)
+    with monkeypatch.context() as patch:
+        failing(patch, "leases_left")
+        look(keeper)
+    look(keeper, times=3)
+    assert not expired()
+
+
+def test_looks_that_are_too_far_apart_are_a_gap():
+    watch = Watch()
+    for now in (0, 1, 2, 3):
+        watch.observe(now, gap=1.5)
+    assert watch.seconds == 3
+    watch.observe(5, gap=1.5)
+    assert watch.seconds == 0
+    watch.observe(6, gap=1.5)
+    watch.interrupt()
+    assert watch.seconds == 0

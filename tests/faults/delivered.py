@@ -1,0 +1,98 @@
+"""What runs in the processes of a campaign of messages: the consumer, and a publisher that sends each event five times.
+
+``CAMPAIGN`` in the environment is a JSON object: the broker's ``kind`` and ``url``, and the file ``log``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import uuid5
+
+from django.utils.module_loading import import_string
+
+from django_idempotency.consumers import Consumer, Delivery, Message
+from django_idempotency.consumers.runner import Runner
+from django_idempotency.outbox.publishers.base import Confirmed, Event, NotSent, Outcome, Publisher
+from testproject.models import Receipt
+from tests.faults.deliveries import COPIES, ID, NAME
+
+
+class FiveTimes(Publisher):
+    """Sends each event five times by another publisher, and confirms it once all five are confirmed.
+
+    ``renamed``: each copy has an id of its own, as the broker would drop it; the header ``X-Event`` has the event's.
+    """
+
+    def __init__(self, backend: str, options: dict[str, Any], *, renamed: bool = False) -> None:
+        self.inner: Publisher = import_string(backend)(**options)
+        self.renamed = renamed
+        self.connect, self.close = self.inner.connect, self.inner.close
+
+    def connect(self) -> None:
+        """Replaced by that of the other publisher."""
+
+    def close(self) -> None:
+        """Replaced by that of the other publisher."""
+
+    def send(self, events: Sequence[Event], timeout: float) -> Iterator[Outcome]:
+        remaining = {event.position: event for event in events}
+        for copy in range(COPIES):
+            sent = [self._copy(event, copy) for event in remaining.values()]
+            outcomes = {outcome.event.position: outcome for outcome in self.inner.send(sent, timeout / COPIES)}
+            for position, event in list(remaining.items()):
+                outcome = outcomes.get(position)
+                if not isinstance(outcome, Confirmed):
+                    del remaining[position]
+                    if outcome is not None and not isinstance(outcome, NotSent):
+                        yield replace(outcome, event=event)
+        yield from (Confirmed(event) for event in remaining.values())
+
+    def _copy(self, event: Event, copy: int) -> Event:
+        if not self.renamed:
+            return event
+        return replace(event, id=uuid5(event.id, str(copy)), headers={**event.headers, ID: str(event.id)})
+
+
+@dataclass(frozen=True, eq=False)
+class LoggingConsumer(Consumer):
+    """Notes each message that a broker delivers before it is handled."""
+
+    def consume_many(self, messages: Sequence[Message]) -> list[Delivery]:
+        descriptor = os.open(_campaign()["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        try:
+            os.write(descriptor, "".join(f"{message.id}\n" for message in messages).encode())
+        finally:
+            os.close(descriptor)
+        return super().consume_many(messages)
+
+
+def write_receipt(message: Message, context: Any) -> None:
+    order = json.loads(message.body)
+    Receipt.objects.create(event=message.id, reference=f"{order['key']}:{order['number']}")
+
+
+def runner() -> Runner[Any]:
+    campaign = _campaign()
+    consumer = LoggingConsumer(NAME, write_receipt)
+    options: dict[str, Any] = {"concurrency": 2, "batch": 10}
+    if campaign["kind"] == "jetstream":
+        from django_idempotency.consumers.nats import JetStream
+
+        named = {"stream": NAME, "identify": lambda received: received.headers[ID], "ack_wait": 5}
+        return JetStream(consumer, campaign["url"], f"{NAME}.orders", **named, **options)
+    if campaign["kind"] == "kafka":
+        from django_idempotency.consumers.kafka import Kafka
+
+        config = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
+        return Kafka(consumer, campaign["url"], "orders", config=config, **options)
+    from django_idempotency.consumers.rabbitmq import RabbitMQ
+
+    return RabbitMQ(consumer, campaign["url"], NAME, **options)
+
+
+def _campaign() -> Any:
+    return json.loads(os.environ["CAMPAIGN"])

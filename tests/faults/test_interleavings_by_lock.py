@@ -1,0 +1,93 @@
+"""Every order of statements, where claims are locks, beside each other and beside claims that are records."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_idempotency import maintenance
+from django_idempotency.stores.claim_function import FUNCTION, FUNCTION_BY_LOCK
+from tests.faults.schedule import Violation
+from tests.faults.world import execute, retention_ends, told
+from tests.support.views_of_laws import OTHER_BODY
+
+pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db")]
+
+OTHERS = pytest.mark.parametrize("other", ["lock", "record"])
+
+
+@pytest.fixture
+def locking(world):
+    return world("atomic", claim="lock")
+
+
+@OTHERS
+@pytest.mark.parametrize("kills", [0, 1])
+def test_two_callers(locking, other, kills):
+    found = locking.explore({"A": locking.caller(), "B": locking.caller(claim=other)}, kills=kills)
+    assert found.states >= 20
+
+
+@OTHERS
+@pytest.mark.parametrize("outcome", [404, 500, ValueError()], ids=str)
+def test_a_caller_whose_view_fails_or_refuses(locking, other, outcome):
+    w = locking
+    w.may_answer = w.may_answer | {404, 500, "ValueError"}
+    w.refused = ("A",) if outcome == 404 else ()
+    assert w.explore({"A": w.caller(outcome), "B": w.caller(claim=other)}).states >= 20
+
+
+def different_requests(w, **other):
+    def finish(results):
+        answers = tuple(sorted(told(result)[0] for result in results.values()))
+        assert answers in ((201, 422), (409, 422))
+        assert len(w.ran) < 2, "L6: both ran"
+        return answers
+
+    return w.explore({"A": w.caller(), "B": w.caller(body=OTHER_BODY, **other)}, finish=finish)
+
+
+@OTHERS
+def test_two_callers_with_different_requests(locking, other):
+    assert (201, 422) in different_requests(locking, claim=other).outcomes
+
+
+@OTHERS
+def test_the_retention_ends_beside(locking, other):
+    w = locking
+    works = {"A": w.caller(), "cleanup": maintenance.cleanup, "expiry": retention_ends}
+    earlier = w.caller(alone="earlier", claim=other)
+    assert w.explore(works, given=earlier).states >= 20
+
+
+# --- With one guard taken out, a violation is found ------------------------------------------------------------------
+
+
+@pytest.fixture
+def take_out():
+    """Make a function of the database's anew without a part of it, until the end of the test."""
+
+    def make(function, part, instead):
+        assert part in function
+        execute(function.replace(part, instead))
+
+    yield make
+    execute(FUNCTION)
+    execute(FUNCTION_BY_LOCK)
+
+
+def test_without_the_lock_of_the_key_two_requests_run(locking, take_out):
+    take_out(FUNCTION_BY_LOCK, "NOT pg_try_advisory_xact_lock(owner_lock)", "false")
+    with pytest.raises(Violation, match="L6"):
+        different_requests(locking)
+
+
+def test_without_the_lock_of_the_request_it_is_told_of_as_another(locking, take_out):
+    take_out(FUNCTION_BY_LOCK, "NOT pg_try_advisory_xact_lock(own_request_lock)", "false")
+    with pytest.raises(Violation, match="422"):
+        locking.explore({"A": locking.caller(), "B": locking.caller()})
+
+
+def test_a_record_that_does_not_meet_the_lock_runs_beside_it(locking, take_out):
+    take_out(FUNCTION, "NOT pg_try_advisory_xact_lock_shared(owner_lock)", "false")
+    with pytest.raises(Violation, match="L6"):
+        locking.explore({"A": locking.caller(), "B": locking.caller(claim="record")})

@@ -1,0 +1,10 @@
+"""The test project with metrics, short leases, a short retention, and keys that are put on hold."""
+
+from __future__ import annotations
+
+from testproject.settings import *  # noqa: F403
+from testproject.settings import IDEMPOTENCY as OF_THE_PROJECT
+
+ROOT_URLCONF = "tests.gameday.urls"
+IDEMPOTENCY = {**OF_THE_PROJECT, "INSTRUMENTATION": ["prometheus"], "ON_CRASH": "hold", "RETENTION": 60, "LEASE": 5}
+INSTRUMENTATION = ["prometheus"]

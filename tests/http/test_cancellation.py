@@ -1,0 +1,185 @@
+"""An async caller that hangs up: what was reached stands, and no claim is left with nobody behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from uuid import uuid4
+
+import pytest
+from django.http import HttpResponse
+
+from django_idempotency import engine
+from django_idempotency.decorators import idempotent
+from django_idempotency.engine.waiters import waiters
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.policy import Policy
+from django_idempotency.scopes import BuiltInScope
+from tests.support.callers import SCOPE, is_replay, operation, post, record
+from tests.support.loops import run, waiting_for_an_owner
+
+pytestmark = pytest.mark.usefixtures("payer")
+
+
+class Stop:
+    """A place in a thread where the code stands still until the event loop lets it go on."""
+
+    def __init__(self, result=None):
+        self.reached, self.go_on, self.result = threading.Event(), threading.Event(), result
+
+    def __call__(self, argument):
+        self.reached.set()
+        assert self.go_on.wait(30)
+        return argument if self.result is None else self.result
+
+
+async def until(event):
+    for _ in range(3000):
+        if event.is_set():
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError
+
+
+class View:
+    def __init__(self):
+        self.runs = 0
+
+    async def __call__(self, request):
+        self.runs += 1
+        return HttpResponse(uuid4().hex, status=201)
+
+
+def protected(view, **policy):
+    async def answer(request):
+        return await view(request)
+
+    return idempotent(**{"scope": SCOPE, "mode": "lease", "retention": 600} | policy)(answer)
+
+
+async def cancelled_at(stop, call, times=1):
+    """Start the call, cancel it where it stands, as often as said, and let it go on."""
+    task = asyncio.ensure_future(call)
+    await until(stop.reached)
+    for _ in range(times):
+        task.cancel()
+        for _turn in range(10):
+            await asyncio.sleep(0)  # the loop hands the cancellation on
+    stop.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 30)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("on_crash", ["retry", "hold"])
+def test_after_the_view_returned_its_response_is_stored_and_replayed(on_crash, times):
+    view, stop = View(), Stop()
+
+    async def main():
+        await cancelled_at(stop, protected(view, redact=stop, on_crash=on_crash)(post()), times)
+        return await protected(view)(post())
+
+    retried = run(main)
+    assert (view.runs, retried.status_code, is_replay(retried)) == (1, 201, True)
+    assert record().status == "completed"
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_while_the_record_is_being_written_it_is_written(times):
+    from django_idempotency import signals
+
+    view, stop = View(), Stop()
+
+    def hear(**_named):
+        stop(None)
+
+    async def main():
+        signals.key_completed.connect(hear)
+        try:
+            await cancelled_at(stop, protected(view)(post()), times)
+        finally:
+            signals.key_completed.disconnect(hear)
+        return await protected(view)(post())
+
+    retried = run(main)
+    assert (view.runs, retried.status_code, is_replay(retried)) == (1, 201, True)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("on_crash", ["retry", "hold"])
+def test_during_the_claim_the_key_is_free_again(on_crash, times):
+    view, stop = View(), Stop(BuiltInScope(SCOPE))
+
+    async def main():
+        await cancelled_at(stop, protected(view, scope=stop, on_crash=on_crash)(post()), times)
+        assert not await IdempotencyRecord.objects.aexists()
+        return await protected(view, on_crash=on_crash)(post())
+
+    retried = run(main)
+    assert (view.runs, retried.status_code, is_replay(retried)) == (1, 201, False)
+
+
+def test_a_caller_cancelled_before_it_waits_is_not_counted():
+    engine.claim(operation(), Policy(mode="lease"))
+    view, stop = View(), Stop(BuiltInScope(SCOPE))
+    run(lambda: cancelled_at(stop, protected(view, scope=stop, on_conflict="wait")(post())))
+    assert (view.runs, len(waiters)) == (0, 0)
+
+
+def test_cancelling_a_retrys_claim_keeps_its_attempts():
+    """They may have had effects: their record is no orphan to be deleted."""
+    view, stop = View(), Stop(BuiltInScope(SCOPE))
+
+    async def fails(request):
+        raise LookupError
+
+    async def twice():
+        with pytest.raises(LookupError):
+            await protected(fails)(post())
+        await cancelled_at(stop, protected(view, scope=stop)(post()))
+
+    run(twice)
+    left = record()
+    assert (view.runs, left.status, left.attempts) == (0, "failed", 2)
+
+
+def test_during_the_view_it_counts_as_a_crash():
+    entered = asyncio.Event()
+
+    async def slow(request):
+        entered.set()
+        await asyncio.Event().wait()
+
+    async def main():
+        task = asyncio.ensure_future(protected(slow, on_crash="hold")(post()))
+        await asyncio.wait_for(entered.wait(), 30)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(main)
+    assert (record().status, record().on_hold) == ("failed", True)
+
+
+def test_a_caller_that_waits_and_hangs_up_leaves_nothing_behind(monkeypatch):
+    waits = waiting_for_an_owner(monkeypatch)
+    view, entered, let_go = View(), asyncio.Event(), asyncio.Event()
+
+    async def slow(request):
+        entered.set()
+        await let_go.wait()
+        return await view(request)
+
+    async def main():
+        owner = asyncio.ensure_future(protected(slow)(post()))
+        await asyncio.wait_for(entered.wait(), 30)
+        waiter = asyncio.ensure_future(protected(view, on_conflict="wait", wait_timeout=30)(post()))
+        await asyncio.wait_for(waits.wait(), 30)
+        waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+        let_go.set()
+        return await owner
+
+    assert run(main).status_code == 201
+    assert (view.runs, record().status) == (1, "completed")

@@ -1,0 +1,97 @@
+"""A body shorter than its Content-Length is refused before the claim: the whole request can still come."""
+
+from __future__ import annotations
+
+import socket
+from io import BytesIO
+
+import pytest
+from django.core.handlers.wsgi import WSGIRequest
+from django.http import HttpResponse
+from django.test.client import encode_multipart
+
+from django_idempotency.decorators import idempotent
+from tests.support.callers import entry_point, is_replay, post, record
+from tests.support.views import Runs, code
+
+pytestmark = pytest.mark.django_db
+
+FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data; boundary=b"
+BODIES = {
+    "form": (b"amount=100000", FORM),
+    "JSON": (b'{"amount": 100000}', "application/json"),
+    "bytes": (b"100000", "application/octet-stream"),
+    "multipart": (encode_multipart("b", {"amount": "100000"}), MULTIPART),
+}
+
+
+def cut(body, content_type, by):
+    environ = post("k", body, content_type=content_type).environ
+    return WSGIRequest(environ | {"wsgi.input": BytesIO(body[: len(body) - by])})
+
+
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+@pytest.mark.parametrize(("body", "content_type"), BODIES.values(), ids=BODIES)
+@pytest.mark.parametrize("by", [1, 3])
+def test_it_is_refused_and_the_whole_request_runs(body, content_type, by, mode):
+    runs = Runs()
+    protected = idempotent(scope="public", mode=mode)(runs.view)
+    refused = protected(cut(body, content_type, by))
+    assert (refused.status_code, code(refused), runs.count, record()) == (400, "request_incomplete", 0, None)
+    whole = protected(post("k", body, content_type=content_type))
+    assert (whole.status_code, is_replay(whole), runs.count) == (200, False, 1)
+
+
+def test_a_view_that_has_read_it_itself_is_told_too():
+    runs = Runs()
+    protected = idempotent(scope="public")(runs.view)
+    request = cut(*BODIES["form"], 3)
+    _ = request.body
+    assert code(protected(request)) == "request_incomplete"
+    request = cut(*BODIES["multipart"], 3)
+    _ = request.POST
+    assert (code(protected(request)), runs.count) == ("request_incomplete", 0)
+
+
+@pytest.mark.drf
+@pytest.mark.parametrize("name", BODIES)
+def test_rest_framework_refuses_it_too(name):
+    from rest_framework.parsers import FileUploadParser, FormParser, JSONParser, MultiPartParser
+    from rest_framework.views import APIView
+
+    runs = Runs()
+    attributes = {
+        "post": lambda self, request: runs.view(request),
+        "authentication_classes": (),
+        "permission_classes": (),
+        "parser_classes": (JSONParser, FormParser, MultiPartParser, FileUploadParser),
+    }
+    protected = idempotent(scope="public")(type("Charge", (APIView,), attributes)).as_view()
+    assert code(protected(cut(*BODIES[name], 3)).render()) == "request_incomplete"
+    assert (runs.count, record()) == (0, None)
+
+
+def test_without_a_length_or_a_body_nothing_is_missed():
+    for length in ("", "0"):
+        request = post(f"k{length}", b"")
+        request.META["CONTENT_LENGTH"] = length
+        assert idempotent(scope="public")(lambda request: HttpResponse())(request).status_code == 200
+    assert entry_point(lambda request: HttpResponse())("body").status_code == 200
+
+
+@pytest.mark.server
+def test_an_upload_cut_on_the_wire_leaves_the_key_free(server):
+    body = "amount=100000&currency=EUR&reference=cut-on-the-wire"
+    head = (
+        "POST /orders/ HTTP/1.1\r\nHost: x\r\nAuthorization: Token alice-token\r\nIdempotency-Key: cut\r\n"
+        f"Content-Type: {FORM}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    host, _colon, port = server.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port))) as wire:
+        wire.sendall((head + body[:10]).encode())
+        wire.shutdown(socket.SHUT_WR)
+        answer = wire.makefile("rb").read()
+    assert b" 201 " not in answer.partition(b"\r\n")[0]
+    whole = server.request("POST", "/orders/", key="cut", content=body, headers={"Content-Type": FORM})
+    assert (whole.status_code, is_replay(whole), server.ledger("cut-on-the-wire")) == (201, False, 1)

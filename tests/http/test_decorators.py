@@ -1,0 +1,328 @@
+"""``@idempotent`` before plain views: functions and classes, sync and async, below what authenticates."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.auth.decorators import login_required, permission_required
+from django.contrib.auth.models import Permission
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied, SuspiciousOperation
+from django.db import transaction
+from django.http import Http404, HttpResponse, JsonResponse
+from django.test import RequestFactory
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.http import require_POST
+
+from django_idempotency.decorators import idempotent
+from django_idempotency.exceptions import TerminalFailure
+from django_idempotency.models import IdempotencyRecord
+from tests.support.callers import effects, is_replay, record
+from tests.support.views import Runs, book, code
+
+
+class Order(View):
+    """Orders."""
+
+    runs: Runs
+
+    def get(self, request, *args, **kwargs):
+        return HttpResponse("list")
+
+    def post(self, request, *args, **kwargs):
+        return self.runs.view(request)
+
+
+class AsyncOrder(View):
+    runs: Runs
+
+    async def post(self, request, *args, **kwargs):
+        return await self.runs.aview(request)
+
+
+def class_with(base, runs):
+    return type(base.__name__, (base,), {"runs": runs})
+
+
+ENTRY_POINTS = {
+    "bare": lambda runs: idempotent(runs.view),
+    "called": lambda runs: idempotent()(runs.view),
+    "with options": lambda runs: idempotent(mode="lease", required=True)(runs.view),
+    "around another": lambda runs: idempotent(require_POST(runs.view)),
+    "below another": lambda runs: require_POST(idempotent(runs.view)),
+    "async": lambda runs: idempotent(mode="lease")(runs.aview),
+    "class": lambda runs: idempotent(class_with(Order, runs)).as_view(),
+    "class with options": lambda runs: idempotent(mode="lease")(class_with(Order, runs)).as_view(),
+    "async class": lambda runs: idempotent(mode="lease")(class_with(AsyncOrder, runs)).as_view(),
+    "dispatch": lambda runs: method_decorator(idempotent, name="dispatch")(class_with(Order, runs)).as_view(),
+    "method": lambda runs: method_decorator(idempotent(mode="lease"), name="post")(class_with(Order, runs)).as_view(),
+}
+
+
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
+def test_a_view_runs_once_for_each_key(call, entry_point):
+    runs = Runs()
+    view = entry_point(runs)
+    first, second, other = call(view), call(view), call(view, key="other")
+    assert (first.content, is_replay(first)) == (b"run 1", False)
+    assert (second.content, is_replay(second)) == (b"run 1", True)
+    assert (other.content, is_replay(other)) == (b"run 2", False)
+    assert [context.key for context in runs.contexts] == ["k", "other"]
+
+
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
+def test_without_a_key_it_runs_each_time(call, entry_point):
+    runs = Runs()
+    view = entry_point(runs)
+    required = entry_point is ENTRY_POINTS["with options"]
+    assert [code(call(view, key=None)) for _ in range(2)] == ["idempotency_key_missing" if required else None] * 2
+    assert runs.contexts == ([] if required else [None, None])
+    assert not IdempotencyRecord.objects.exists()
+
+
+@pytest.mark.parametrize("name", ["async", "async class"])
+def test_an_async_view_runs_once_under_asgi(call, name):
+    view = ENTRY_POINTS[name](Runs())
+    assert [call.asgi(view, key=key).content for key in ("k", "k", "other")] == [b"run 1", b"run 1", b"run 2"]
+
+
+def test_the_decorated_view_keeps_its_name_and_its_kind():
+    def view(request):
+        """What it does."""
+
+    decorated = idempotent(view)
+    assert (decorated.__name__, decorated.__doc__, decorated.__wrapped__) == ("view", "What it does.", view)
+    protected = idempotent(Order)
+    assert issubclass(protected, Order)
+    assert (protected.__qualname__, protected.__module__, protected.__doc__) == ("Order", __name__, "Orders.")
+
+
+def test_the_decorated_class_leaves_the_original_alone(call):
+    runs = Runs()
+    original = class_with(Order, runs)
+    idempotent(original)
+    call.settings.MIDDLEWARE = [path for path in call.settings.MIDDLEWARE if "Idempotency" not in path]
+    assert [call(original.as_view()).content for _ in range(2)] == [b"run 1", b"run 2"]
+
+
+def test_a_meaningless_option_is_an_error_at_decoration():
+    with pytest.raises(ImproperlyConfigured, match="did you mean 'lease'"):
+        idempotent(mode="leese")
+    with pytest.raises(TypeError, match="on_crsh"):
+        idempotent(on_crsh="retry")
+
+
+def test_an_async_view_in_atomic_mode_is_a_clear_error_and_not_run(call):
+    runs = Runs()
+    with pytest.raises(ImproperlyConfigured, match='async view in atomic mode; state mode="lease"'):
+        call(idempotent(runs.aview))
+    assert runs.count == 0
+
+
+# --- Methods and arguments -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
+def test_safe_methods_ignore_the_header(call, method):
+    runs = Runs()
+    view = idempotent(required=True)(runs.view)
+    assert [call(view, key="é" * 300, method=method).status_code for _ in range(2)] == [200, 200]
+    assert runs.contexts == [None, None]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+def test_unsafe_methods_heed_it_and_are_different_requests(call, method):
+    runs = Runs()
+    view = idempotent(runs.view)
+    assert is_replay([call(view, method=method) for _ in range(2)][1])
+    assert code(call(view, method="POST" if method != "POST" else "PUT")) == "idempotency_key_reused"
+    assert runs.count == 1
+
+
+def test_a_missing_method_is_405_and_leaves_the_key_free(call):
+    view = idempotent(class_with(Order, Runs())).as_view()
+    assert call(view, method="PUT").status_code == 405
+    assert call(view, method="POST").content == b"run 1"
+
+
+def test_the_arguments_of_the_url_reach_the_view(call):
+    view = idempotent(lambda request, pk: HttpResponse(str(pk)))
+    assert call(view, path="/view/7/").content == b"7"
+
+
+# --- Authentication --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refund_permission(alice):
+    permission = Permission.objects.get(codename="add_ledgerentry")
+    alice.user_permissions.add(permission)
+    return permission
+
+
+def test_a_replay_reaches_nobody_whom_login_required_would_not_let_in(call):
+    view = login_required(idempotent(Runs().view))
+    assert call(view).content == b"run 1"
+    call.client.logout()
+    refused = call(view)
+    assert (refused.status_code, b"run 1" in refused.content) == (302, False)
+
+
+def test_a_replay_reaches_nobody_whose_permission_is_gone(call, alice, refund_permission):
+    view = permission_required("testproject.add_ledgerentry", raise_exception=True)(idempotent(Runs().view))
+    assert is_replay([call(view) for _ in range(2)][1])
+    alice.user_permissions.clear()
+    refused = call(view)
+    assert (refused.status_code, is_replay(refused), b"run 1" in refused.content) == (403, False, False)
+
+
+def test_the_same_key_of_another_user_is_another_operation(call, alice, django_user_model):
+    runs = Runs()
+    view = idempotent(runs.view)
+    assert call(view).content == b"run 1"
+    call.client.force_login(django_user_model.objects.create_user("bob"))
+    assert call(view).content == b"run 2"
+    call.client.force_login(alice)
+    assert call(view).content == b"run 1"
+    assert {context.scope for context in runs.contexts} == {
+        f"auth.user:{user.pk}" for user in django_user_model.objects.all()
+    }
+
+
+def test_an_anonymous_caller_needs_a_stated_scope(call):
+    call.client.logout()
+    runs = Runs()
+    refused = call(idempotent(runs.view))
+    assert (refused.status_code, code(refused), runs.count) == (400, "idempotency_key_anonymous", 0)
+    public = idempotent(scope="public")(runs.view)
+    assert is_replay([call(public) for _ in range(2)][1])
+
+
+def test_a_custom_scope_divides_tenants_and_must_not_be_empty(call):
+    view = idempotent(scope=lambda request: request.headers.get("X-Tenant"))(Runs().view)
+    answers = [call(view, headers={"X-Tenant": tenant}).content for tenant in ("a", "b", "a")]
+    assert answers == [b"run 1", b"run 2", b"run 1"]
+    assert code(call(view)) == "idempotency_key_anonymous"
+
+
+def test_a_scope_with_a_nul_is_refused(call):
+    view = idempotent(scope=lambda request: "a\0b")(Runs().view)
+    assert code(call(view)) == "idempotency_key_malformed"
+
+
+# --- Outcomes --------------------------------------------------------------------------------------------------------
+
+
+def raising(error):
+    def answer(request):
+        book(request)
+        raise error
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "left"),
+    [
+        (Http404(), 404, None),
+        (PermissionDenied(), 403, None),
+        (SuspiciousOperation(), 400, None),
+        (ValueError(), 500, "failed"),
+    ],
+)
+def test_an_exception_leaves_the_key_to_a_retry(call, error, status, left):
+    call.client.raise_request_exception = False
+    runs = Runs(raising(error))
+    view = idempotent(runs.view)
+    assert [call(view).status_code for _ in range(2)] == [status, status]
+    assert (runs.count, effects()) == (2, 0 if left else 2), "undone only where a retry is to run again"
+    kept = IdempotencyRecord.objects.first()
+    assert (kept and kept.status) == left
+
+
+@pytest.mark.parametrize("status", [400, 402])
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+def test_a_terminal_failure_is_stored_and_replayed(call, mode, status):
+    runs = Runs(raising(TerminalFailure(JsonResponse({"declined": True}, status=status))))
+    view = idempotent(mode=mode)(runs.view)
+    first, second = call(view), call(view)
+    assert (first.status_code, second.status_code, is_replay(second), runs.count) == (status, status, True, 1)
+    assert first.content == second.content == b'{"declined": true}'
+    assert IdempotencyRecord.objects.get().status == "failed"
+    assert effects() == (0 if mode == "atomic" else 1)
+
+
+def test_an_async_view_that_fails_leaves_the_key_to_a_retry(call):
+    async def answer(request):
+        raise ValueError
+
+    view = idempotent(mode="lease")(answer)
+    for attempts in (1, 2):
+        with pytest.raises(ValueError, match=r"^$"):
+            call(view)
+        kept = IdempotencyRecord.objects.get()
+        assert (kept.status, kept.reason, kept.attempts) == ("failed", "ValueError", attempts)
+
+
+@pytest.mark.parametrize(
+    ("status", "runs_twice", "kept"), [(201, False, 1), (409, False, 1), (422, True, 2), (503, True, 0)]
+)
+def test_what_a_retry_is_to_run_again_leaves_no_effect_behind(call, status, runs_twice, kept):
+    def answer(request):
+        book(request)
+        return HttpResponse(status=status)
+
+    runs = Runs(answer)
+    view = idempotent(runs.view)
+    assert [call(view).status_code for _ in range(2)] == [status, status]
+    assert (runs.count, effects()) == (2 if runs_twice else 1, kept)
+
+
+@pytest.mark.parametrize("result", [None, {"id": 7}, "text"])
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+def test_a_result_that_is_no_response_is_refused_before_commit(call, result, mode):
+    def view(request):
+        book(request)
+        return result
+
+    with pytest.raises(TypeError, match=f"returned {type(result).__name__}, not an HttpResponse"):
+        call(idempotent(mode=mode)(view))
+    assert effects() == (0 if mode == "atomic" else 1)
+    assert IdempotencyRecord.objects.get().status == "failed"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_claim_inside_a_foreign_transaction_names_the_fix(alice):
+    runs = Runs()
+    request = RequestFactory().post("/", headers={"Idempotency-Key": "k"})
+    request.user = alice
+    with pytest.raises(Exception, match=r"above ``@transaction.atomic``"):
+        transaction.atomic(idempotent(runs.view))(request)
+    assert (runs.count, record("k", f"auth.user:{alice.pk}")) == (0, None)
+    assert idempotent(transaction.atomic(runs.view))(request).content == b"run 1"
+
+
+# --- Conditions of the request ---------------------------------------------------------------------------------------
+
+
+def test_another_body_is_a_mismatch_that_changes_nothing(call):
+    runs = Runs()
+    view = idempotent(runs.view)
+    call(view, {"amount": 1})
+    before = IdempotencyRecord.objects.values().get()
+    refused = call(view, {"amount": 2})
+    assert (refused.status_code, code(refused), runs.count) == (422, "idempotency_key_reused", 1)
+    assert IdempotencyRecord.objects.values().get() == before
+
+
+def test_a_strict_view_takes_the_quoted_key_only(call):
+    view = idempotent(strict_header=True)(Runs().view)
+    assert code(call(view, key="bare")) == "idempotency_key_malformed"
+    assert call(view, key='"quoted"').content == b"run 1"
+
+
+def test_selected_fields_and_a_fingerprint_of_ones_own(call):
+    excluding = idempotent(fingerprint_exclude=["sent_at"])(Runs().view)
+    assert is_replay([call(excluding, {"amount": 1, "sent_at": n}) for n in (1, 2)][1])
+    own = idempotent(fingerprint=lambda request: request.headers["X-Order"].encode())(Runs().view)
+    assert is_replay([call(own, {"n": n}, key="own", headers={"X-Order": "7"}) for n in (1, 2)][1])
+    assert code(call(own, key="own", headers={"X-Order": "8"})) == "idempotency_key_reused"

@@ -1,0 +1,172 @@
+"""A replay from a REST framework view: exact, with ``.data``, and past the view's own ``finalize_response``."""
+
+from __future__ import annotations
+
+import pytest
+from rest_framework.authentication import SessionAuthentication
+from rest_framework.renderers import BrowsableAPIRenderer, JSONRenderer
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_idempotency.decorators import idempotent
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.policy import Policy
+from django_idempotency.rest_framework import IdempotentMixin
+from tests.support.callers import is_replay
+from tests.support.views import Runs, code
+
+pytestmark = pytest.mark.drf
+
+
+class Envelope(IdempotentMixin, APIView):
+    """Wraps what it answers, as many projects do."""
+
+    authentication_classes = ()
+    permission_classes = ()
+    renderer_classes = (JSONRenderer,)
+    runs: Runs
+
+    def post(self, request, *args, **kwargs):
+        return self.runs.view(request)
+
+    def finalize_response(self, request, response, *args, **kwargs):
+        response.data = {"data": response.data, "ok": response.status_code < 400}
+        return super().finalize_response(request, response, *args, **kwargs)
+
+
+def envelope(answer, **attributes):
+    runs = Runs(lambda request: answer())
+    attributes = {"runs": runs, "idempotency_policy": Policy(scope="public", max_body_size=1000)} | attributes
+    return runs, type("Charge", (Envelope,), attributes).as_view()
+
+
+RESPONSES = {
+    "JSON": lambda: Response({"id": 7}, status=201),
+    "a stored failure": lambda: Response({"declined": True}, status=402),
+    "nothing": lambda: Response(status=204),
+}
+
+
+@pytest.mark.parametrize("answer", RESPONSES.values(), ids=RESPONSES)
+def test_an_envelope_is_put_on_once(call, answer):
+    runs, view = envelope(answer)
+    first, second = call(view), call(view)
+    assert (second.status_code, second.content, is_replay(second)) == (first.status_code, first.content, True)
+    assert runs.count == 1
+
+
+def test_a_replay_has_data_as_the_first_response_had(call):
+    _runs, view = envelope(RESPONSES["JSON"])
+    first, second = call(view), call(view)
+    assert first.data == second.data == {"data": {"id": 7}, "ok": True}
+
+
+def test_data_of_what_is_no_json_is_none(call):
+    from django.http import HttpResponse
+
+    _runs, view = envelope(
+        lambda: HttpResponse(b"plain", content_type="text/plain"), finalize_response=APIView.finalize_response
+    )
+    assert [call(view).content for _ in range(2)] == [b"plain"] * 2
+    assert call(view).data is None
+
+
+def test_what_was_too_large_to_keep_says_so_past_the_envelope(call):
+    runs, view = envelope(lambda: Response({"long": "x" * 2000}, status=201))
+    first, second = call(view), call(view)
+    assert (first.status_code, second.status_code, runs.count) == (201, 201, 1)
+    assert (second.data["code"], second.json()["code"]) == ("response_not_stored", "response_not_stored")
+
+
+def test_a_problem_has_the_envelope_of_the_view(call):
+    _runs, view = envelope(RESPONSES["JSON"])
+    call(view, {"amount": 1})
+    refused = call(view, {"amount": 2})
+    assert (refused.status_code, refused.json()["ok"]) == (422, False)
+    assert refused.json()["data"]["code"] == "idempotency_key_reused"
+
+
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+def test_a_session_made_in_a_view_that_returns_422_is_kept(call, mode):
+    def answer(request):
+        request.session["step"] = "second factor"
+        request.session.save()
+        return Response({"next": "code"}, status=422)
+
+    runs = Runs(answer)
+    policy = Policy(scope="public", mode=mode)
+    attributes = {"runs": runs, "idempotency_policy": policy, "finalize_response": APIView.finalize_response}
+    call.client.logout()
+    response = call(type("Login", (Envelope,), attributes).as_view())
+    assert response.status_code == 422
+    assert call.client.session["step"] == "second factor"
+
+
+# --- Pages of the browsable API --------------------------------------------------------------------------------------
+
+HTML = {"Accept": "text/html"}
+BOTH = (JSONRenderer, BrowsableAPIRenderer)
+
+
+class Browsable(APIView):
+    authentication_classes = (SessionAuthentication,)
+    renderer_classes = BOTH
+    runs: Runs
+
+    def post(self, request):
+        return self.runs.view(request)
+
+    get = post
+
+
+def browsable(answer=lambda request: Response({"entry": 7}, status=201), base=Browsable, **attributes):
+    runs = Runs(answer)
+    return runs, type("View", (base,), {"runs": runs} | attributes).as_view()
+
+
+class Protected(IdempotentMixin, Browsable):
+    """By the mixin."""
+
+
+def around(view):
+    """An entry point that does not see that it is a view of REST framework."""
+    return idempotent(lambda request: view(request))
+
+
+@pytest.mark.parametrize(("base", "wrap"), [(Protected, lambda view: view), (Browsable, around)], ids=["in", "around"])
+def test_of_a_page_of_the_browsable_api_the_data_is_stored(call, base, wrap):
+    runs, view = browsable(base=base)
+    view = wrap(view)
+    first, second, third = call(view, headers=HTML), call(view), call(view, headers=HTML)
+    assert "text/html" in first.headers["Content-Type"]
+    assert runs.count == 1
+    for replayed in (second, third):
+        assert (replayed.status_code, replayed.json(), is_replay(replayed)) == (201, {"entry": 7}, True)
+        assert replayed.headers["Content-Type"] == "application/json"
+    assert bytes(IdempotencyRecord.objects.get().response_body) == b'{"entry":7}', "no page with a CSRF token"
+
+
+def test_a_page_for_an_empty_response_is_replayed_as_204(call):
+    _runs, view = browsable(lambda request: Response(status=204), Protected)
+    assert [call(view, headers=headers).status_code for headers in (HTML, {})] == [200, 204]
+
+
+class OnlyInPages(JSONRenderer):
+    def render(self, data, accepted_media_type=None, renderer_context=None):
+        return b"{}" if renderer_context["indent"] else 1 / 0
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"renderer_classes": [BrowsableAPIRenderer]},
+        {"idempotency_policy": Policy(max_body_size=5)},
+        {"renderer_classes": [OnlyInPages, BrowsableAPIRenderer]},
+    ],
+    ids=["no other renderer", "too large", "its renderer raises"],
+)
+def test_a_page_without_data_to_store_is_not_replayed(call, attributes):
+    runs, view = browsable(base=Protected, **attributes)
+    first, second = call(view, headers=HTML), call(view, headers=HTML)
+    assert (first.status_code, second.status_code, code(second)) == (201, 201, "response_not_stored")
+    assert runs.count == 1

@@ -1,0 +1,181 @@
+"""A form is submitted once, however often its button is pressed."""
+
+from __future__ import annotations
+
+import re
+from threading import Event
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import AnonymousUser
+from django.http import HttpResponse
+from django.test import Client, RequestFactory
+
+from django_idempotency.forms import FIELD, MESSAGES, idempotent_form, new_form_key
+from django_idempotency.models import IdempotencyRecord
+from testproject.models import LedgerEntry
+from tests.support.threads import in_threads
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.drf, pytest.mark.usefixtures("transactional_db")]
+
+PAGE = "/orders/new/"
+
+
+def signed_in():
+    user, _made = get_user_model().objects.get_or_create(username="buyer")
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+@pytest.fixture
+def buyer():
+    return signed_in()
+
+
+def key_in(page):
+    return re.search(r'name="idempotency_key" value="([^"]+)"', page.content.decode())[1]
+
+
+def order(client, key, **content):
+    return client.post(PAGE, {"reference": "book", "amount": 5, "idempotency_key": key, **content})
+
+
+def told(page):
+    return re.findall(r'<p class="message">(.*?)</p>', page.content.decode())
+
+
+def test_each_rendering_has_a_key_of_its_own(buyer):
+    assert key_in(buyer.get(PAGE)) != key_in(buyer.get(PAGE))
+
+
+def test_what_keys_of_clients_must_be_like_is_not_asked_of_forms(buyer, settings):
+    settings.IDEMPOTENCY = {"KEY_PATTERN": "order-[0-9]+", "MIN_KEY_LENGTH": 100}
+    assert order(buyer, key_in(buyer.get(PAGE))).status_code == 302
+
+
+def test_a_second_submission_gets_the_first_redirect(buyer):
+    key = key_in(buyer.get(PAGE))
+    first, second = order(buyer, key), order(buyer, key)
+    assert (first.status_code, first["Location"]) == (second.status_code, second["Location"]) == (302, PAGE)
+    assert (first.get("Idempotent-Replayed"), second["Idempotent-Replayed"]) == (None, "true")
+    assert LedgerEntry.objects.count() == 1
+
+
+def test_a_replay_brings_the_messages_again(buyer):
+    key = key_in(buyer.get(PAGE))
+    order(buyer, key)
+    assert told(buyer.get(PAGE)) == ["Ordered book."]
+    order(buyer, key)
+    assert told(buyer.get(PAGE)) == ["Ordered book."]
+
+
+def test_messages_are_never_sent_as_a_header(buyer):
+    key = key_in(buyer.get(PAGE))
+    assert MESSAGES not in order(buyer, key).headers
+    assert MESSAGES not in order(buyer, key).headers
+
+
+def test_other_content_under_the_same_key_is_another_submission(buyer):
+    key = key_in(buyer.get(PAGE))
+    order(buyer, key)
+    order(buyer, key, reference="pen")
+    order(buyer, key, reference="pen")
+    assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == ["book", "pen"]
+
+
+def test_another_rendering_is_another_submission(buyer):
+    order(buyer, key_in(buyer.get(PAGE)))
+    order(buyer, key_in(buyer.get(PAGE)))
+    assert LedgerEntry.objects.count() == 2
+
+
+def test_a_form_with_errors_is_shown_again_and_can_be_sent_again(buyer):
+    key = key_in(buyer.get(PAGE))
+    assert order(buyer, key, amount=0).status_code == 200
+    assert order(buyer, key).status_code == 302
+    assert LedgerEntry.objects.count() == 1
+
+
+def test_another_users_submission_is_not_replayed(buyer):
+    key = key_in(buyer.get(PAGE))
+    order(buyer, key)
+    thief = Client()
+    thief.force_login(get_user_model().objects.create(username="thief"))
+    assert "Idempotent-Replayed" not in order(thief, key).headers
+
+
+@pytest.mark.parametrize(
+    "forged", ["made-up", "made:up", new_form_key()[:-1]], ids=["no signature", "bad signature", "cut signature"]
+)
+def test_a_key_that_is_not_ours_is_refused(buyer, forged):
+    assert order(buyer, forged).status_code == 400
+    assert not LedgerEntry.objects.exists()
+
+
+def test_a_form_without_the_field_runs_each_time(buyer):
+    for _time in range(2):
+        buyer.post(PAGE, {"reference": "book", "amount": 5})
+    assert LedgerEntry.objects.count() == 2
+    assert not IdempotencyRecord.objects.exists()
+
+
+@idempotent_form
+def sign_up(request):
+    response = HttpResponse()
+    response.set_cookie("who", request.headers["X-Who"])
+    return response
+
+
+def sign_up_as(who, **headers):
+    request = RequestFactory().post("/", headers={"X-Who": who, **headers})
+    request.user = AnonymousUser()
+    return sign_up(request)
+
+
+def test_an_anonymous_caller_can_not_make_up_a_key():
+    answers = [sign_up_as(who, **{"Idempotency-Key": "1"}) for who in ("alice", "bob")]
+    assert [(answer.status_code, dict(answer.cookies)) for answer in answers] == [(400, {})] * 2
+    assert not IdempotencyRecord.objects.exists()
+
+
+def test_an_anonymous_submission_is_replayed_by_its_signed_key():
+    key = new_form_key()
+    requests = [RequestFactory().post("/", {FIELD: key}, headers={"X-Who": "alice"}) for _time in range(2)]
+    assert [sign_up(request).cookies["who"].value for request in requests] == ["alice"] * 2
+    assert IdempotencyRecord.objects.get().scope == "form"
+
+
+def test_a_key_is_in_the_scope_that_erases_its_user(buyer):
+    order(buyer, new_form_key())
+    assert IdempotencyRecord.objects.get().scope == f"auth.user:{get_user_model().objects.get().pk}"
+
+
+def test_a_signed_in_user_may_send_the_header(buyer):
+    submit = [buyer.post(PAGE, {"reference": "pen", "amount": 5}, headers={"Idempotency-Key": "k"}) for _ in range(2)]
+    assert [answer.status_code for answer in submit] == [302, 302]
+    assert LedgerEntry.objects.count() == 1
+
+
+@pytest.mark.row_locks
+def test_a_double_click_waits_for_the_first_and_shows_its_result(buyer, monkeypatch):
+    key, running = key_in(buyer.get(PAGE)), Event()
+    clients = [signed_in(), signed_in()]
+    write = type(LedgerEntry.objects).record
+
+    def slow(self, **payment):
+        running.set()
+        eventually(lambda: IdempotencyRecord.objects.filter(status="processing").exists())
+        return write(self, **payment)
+
+    monkeypatch.setattr(type(LedgerEntry.objects), "record", slow)
+
+    def click(index):
+        if index:
+            assert running.wait(10)
+        return order(clients[index], key)
+
+    answers = in_threads(2, click)
+    assert [answer.status_code for answer in answers] == [302, 302]
+    assert LedgerEntry.objects.count() == 1

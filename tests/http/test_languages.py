@@ -1,0 +1,128 @@
+"""Problem responses in the language of the request. What programs read, and what is stored, never changes with it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.http import HttpResponse
+from django.utils import translation
+from django.utils.translation import gettext
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_idempotency import exceptions as errors
+from django_idempotency.decorators import idempotent
+from django_idempotency.http.problems import NOT_STORED, problem, problem_response
+from django_idempotency.keys import parse_key, parse_sent
+from django_idempotency.policy import Policy
+from django_idempotency.rest_framework import IdempotentMixin
+from tests.http.test_problems import REFUSALS
+from tests.support.callers import is_replay
+from tests.support.views import Runs, code
+
+GERMAN = {"Accept-Language": "de"}
+
+
+@pytest.fixture(autouse=True)
+def by_the_request(settings):
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.middleware.locale.LocaleMiddleware"]
+
+
+def members(response):
+    return json.loads(response.content)
+
+
+def in_german(make):
+    with translation.override("de"):
+        return make()
+
+
+@pytest.mark.parametrize("problem_of", [*REFUSALS, NOT_STORED], ids=lambda refusal: type(refusal).__name__)
+def test_only_what_is_for_people_changes_with_the_language(problem_of, monkeypatch):
+    monkeypatch.setattr("random.randint", lambda low, high: low)  # of Retry-After
+
+    def response():
+        return problem_response(problem_of if problem_of is NOT_STORED else problem(problem_of))
+
+    english, german = response(), in_german(response)
+    assert dict(english.items()) == dict(german.items())
+    changed = {name for name, told in members(english).items() if members(german)[name] != told}
+    assert {"title"} <= changed <= {"title", "detail"}
+
+
+class Needed(IdempotentMixin, APIView):
+    idempotency_policy = Policy(required=True, scope="public")
+    authentication_classes = ()
+    permission_classes = ()
+
+    def post(self, request):
+        return Response({})
+
+
+@pytest.mark.parametrize("door", ["decorator", "middleware", "REST framework"])
+def test_a_problem_is_in_the_language_that_the_client_accepts(call, door):
+    needed = {
+        "decorator": idempotent(required=True)(Runs().view),
+        "middleware": Runs().view,
+        "REST framework": Needed.as_view(),
+    }[door]
+    key = '"unfinished' if door == "middleware" else None
+    asked = {language: call(needed, key=key, headers={"Accept-Language": language}) for language in ("de", "en", "xx")}
+    assert [response.status_code for response in asked.values()] == [400] * 3
+    german, english, other = map(members, asked.values())
+    assert german["title"] == in_german(lambda: gettext(english["title"])) != english["title"]
+    assert (german["code"], german["type"], other) == (english["code"], english["type"], english)
+    assert asked["de"].headers["Content-Language"] == "de"
+
+
+def test_a_replay_is_what_the_first_caller_got_in_whatever_language(call):
+    view = idempotent(Runs(lambda request: HttpResponse(gettext("Response"))).view)
+    first = call(view, {"amount": 1}, headers=GERMAN)
+    again = call(view, {"amount": 1}, headers={"Accept-Language": "en"})
+    assert first.content == again.content == b"Antwort"
+    assert is_replay(again)
+
+
+def test_a_stored_language_is_that_of_the_response(call):
+    def answer(request):
+        return HttpResponse(gettext("Response"), headers={"Content-Language": translation.get_language()})
+
+    view = idempotent(fingerprint_headers=["Accept-Language"])(Runs(answer).view)
+    assert call(view, {"amount": 1}, headers=GERMAN).headers["Content-Language"] == "de"
+    assert call(view, {"amount": 1}, headers=GERMAN).headers["Content-Language"] == "de"
+    assert code(call(view, {"amount": 1}, headers={"Accept-Language": "en"})) == "idempotency_key_reused"
+    view = idempotent(Runs(answer).view)
+    call(view, {"amount": 1}, key="other", headers=GERMAN)
+    again = call(view, {"amount": 1}, key="other", headers={"Accept-Language": "en"})
+    assert (again.content, again.headers["Content-Language"]) == (b"Antwort", "de")
+
+
+@pytest.mark.parametrize(
+    ("parse", "header", "english", "german"),
+    [
+        (parse_key, "x" * 256, "has 256 characters; at most 255", "hat 256 Zeichen; höchstens 255"),
+        (parse_key, "50%-off\xe9", r"key '50%-off\xe9' holds", r"Idempotenzschlüssel '50%-off\xe9' enthält"),
+        (parse_key, '"unfinished', "is not one quoted string", "keine einzelne Zeichenkette"),
+        (parse_sent, "noon", "'noon' is no time", "'noon' ist keine Zeit"),
+    ],
+)
+def test_an_error_is_in_english_and_its_problem_is_not(parse, header, english, german):
+    def told():
+        with pytest.raises(errors.MalformedInput) as raised:
+            parse(header)
+        return raised.value
+
+    error = in_german(told)
+    assert english in str(error)
+    assert english in problem(error).detail
+    assert german in in_german(lambda: problem(error)).detail
+
+
+def test_an_error_without_a_text_has_none_in_any_language():
+    told = in_german(lambda: problem(errors.MalformedKey()).members())
+    assert told["detail"] == told["title"]
+
+
+def test_a_text_of_the_project_is_passed_on_as_it_is():
+    assert in_german(lambda: problem(errors.MalformedKey("100% wrong"))).detail == "100% wrong"

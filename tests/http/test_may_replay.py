@@ -1,0 +1,312 @@
+"""``may_replay``: who gets a stored response, at every entry point, and what a refusal leaves as it was."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+from django.contrib.auth.models import Permission
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.views import View
+
+from django_idempotency import signals
+from django_idempotency.decorators import idempotent
+from django_idempotency.exceptions import ClaimLost
+from django_idempotency.http.requests import identify
+from django_idempotency.http.runner import after_losing
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.outcomes import StoredRecord, StoredResponse
+from django_idempotency.policy import Policy
+from django_idempotency.stores import store_for
+from tests.support.callers import heard, is_replay
+from tests.support.views import Runs, code
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ALLOWED = "X-Allowed"  # what the header of a request says, its callable says
+
+
+class Asked:
+    """A ``may_replay`` that remembers what it was asked."""
+
+    def __init__(self):
+        self.questions = []
+
+    def __call__(self, request, record):
+        self.questions.append((request, record))
+        return request.headers.get(ALLOWED) == "yes"
+
+
+def by_header(request, record):
+    return request.headers.get(ALLOWED) == "yes"
+
+
+async def aby_header(request, record):
+    return by_header(request, record)
+
+
+class AsyncByHeader:
+    async def __call__(self, request, record):
+        return by_header(request, record)
+
+
+aby_object = AsyncByHeader()
+aby_object.__name__ = "aby_object"
+
+
+@pytest.fixture(params=[by_header, aby_header, aby_object], ids=["sync", "async", "async object"])
+def may_replay(request):
+    return request.param
+
+
+# --- Entry points ----------------------------------------------------------------------------------------------------
+
+
+def of_rest_framework(runs, policy):
+    from rest_framework.authentication import SessionAuthentication
+    from rest_framework.views import APIView
+
+    from django_idempotency.rest_framework import IdempotentMixin
+
+    attributes = {"authentication_classes": [SessionAuthentication], "post": lambda view, request: runs.view(request)}
+    bases = (APIView,) if policy is None else (IdempotentMixin, APIView)
+    return type("Payments", bases, attributes | ({} if policy is None else {"idempotency_policy": policy})).as_view()
+
+
+def of_a_class(runs):
+    return type("Payments", (View,), {"post": lambda view, request: runs.view(request)}).as_view()
+
+
+DECORATED = {
+    "function": lambda runs, policy: idempotent(policy=policy)(runs.view),
+    "in lease mode": lambda runs, policy: idempotent(policy=policy.derive(mode="lease"))(runs.view),
+    "async function": lambda runs, policy: idempotent(policy=policy.derive(mode="lease"))(runs.aview),
+    "waiting": lambda runs, policy: idempotent(policy=policy.derive(mode="lease", on_conflict="wait"))(runs.aview),
+    "class": lambda runs, policy: idempotent(policy=policy)(of_a_class(runs)),
+    "mixin": pytest.param(of_rest_framework, marks=pytest.mark.drf),
+}
+COVERED = {
+    "function": lambda runs: runs.view,
+    "async function": lambda runs: runs.aview,
+    "class": of_a_class,
+    "APIView": pytest.param(lambda runs: of_rest_framework(runs, None), marks=pytest.mark.drf),
+}
+
+
+def is_refused(response):
+    return (response.status_code, code(response), is_replay(response)) == (403, "replay_forbidden", False)
+
+
+def holds(send, runs):
+    """The response is stored; a caller who may not see it is told so, and one who may gets it."""
+    first = send()
+    assert first.content == b"run 1", "the first caller is not asked for"
+    before = IdempotencyRecord.objects.values_list("status", "attempts", "response_body").get()
+    assert is_refused(send())
+    assert IdempotencyRecord.objects.values_list("status", "attempts", "response_body").get() == before
+    allowed = send(headers={ALLOWED: "yes"})
+    assert (allowed.content, is_replay(allowed), runs.count) == (b"run 1", True, 1)
+
+
+@pytest.mark.parametrize("make", DECORATED.values(), ids=DECORATED)
+@pytest.mark.parametrize("server", ["wsgi", "asgi"])
+def test_every_entry_point_asks_before_a_replay(call, make, server, may_replay):
+    runs = Runs()
+    view = make(runs, Policy(may_replay=may_replay))
+    send = call if server == "wsgi" else call.asgi
+    holds(lambda **options: send(view, **options), runs)
+
+
+@pytest.mark.parametrize("make", COVERED.values(), ids=COVERED)
+@pytest.mark.parametrize("server", ["wsgi", "asgi"])
+def test_the_middleware_asks_before_a_replay(call, make, server, may_replay, settings):
+    settings.IDEMPOTENCY = {"MAY_REPLAY": f"{__name__}.{may_replay.__name__}"}
+    runs = Runs()
+    view = make(runs)
+    send = call if server == "wsgi" else call.asgi
+    holds(lambda **options: send(view, **options), runs)
+
+
+def test_a_store_behind_a_cache_asks_before_a_replay(call, settings):
+    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": uuid4().hex}}
+    settings.IDEMPOTENCY = {"STORES": {"default": {"BACKEND": "django_idempotency.stores.cached.CachedStore"}}}
+    runs = Runs()
+    view = idempotent(may_replay=by_header)(runs.view)
+    holds(lambda **options: call(view, **options), runs)
+    IdempotencyRecord.objects.all().delete()
+    assert is_refused(call(view)), "from the cache, too"
+    assert is_replay(call(view, headers={ALLOWED: "yes"}))
+
+
+def test_a_caller_that_lost_its_claim_is_asked_for_too(rf, alice):
+    policy = Policy(may_replay=by_header)
+    idempotent(policy=policy)(Runs().view)(asking(rf, alice))
+    operation = identify(asking(rf, alice), policy, sender=None)
+    refused = after_losing(ClaimLost(), operation, policy)
+    assert type(refused).__name__ == "ReplayForbidden"
+
+
+def asking(rf, user):
+    request = rf.post("/", headers={"Idempotency-Key": "k"})
+    request.user = user
+    return request
+
+
+# --- What is asked, and what counts as yes ---------------------------------------------------------------------------
+
+
+def test_only_a_caller_who_would_get_a_response_is_asked_for(call):
+    asked = Asked()
+    statuses = iter([503, 201])
+    view = idempotent(may_replay=asked)(Runs(lambda request: _status(next(statuses))).view)
+    assert [call(view, {"amount": 1}).status_code for _ in range(2)] == [503, 201]
+    assert call(view, {"amount": 2}).status_code == 422
+    assert asked.questions == []
+    call(view, {"amount": 1})
+    ((request, record),) = asked.questions
+    assert isinstance(request, HttpRequest)
+    assert isinstance(record, StoredRecord)
+    assert (record.key, record.method, record.path, record.response.status) == ("k", "POST", "/view/", 201)
+    assert (record.id, record.scope) == IdempotencyRecord.objects.values_list("id", "scope").get()
+
+
+def _status(status):
+    return HttpResponse(status=status)
+
+
+@pytest.mark.drf
+def test_rest_framework_asks_with_its_own_request(call):
+    from rest_framework.request import Request
+
+    asked = Asked()
+    view = of_rest_framework(Runs(), Policy(may_replay=asked))
+    call(view)
+    call(view)
+    assert [type(request) for request, _record in asked.questions] == [Request]
+
+
+@pytest.mark.parametrize(
+    "answer", [None, 0, 1, "yes", object(), {"payments.view"}], ids=["None", "0", "1", "yes", "object", "set"]
+)
+def test_anything_but_true_is_no(call, answer):
+    view = idempotent(may_replay=lambda request, record: answer)(Runs().view)
+    call(view)
+    assert is_refused(call(view))
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_a_coroutine_that_is_not_awaited_is_no(call):
+    view = idempotent(may_replay=lambda request, record: aby_header(request, record))(Runs().view)
+    call(view)
+    assert is_refused(call(view, headers={ALLOWED: "yes"}))
+
+
+@pytest.mark.parametrize("make", [DECORATED["function"], DECORATED["async function"], DECORATED["mixin"]])
+def test_it_may_deny_by_exception(call, make):
+    def deny(request, record):
+        raise PermissionDenied
+
+    runs = Runs()
+    view = make(runs, Policy(may_replay=deny))
+    call(view)
+    assert call(view).status_code == 403
+    assert (runs.count, IdempotencyRecord.objects.get().status) == (1, "completed")
+
+
+@pytest.mark.drf
+def test_rest_framework_handles_its_exception_after_a_loss_too(call):
+    from rest_framework.exceptions import NotFound
+
+    def deny(request, record):
+        raise NotFound
+
+    def overtaken(request):
+        claim, policy = request.idempotency.claim, request.idempotency.policy
+        assert store_for(policy, claim.operation).complete(claim, StoredResponse(201))
+        return HttpResponse("too late")
+
+    view = of_rest_framework(Runs(overtaken), Policy(mode="lease", may_replay=deny))
+    assert call(view).status_code == 404
+
+
+def test_a_refusal_is_counted_as_one(call):
+    view = idempotent(may_replay=by_header)(Runs().view)
+    call(view)
+    with heard(signals.request_rejected) as rejected, heard(signals.response_replayed) as replayed:
+        call(view)
+    assert ([named["reason"] for named in rejected], replayed) == (["forbidden"], [])
+
+
+def test_a_refusal_is_no_response_of_the_view_around_it(call):
+    runs = Runs()
+    inner = idempotent(may_replay=by_header, scope=lambda request: "inner", mode="lease")(runs.view)
+    outer = idempotent(mode="lease")(lambda request: inner(request))
+    call(inner)
+    for _time in range(2):
+        assert is_refused(call(outer)), "the refusal is not stored as the response of the outer view"
+
+
+# --- Recipes ---------------------------------------------------------------------------------------------------------
+
+
+def recipes():
+    from tests.unit.test_docs import FENCE, section
+
+    (block,) = [text for _language, text in FENCE.findall(section("replays.md", "Recipes"))]
+    names = {}
+    exec(block, names)
+    return names
+
+
+@pytest.fixture
+def recipe():
+    return recipes()
+
+
+def test_a_revoked_permission_ends_replays(call, alice, recipe):
+    alice.user_permissions.add(Permission.objects.get(codename="view_ledgerentry"))
+    view = idempotent(may_replay=recipe["may_view_payments"])(Runs().view)
+    assert [is_replay(call(view)) for _ in range(2)] == [False, True]
+    alice.user_permissions.clear()
+    assert is_refused(call(view))
+
+
+class Token:
+    def __init__(self, *scopes):
+        self.scopes = set(scopes)
+
+    def allow_scopes(self, wanted):
+        return self.scopes.issuperset(wanted)
+
+
+def test_a_token_with_fewer_scopes_gets_no_replay(rf, alice, recipe):
+    view = idempotent(may_replay=recipe["token_may_read"])(Runs().view)
+
+    def send(*scopes):
+        request = asking(rf, alice)
+        request.auth = Token(*scopes)
+        return view(request)
+
+    assert send("payments:write").status_code == 200
+    assert is_refused(send("payments:write"))
+    assert is_replay(send("payments:write", "payments:read"))
+
+
+def test_a_user_who_is_impersonated_keeps_responses_private(rf, alice, recipe):
+    view = idempotent(may_replay=recipe["is_the_user"])(Runs().view)
+
+    def send(**marks):
+        vars(alice).update({"is_hijacked": False, "is_impersonate": False} | marks)
+        return view(asking(rf, alice))
+
+    assert send(is_hijacked=True).status_code == 200
+    assert is_refused(send(is_hijacked=True))
+    assert is_refused(send(is_impersonate=True))
+    assert is_replay(send())
+
+
+def test_another_host_gets_no_replay(call, recipe):
+    view = idempotent(may_replay=recipe["on_the_same_host"])(Runs(recipe["pay"]).view)
+    assert call(view, headers={"Host": "one.example"}).status_code == 200
+    assert is_refused(call(view, headers={"Host": "other.example"}))
+    assert is_replay(call(view, headers={"Host": "one.example"}))

@@ -1,0 +1,265 @@
+"""``IdempotencyMiddleware`` covers views that have no entry point, inside whatever checks who may call them."""
+
+from __future__ import annotations
+
+import gzip
+from functools import partial, wraps
+
+import pytest
+from django.contrib.auth.decorators import login_required, permission_required, user_passes_test
+from django.contrib.auth.mixins import LoginRequiredMixin, PermissionRequiredMixin, UserPassesTestMixin
+from django.contrib.auth.models import Permission
+from django.http import HttpResponse
+from django.test import Client
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.cache import never_cache
+from django.views.decorators.csrf import csrf_exempt, csrf_protect
+from django.views.decorators.http import require_POST
+
+from django_idempotency.decorators import idempotency_exempt, idempotent
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.policy import Policy
+from django_idempotency.wrapping import behind_entry_point
+from tests.support.callers import is_replay
+from tests.support.views import Runs, code
+
+PERMISSION = "testproject.add_ledgerentry"
+CSRF = "django.middleware.csrf.CsrfViewMiddleware"
+
+
+class Order(View):
+    runs: Runs
+
+    def post(self, request, *args, **kwargs):
+        return self.runs.view(request)
+
+
+class AsyncOrder(View):
+    runs: Runs
+
+    async def post(self, request, *args, **kwargs):
+        return await self.runs.aview(request)
+
+
+def viewed(runs, *bases, **attributes):
+    return type("Covered", (*bases, View), {"runs": runs, "post": Order.post} | attributes).as_view()
+
+
+def timed(prefix):
+    """A decorator with arguments, as projects write them."""
+
+    def decorate(view):
+        @wraps(view)
+        def wrapper(request, *args, **kwargs):
+            response = view(request, *args, **kwargs)
+            response.headers["X-Timed"] = prefix
+            return response
+
+        return wrapper
+
+    return decorate
+
+
+UNGUARDED = {
+    "function": lambda runs: runs.view,
+    "partial": lambda runs: partial(runs.view, more=1),
+    "decorated": lambda runs: never_cache(require_POST(csrf_exempt(timed("a")(runs.view)))),
+    "async": lambda runs: runs.aview,
+    "decorated async": lambda runs: never_cache(require_POST(csrf_exempt(runs.aview))),
+    "class": lambda runs: viewed(runs),
+    "decorated class": lambda runs: timed("a")(csrf_exempt(viewed(runs))),
+    "async class": lambda runs: viewed(runs, post=AsyncOrder.post),
+}
+NEEDS_LOGIN = {
+    "login_required": lambda runs: login_required(runs.view),
+    "decorators in a row": lambda runs: never_cache(login_required(require_POST(timed("a")(runs.view)))),
+    "async login_required": lambda runs: login_required(runs.aview),
+    "LoginRequiredMixin": lambda runs: viewed(runs, LoginRequiredMixin),
+    "around as_view": lambda runs: login_required(viewed(runs)),
+    "method_decorator on dispatch": lambda runs: method_decorator(login_required, name="dispatch")(
+        type("Covered", (Order,), {"runs": runs})
+    ).as_view(),
+}
+NEEDS_PERMISSION = {
+    "permission_required": lambda runs: permission_required(PERMISSION)(runs.view),
+    "user_passes_test": lambda runs: user_passes_test(lambda user: user.has_perm(PERMISSION))(runs.view),
+    "PermissionRequiredMixin": lambda runs: viewed(runs, PermissionRequiredMixin, permission_required=PERMISSION),
+    "UserPassesTestMixin": lambda runs: viewed(
+        runs, UserPassesTestMixin, test_func=lambda view: view.request.user.has_perm(PERMISSION)
+    ),
+}
+GUARDED = NEEDS_LOGIN | NEEDS_PERMISSION
+
+
+@pytest.fixture
+def permission(alice):
+    alice.user_permissions.add(Permission.objects.get(codename="add_ledgerentry"))
+
+
+@pytest.mark.parametrize("send", ["__call__", "asgi"])
+@pytest.mark.parametrize("make", (UNGUARDED | GUARDED).values(), ids=UNGUARDED | GUARDED)
+def test_the_middleware_covers_a_view_under_wsgi_and_asgi(call, permission, make, send):
+    runs = Runs()
+    view = make(runs)
+    answers = [getattr(call, send)(view, key=key) for key in ("k", "k", "other")]
+    assert [answer.content for answer in answers] == [b"run 1", b"run 1", b"run 2"]
+    assert [is_replay(answer) for answer in answers] == [False, True, False]
+    assert [context.key for context in runs.contexts] == ["k", "other"]
+
+
+@pytest.mark.parametrize("send", ["__call__", "asgi"])
+@pytest.mark.parametrize("guard", GUARDED)
+def test_a_replay_reaches_nobody_whom_the_view_would_not_let_in_now(call, alice, permission, guard, send):
+    view = GUARDED[guard](Runs())
+    assert call(view).content == b"run 1"
+    if guard in NEEDS_LOGIN:
+        call.client.logout()
+    else:
+        alice.user_permissions.clear()
+    refused = getattr(call, send)(view)
+    assert refused.status_code in (302, 403)
+    assert (is_replay(refused), b"run 1" in refused.content) == (False, False)
+
+
+@pytest.mark.parametrize("protection", [lambda view: view, csrf_protect])
+def test_csrf_is_checked_on_replays_too(call, alice, settings, protection):
+    if protection is not csrf_protect:
+        settings.MIDDLEWARE = [CSRF, *(path for path in settings.MIDDLEWARE if path != CSRF)]
+    call.client = Client(enforce_csrf_checks=True)
+    call.client.force_login(alice)
+    call.client.cookies["csrftoken"] = token = "t" * 32
+    runs = Runs()
+    view = protection(runs.view)
+    assert is_replay([call(view, headers={"X-CSRFToken": token}) for _ in range(2)][1])
+    refused = call(view)
+    assert (refused.status_code, is_replay(refused), runs.count) == (403, False, 1)
+    assert call(csrf_exempt(Runs().view), key="exempt").content == b"run 1"
+
+
+def test_what_the_decorators_add_they_add_to_replays_too(call):
+    assert [call(timed("a")(Runs().view)).headers["X-Timed"] for _ in range(2)] == ["a", "a"]
+
+
+def test_the_decorators_of_the_view_itself_are_left_as_they_were(call):
+    runs = Runs()
+    view = timed("a")(runs.view)
+    call(view)
+    assert behind_entry_point(view) is behind_entry_point(view) is not view
+    assert view.__wrapped__ == runs.view
+    assert runs.view in [cell.cell_contents for cell in view.__closure__]
+
+
+# --- What is left alone ----------------------------------------------------------------------------------------------
+
+
+def test_unkeyed_requests_and_safe_methods_are_left_alone(call):
+    runs = Runs()
+    assert [call(runs.view, key=None).content for _ in range(2)] == [b"run 1", b"run 2"]
+    assert [call(runs.view, method="GET").content for _ in range(2)] == [b"run 3", b"run 4"]
+    assert runs.contexts == [None] * 4
+    assert not IdempotencyRecord.objects.exists()
+
+
+def test_an_exempt_view_is_left_alone(call):
+    runs = Runs()
+    exempt = idempotency_exempt(lambda request: runs.view(request))
+    assert [call(exempt).content for _ in range(2)] == [b"run 1", b"run 2"]
+    assert not IdempotencyRecord.objects.exists()
+
+
+def test_an_exempt_path_is_left_alone_and_no_other(call, settings):
+    settings.IDEMPOTENCY = {"EXEMPT_PATHS": [r"^/view/\d+/$", "^/hooks/"]}
+    runs = Runs()
+    assert [call(runs.view, path="/view/7/").content for _ in range(2)] == [b"run 1", b"run 2"]
+    assert [call(runs.view, path="/view/").content for _ in range(2)] == [b"run 3", b"run 3"]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        lambda runs: idempotent(mode="lease")(runs.view),
+        lambda runs: csrf_exempt(login_required(idempotent(mode="lease")(runs.view))),
+        lambda runs: idempotent(mode="lease")(type("Own", (Order,), {"runs": runs})).as_view(),
+        lambda runs: type(
+            "Own", (idempotent(Order),), {"runs": runs, "idempotency_policy": Policy(mode="lease")}
+        ).as_view(),
+        lambda runs: method_decorator(idempotent(mode="lease"), name="dispatch")(
+            type("Own", (Order,), {"runs": runs})
+        ).as_view(),
+        lambda runs: method_decorator(idempotent(mode="lease"), name="post")(
+            type("Own", (Order,), {"runs": runs})
+        ).as_view(),
+    ],
+)
+def test_a_view_with_its_own_entry_point_keeps_it(call, own):
+    runs = Runs()
+    view = own(runs)
+    assert [call(view).content for _ in range(2)] == [b"run 1", b"run 1"]
+    assert IdempotencyRecord.objects.get().mode == "lease"
+
+
+def test_a_required_key_is_required_of_every_covered_view(call, settings):
+    settings.IDEMPOTENCY = {"REQUIRED": True}
+    runs = Runs()
+    assert code(call(runs.view, key=None)) == "idempotency_key_missing"
+    assert call(runs.view, key=None, method="GET").status_code == 200
+    assert runs.count == 1
+
+
+def test_it_does_what_the_settings_say(call, settings):
+    settings.IDEMPOTENCY = {"MODE": "lease", "FINGERPRINT_EXCLUDE": ["sent_at"]}
+    runs = Runs()
+    assert [call(runs.view, {"sent_at": n}).content for n in (1, 2)] == [b"run 1", b"run 1"]
+    assert IdempotencyRecord.objects.get().mode == "lease"
+
+
+def test_async_views_use_lease_mode_and_sync_ones_the_setting(call):
+    call(Runs().aview, key="async")
+    call.asgi(Runs().view, key="sync")
+    assert dict(IdempotencyRecord.objects.values_list("key", "mode")) == {"async": "lease", "sync": "atomic"}
+
+
+def test_a_view_gets_its_arguments(call):
+    def view(request, pk):
+        return HttpResponse(str(pk))
+
+    async def aview(request, pk):
+        return HttpResponse(str(pk))
+
+    assert call(view, path="/view/7/", key="a").content == call.asgi(aview, path="/view/7/", key="b").content == b"7"
+
+
+def test_an_error_of_a_covered_view_is_djangos_to_answer(call):
+    call.client.raise_request_exception = False
+
+    def answer(request):
+        raise ValueError
+
+    runs = Runs(answer)
+    assert [send(view).status_code for send in (call, call.asgi) for view in (runs.view, runs.aview)] == [500] * 4
+    assert runs.count == 4
+
+
+# --- Among others ----------------------------------------------------------------------------------------------------
+
+OURS = "django_idempotency.middleware.IdempotencyMiddleware"
+OTHERS = [
+    "django.middleware.gzip.GZipMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+]
+
+
+@pytest.mark.parametrize("order", [[OURS, *OTHERS], [*OTHERS, OURS]], ids=["first", "last"])
+def test_a_middleware_that_ignores_views_works_anywhere(call, settings, order):
+    settings.MIDDLEWARE = order
+    text = b"long " * 100
+    runs = Runs(lambda request: HttpResponse(text))
+    first, second = (call(runs.view, headers={"Accept-Encoding": "gzip"}) for _ in range(2))
+    assert (runs.count, is_replay(first), is_replay(second)) == (1, False, True)
+    assert [gzip.decompress(response.content) for response in (first, second)] == [text, text]
+    assert IdempotencyRecord.objects.get().scope.startswith("auth.user:")
+    call.client.logout()
+    assert [call(runs.view).status_code for _ in range(2)] == [200, 200]
+    assert runs.contexts[1:] == [None, None], "an anonymous caller's key means nothing here"

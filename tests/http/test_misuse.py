@@ -1,0 +1,131 @@
+"""Wrong use is refused at class creation, at decoration or by a check, with what to write instead."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpResponse
+from django.test import RequestFactory
+from django.utils.decorators import method_decorator
+from django.views import View
+from rest_framework import viewsets
+from rest_framework.decorators import action, api_view, permission_classes
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_idempotency.decorators import idempotent
+from django_idempotency.policy import Policy
+from django_idempotency.rest_framework import IdempotentMixin
+from tests.support.callers import is_replay, post
+from tests.support.views import Runs
+
+pytestmark = pytest.mark.drf
+refused = pytest.raises
+
+
+def view(request):
+    return HttpResponse()
+
+
+def test_the_mixin_after_apiview_is_refused_at_class_creation():
+    with refused(ImproperlyConfigured, match=r"class Charge\(IdempotentMixin, APIView\)"):
+        type("Charge", (APIView, IdempotentMixin), {})
+    with refused(ImproperlyConfigured, match=r"class Charges\(IdempotentMixin, ViewSet\)"):
+        type("Charges", (viewsets.ViewSet, IdempotentMixin), {})
+    base = type("Base", (IdempotentMixin,), {})
+    with refused(ImproperlyConfigured, match="IdempotentMixin"):
+        type("Charge", (APIView, base), {})
+    type("Charge", (base, APIView), {})
+
+
+@pytest.mark.parametrize("wrong", [{"required": True}, None, "required", Policy])
+def test_a_policy_that_is_none_is_refused(wrong):
+    with refused(ImproperlyConfigured, match=r"idempotency_policy is .*; write idempotency_policy = Policy\("):
+        type("Charge", (IdempotentMixin, APIView), {"idempotency_policy": wrong})
+    with refused(ImproperlyConfigured, match="idempotency_policy is"):
+        type("Charge", (IdempotentMixin, APIView), {}).as_view(idempotency_policy=wrong)
+
+
+def test_a_wrong_policy_on_an_action_is_refused_with_its_route():
+    class Charges(IdempotentMixin, viewsets.ViewSet):
+        @action(detail=False, methods=["post"], idempotency_policy={"required": True})
+        def settle(self, request):
+            return Response()
+
+    with refused(ImproperlyConfigured, match="idempotency_policy is"):
+        Charges.as_view({"post": "settle"}, **Charges.settle.kwargs)
+
+
+def test_the_policy_under_a_name_that_nothing_reads_is_refused():
+    with refused(ImproperlyConfigured, match="idempotency_policy"):
+        type("Charge", (IdempotentMixin, APIView), {"idempotency": Policy(required=True)})
+
+
+def test_the_decorator_on_a_method_is_refused_where_it_is_written():
+    with refused(ImproperlyConfigured, match=r"@method_decorator\(idempotent, name=\"post\"\)"):
+
+        class Charge(View):
+            @idempotent
+            def post(self, request):
+                return HttpResponse()
+
+    with refused(ImproperlyConfigured, match="method_decorator"):
+
+        class AsyncCharge(View):
+            @idempotent(mode="lease")
+            async def post(self, request):
+                return HttpResponse()
+
+
+def test_below_api_view_it_is_refused_before_the_view_runs():
+    runs = Runs(lambda request: Response())
+    inner = idempotent(scope="public")(lambda request: runs.view(request))
+    wrong = api_view(["POST"])(permission_classes([])(inner))
+    with refused(ImproperlyConfigured, match="above @api_view"):
+        wrong(post())
+    assert runs.count == 0
+
+
+def test_a_decorated_apiview_method_is_refused_before_it_runs():
+    runs = Runs(lambda request: Response())
+    charge = type("Charge", (APIView,), {"post": lambda self, request: runs.view(request), "permission_classes": ()})
+    wrong = method_decorator(idempotent(scope="public"), name="post")(charge)
+    with refused(ImproperlyConfigured, match="IdempotentMixin"):
+        wrong.as_view()(post())
+    assert runs.count == 0
+
+
+def test_a_policy_is_given_by_name(call):
+    with refused(TypeError, match=r"@idempotent\(policy=…\)"):
+        idempotent(Policy())
+    for wrong in (3, "lease", None):
+        with refused(TypeError, match="idempotent"):
+            idempotent(wrong)
+    runs = Runs()
+    protected = idempotent(policy=Policy(mode="lease"))(runs.view)
+    assert is_replay([call(protected) for _ in range(2)][1])
+    assert runs.contexts[0].policy.mode == "lease"
+    with refused(TypeError, match="policy="):
+        idempotent(policy=Policy(), required=True)
+    with refused(TypeError, match="policy="):
+        idempotent(policy={"required": True})
+
+
+SECOND = {
+    "function": lambda: idempotent(idempotent(view)),
+    "mixin": lambda: idempotent(type("Charge", (IdempotentMixin, APIView), {})),
+    "mixin's view": lambda: idempotent(type("Charge", (IdempotentMixin, APIView), {}).as_view()),
+    "class": lambda: idempotent(idempotent(type("Charge", (View,), {}))),
+}
+
+
+@pytest.mark.parametrize("make", SECOND.values(), ids=SECOND)
+def test_a_second_entry_point_is_refused_where_it_is_written(make):
+    with refused(ImproperlyConfigured, match="already"):
+        make()
+
+
+def test_what_is_no_request_is_refused():
+    with refused(ImproperlyConfigured, match="HttpRequest"):
+        idempotent(view)(object())
+    assert idempotent(scope="public")(view)(RequestFactory().get("/")).status_code == 200

@@ -1,0 +1,345 @@
+"""``admit`` and the limits of each scope: a new key may be refused, and a known one never is."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+from django.core.cache import caches
+from django.db import connections
+from django.http import HttpResponse
+
+from django_idempotency import signals
+from django_idempotency.consumers import AlreadyDone, Done, Message, consume
+from django_idempotency.decorators import idempotent
+from django_idempotency.exceptions import StoreUnavailable
+from django_idempotency.http import admission
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.policy import Policy
+from tests.http.test_may_replay import COVERED, DECORATED
+from tests.stores.memory import MemoryStore
+from tests.support.callers import Gate, effects, entry_point, heard, is_replay, operation, paying, shift
+from tests.support.statements import sent_statements
+from tests.support.views import Runs, code
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ALLOWED = "k-allowed"
+
+
+@pytest.fixture
+def counts(settings, monkeypatch):
+    """A cache to count in, and a clock that stands still until it is set."""
+    location = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": uuid4().hex}
+    settings.CACHES = {**settings.CACHES, "counts": location}
+    settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "LIMITS_CACHE": "counts"}
+    admission._guards.clear()
+
+    def clock(seconds):
+        monkeypatch.setattr("django_idempotency.http.admission.time.time", lambda: seconds)
+
+    clock(6000.0)
+    return clock
+
+
+def is_refused(response):
+    return (response.status_code, code(response), is_replay(response)) == (429, "idempotency_key_not_admitted", False)
+
+
+def by_key(operation):
+    return True if operation.key.startswith(ALLOWED) else 7
+
+
+async def aby_key(operation):
+    return by_key(operation)
+
+
+def nobody(operation):
+    return False
+
+
+# --- Entry points ----------------------------------------------------------------------------------------------------
+
+
+def holds(send, runs):
+    """A new key is refused, and leaves nothing; one that is admitted runs."""
+    refused = send(key="k")
+    assert is_refused(refused)
+    assert int(refused.headers["Retry-After"]) in range(7, 11)
+    assert refused.json()["retryable"] is True
+    assert (runs.count, IdempotencyRecord.objects.count()) == (0, 0)
+    assert send(key=ALLOWED).content == b"run 1"
+    assert is_replay(send(key=ALLOWED))
+
+
+@pytest.mark.parametrize("make", DECORATED.values(), ids=DECORATED)
+@pytest.mark.parametrize("server", ["wsgi", "asgi"])
+def test_every_entry_point_asks_before_a_new_key(call, make, server):
+    runs = Runs()
+    view = make(runs, Policy(admit=by_key))
+    send = call if server == "wsgi" else call.asgi
+    holds(functools.partial(send, view), runs)
+
+
+@pytest.mark.parametrize("make", COVERED.values(), ids=COVERED)
+@pytest.mark.parametrize(("server", "admit"), [("wsgi", by_key), ("asgi", aby_key)], ids=["wsgi", "asgi"])
+def test_the_middleware_asks_before_a_new_key(call, make, server, admit, settings):
+    settings.IDEMPOTENCY = {"ADMIT": f"{__name__}.{admit.__name__}"}
+    runs = Runs()
+    view = make(runs)
+    send = call if server == "wsgi" else call.asgi
+    holds(functools.partial(send, view), runs)
+
+
+def test_messages_are_not_asked_for(settings):
+    settings.IDEMPOTENCY = {"ADMIT": f"{__name__}.nobody", "MAX_NEW_KEYS": 1}
+    messages = [Message("queue", id, b"{}") for id in ("a", "b", "a")]
+    told = [type(consume(message, lambda message, context: None)) for message in messages]
+    assert told == [Done, Done, AlreadyDone]
+
+
+@pytest.mark.parametrize("answer", [False, None, 0, -1, float("nan"), "yes"], ids=repr)
+def test_what_is_neither_true_nor_a_time_refuses_for_a_minute(call, answer):
+    refused = call(idempotent(admit=lambda operation: answer)(Runs().view))
+    assert is_refused(refused)
+    assert int(refused.headers["Retry-After"]) >= 60
+
+
+def test_an_error_of_the_callable_is_the_projects(call):
+    def broken(operation):
+        raise LookupError("no quota service")
+
+    with pytest.raises(LookupError):
+        call(idempotent(admit=broken)(Runs().view))
+    assert IdempotencyRecord.objects.count() == 0
+
+
+# --- Known keys ------------------------------------------------------------------------------------------------------
+
+pays = pytest.mark.usefixtures("payer")
+
+
+def refusing(view=paying, **policy):
+    return entry_point(view, admit=nobody, **policy)
+
+
+@pays
+def test_a_known_key_is_never_refused():
+    first = entry_point(paying)()
+    assert refusing()().content == first.content
+    assert refusing()(body=b'{"amount": 6}').status_code == 422
+
+
+@pays
+@pytest.mark.parametrize(
+    "policy", [{"mode": "atomic"}, {"mode": "lease"}, pytest.param({"claim": "lock"}, marks=pytest.mark.postgresql)]
+)
+def test_a_key_that_runs_is_never_refused(policy):
+    with Gate().running(**policy):
+        assert code(refusing(**policy, takeover_grace=0)()) == "idempotency_key_in_use"
+
+
+@pays
+def test_a_key_that_failed_may_run_again():
+    assert entry_point(lambda request: HttpResponse(status=500))().status_code == 500
+    assert refusing()().status_code == 201
+
+
+@pays
+def test_a_key_that_was_released_or_has_expired_is_new():
+    assert entry_point(lambda request: HttpResponse(status=400))().status_code == 400
+    assert is_refused(refusing()())
+    entry_point(paying)()
+    shift(expires_at=-1, purge_at=-1)
+    assert is_refused(refusing()())
+    assert effects() == 1
+
+
+@pays
+@pytest.mark.parametrize("answer", [False, True])
+def test_a_key_that_becomes_known_while_it_is_asked_for(answer, counts):
+    """Another request with it is done by the time that the answer comes: no refusal, and no count."""
+
+    def other_request():
+        try:
+            return entry_point(paying)()
+        finally:
+            connections.close_all()
+
+    def admit(operation):
+        if operation.key == "k":
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(other_request).result(30).status_code == 201
+            return answer
+        return True
+
+    send = entry_point(paying, admit=admit, max_new_keys=2)
+    assert is_replay(send())
+    assert [send(key).status_code for key in ("a", "b", "c")] == [201, 201, 429]
+
+
+class Vanishing(MemoryStore):
+    """Whose records go as soon as they have been looked at."""
+
+    def look(self, operation):
+        record = super().look(operation)
+        self.rows.pop(operation.id, None)
+        return record
+
+
+@pays
+def test_a_key_that_was_known_a_moment_ago_is_not_refused(settings):
+    """It runs, at worst, as one key more."""
+    settings.IDEMPOTENCY = {"STORES": {"default": {"BACKEND": f"{__name__}.Vanishing"}}}
+    MemoryStore.rows.clear()
+    assert entry_point(paying, mode="lease")().status_code == 201
+    assert refusing(mode="lease")().status_code == 201
+    assert is_refused(refusing(mode="lease")("another"))
+    assert effects() == 2
+
+
+# --- Limits ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_scope_has_so_many_new_keys_a_minute(call, counts):
+    limited = idempotent(max_new_keys=2)(Runs().view)
+    assert [call(limited, key=key).status_code for key in ("a", "b", "c", "d")] == [200, 200, 429, 429]
+    assert is_replay(call(limited, key="a"))
+    assert call(idempotent(max_new_keys=2, scope="public")(Runs().view), key="c").status_code == 200, "another scope"
+    counts(6059.5)
+    assert int(call(limited, key="c").headers["Retry-After"]) in (1, 2)
+    counts(6060.0)
+    assert [call(limited, key=key).status_code for key in ("c", "d", "e")] == [200, 200, 429]
+
+
+def test_the_limits_may_be_settings(call, counts, settings):
+    settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "MAX_NEW_KEYS": 1}
+    view = idempotent(Runs().view)
+    assert [call(view, key=key).status_code for key in ("a", "b")] == [200, 429]
+
+
+@pays
+def test_no_more_keys_are_admitted_to_callers_at_once(counts):
+    callers, most, view = 8, 3, Runs().view
+    barrier = threading.Barrier(callers)
+
+    def send(number):
+        barrier.wait(30)
+        try:
+            return entry_point(view, max_new_keys=most, mode="lease")(f"k{number}").status_code
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(callers) as pool:
+        statuses = sorted(pool.map(send, range(callers)))
+    assert statuses == [200] * most + [429] * (callers - most)
+    assert IdempotencyRecord.objects.count() == most
+
+
+def test_a_key_that_was_refused_does_not_count(counts):
+    policy = Policy(max_new_keys=1)
+    first, second, third = (admission.admission_of(policy) for _ in range(3))
+    assert first.refused_for(operation()) is None
+    assert second.refused_for(operation("other")) == 60
+    first.give_back()
+    assert third.refused_for(operation("other")) is None
+
+
+class ReadOnly(MemoryStore):
+    """As a database in a failover may be for a while: it can be read, and not be written."""
+
+    is_over = False
+
+    def claim(self, operation, token):
+        if not self.is_over:
+            raise StoreUnavailable("read-only")
+        return super().claim(operation, token)
+
+
+@pays
+def test_retries_while_nothing_can_be_stored_do_not_count(counts, settings, monkeypatch):
+    settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "STORES": {"default": {"BACKEND": f"{__name__}.ReadOnly"}}}
+    MemoryStore.rows.clear()
+    send = entry_point(paying, mode="lease", max_new_keys=2)
+    assert [send().status_code for _retry in range(3)] == [503] * 3
+    monkeypatch.setattr(ReadOnly, "is_over", True)
+    assert [send(key).status_code for key in ("k", "other", "third")] == [201, 201, 429]
+
+
+def test_a_scope_stores_so_many_bytes(call, counts):
+    """More than that by the last response, as its size is not known before."""
+    runs = Runs(lambda request: HttpResponse(b"x" * 1000))
+    limited = idempotent(max_stored_bytes=1500, retention=3600)(runs.view)
+    assert [call(limited, key=key).status_code for key in ("a", "b", "c")] == [200, 200, 429]
+    assert is_replay(call(limited, key="a"))
+    assert int(call(limited, key="c").headers["Retry-After"]) >= 1200, "the hour that it is has 20 minutes more"
+    counts(7200.0)
+    assert call(limited, key="c").status_code == 200
+
+
+def test_a_cache_that_fails_limits_nothing(call, settings, caplog):
+    settings.CACHES = {"default": {"BACKEND": f"{__name__}.NoCache"}}
+    admission._guards.clear()
+    limited = idempotent(max_new_keys=1, max_stored_bytes=1)(Runs().view)
+    assert [call(limited, key=key).status_code for key in ("a", "b")] == [200, 200]
+    assert [record.event for record in caplog.records] == ["cache_error"]
+
+
+def test_what_is_no_count_limits_nothing(call, counts, caplog):
+    """Another program writes to the same cache, or another version of the cache's client."""
+    policy = Policy(max_stored_bytes=100, retention=3600)
+    key = admission.admission_of(policy)._bytes_of(operation()).key
+    caches["counts"].set(key, "no number")
+    limited = idempotent(policy=replace(policy, scope="public"))(Runs().view)
+    assert call(limited).status_code == 200
+    assert [record.event for record in caplog.records] == ["cache_error"]
+
+
+class NoCache:
+    def __init__(self, location, params):
+        pass
+
+    def get(self, *args, **kwargs):
+        raise ConnectionError
+
+    incr = add = get
+
+    def close(self):
+        pass
+
+
+# --- What is told, and what it costs ---------------------------------------------------------------------------------
+
+
+def test_a_refusal_is_an_event(call):
+    with heard(signals.request_rejected) as rejected, heard(signals.key_claimed) as claimed:
+        call(idempotent(admit=by_key)(Runs().view))
+    assert [(named["reason"], named["retry_after"]) for named in rejected] == [("not_admitted", 7)]
+    assert claimed == []
+
+
+@pytest.mark.postgresql
+@pytest.mark.psycopg3
+@pays
+@pytest.mark.parametrize(
+    "policy",
+    [{"admit": by_key}, {"max_new_keys": 100}, {"max_stored_bytes": 10**9}],
+    ids=lambda policy: next(iter(policy)),
+)
+def test_it_costs_one_look_and_without_it_nothing(counts, policy):
+    def statements(send, key):
+        with sent_statements() as sent:
+            send(key)
+        return len(sent.all)
+
+    plain, asking = entry_point(paying), entry_point(paying, **policy)
+    for send in (plain, asking, plain, asking):  # until all is prepared
+        for _once_more in range(6):
+            send(key := ALLOWED + uuid4().hex)
+            send(key)
+    first, again = ALLOWED + "1", ALLOWED + "2"
+    assert statements(asking, again) == statements(plain, first) + 1
+    assert statements(asking, again) == statements(plain, first) + 1, "a replay"

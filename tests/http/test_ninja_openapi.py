@@ -1,0 +1,101 @@
+"""Ninja's OpenAPI document tells of each protected operation's key, responses and rules."""
+
+from __future__ import annotations
+
+import json
+import uuid
+
+import pytest
+from ninja import NinjaAPI, Router, Schema
+from openapi_spec_validator import validate
+
+from django_idempotency.decorators import idempotent
+
+
+class Paid(Schema):
+    amount: int
+
+
+@pytest.fixture
+def api():
+    return NinjaAPI(urls_namespace=uuid.uuid4().hex, docs_url=None)
+
+
+def pay(request, amount: int):
+    """Pays."""
+
+
+def operations(api):
+    document = json.loads(json.dumps(api.get_openapi_schema(path_prefix="")))
+    validate(document)
+    return document["paths"], document["components"]["schemas"]
+
+
+def header(operation):
+    return next((each for each in operation["parameters"] if each["name"] == "Idempotency-Key"), None)
+
+
+@pytest.mark.parametrize("required", [True, False])
+@pytest.mark.parametrize("way", ["below", "above", "api", "router"])
+def test_a_protected_operation_tells_of_its_key(api, way, required):
+    protect = idempotent(required=required, key_pattern="[0-9]+", min_key_length=8)
+    if way in ("below", "above"):
+        add = api.post("/pay", response={201: Paid})
+        _ = add(protect(pay_here())) if way == "below" else protect(add(pay_here()))
+    else:
+        router = Router() if way == "router" else api
+        router.add_decorator(protect, mode="view")
+        router.post("/pay", response={201: Paid})(pay_here())
+        if way == "router":
+            api.add_router("", router)
+    paths, schemas = operations(api)
+    operation = paths["/pay"]["post"]
+    found = header(operation)
+    assert (found["in"], found["required"]) == ("header", required)
+    assert found["schema"] == {"type": "string", "minLength": 8, "maxLength": 255, "pattern": "^(?:[0-9]+)$"}
+    assert operation["responses"].keys() == {"201", "400", "409", "422", "503"}
+    assert "Idempotent-Replayed" in operation["responses"]["201"]["headers"]
+    assert operation["responses"]["409"]["headers"].keys() == {"Retry-After"}
+    (content,) = operation["responses"]["409"]["content"].items()
+    assert content == ("application/problem+json", {"schema": {"$ref": "#/components/schemas/IdempotencyProblem"}})
+    assert operation["description"].startswith("Pays.\n\nIdempotency: a retry with the same key gets the first")
+    assert {"code", "retryable"} <= schemas["IdempotencyProblem"]["properties"].keys()
+
+
+def pay_here():
+    """A function of its own: Ninja writes on it what operation it made of it."""
+
+    def pay_once(request, amount: int):
+        return pay(request, amount)
+
+    pay_once.__doc__ = pay.__doc__
+    return pay_once
+
+
+def test_what_is_not_protected_stays_as_it_is(api):
+    api.post("/free", response={201: Paid})(pay_here())
+    api.get("/paid", response=Paid, operation_id="paid")(idempotent(pay_here()))
+    paths, schemas = operations(api)
+    assert header(paths["/free"]["post"]) is header(paths["/paid"]["get"]) is None
+    assert paths["/free"]["post"]["responses"].keys() == {"201"}
+    assert "IdempotencyProblem" not in schemas
+
+
+def test_the_projects_own_description_of_a_status_stays(api):
+    own = {"responses": {409: {"description": "Ours."}}}
+    api.post("/pay", response={201: Paid}, openapi_extra=own)(idempotent(pay_here()))
+    responses = operations(api)[0]["/pay"]["post"]["responses"]
+    assert responses["409"]["description"] == "Ours."
+
+
+def test_both_documents_say_the_same(api):
+    pytest.importorskip("drf_spectacular")
+    from tests.http.test_openapi import Payments, document
+
+    knobs = {"required": True, "retention": 7200, "fingerprint_exclude": ["trace"], "max_request_age": 60}
+    api.post("/pay", response={201: Paid})(idempotent(**knobs)(pay_here()))
+    ours = operations(api)[0]["/pay"]["post"]
+    other = document(Payments, **knobs)["paths"]["/payments/"]["post"]
+    assert {**header(ours), "required": True} == {**header(other), "required": True}
+    assert ours["responses"]["410"] == other["responses"]["410"]
+    assert ours["description"].partition("Idempotency:")[2] == other["description"].partition("Idempotency:")[2]

@@ -1,0 +1,248 @@
+"""``@idempotent`` inside Django Ninja's operations: after Ninja's own checks, around what it makes of a result."""
+
+from __future__ import annotations
+
+import uuid
+from functools import cache
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+from ninja import NinjaAPI, Router, Schema, Status
+from ninja.decorators import decorate_view
+from ninja.errors import HttpError
+from ninja.security import APIKeyHeader
+
+from django_idempotency.decorators import idempotent
+from django_idempotency.models import IdempotencyRecord
+from tests.support.callers import effects, is_replay
+from tests.support.views import book, code
+
+pytestmark = pytest.mark.filterwarnings("ignore:Returning tuple:DeprecationWarning")
+
+KNOWN = {"right"}
+
+
+class ApiKey(APIKeyHeader):
+    param_name = "X-API-Key"
+
+    def authenticate(self, request, key):
+        return key if key in KNOWN else None
+
+
+class Paid(Schema):
+    amount: int
+    entry: str
+
+
+class Refused(Schema):
+    why: str
+
+
+RESPONSES = {201: Paid, 402: Refused}
+by_key = idempotent(scope=lambda request: request.auth)
+by_key_leased = idempotent(scope=lambda request: request.auth, mode="lease")
+
+
+@pytest.fixture
+def api():
+    return NinjaAPI(urls_namespace=uuid.uuid4().hex, docs_url=None)
+
+
+@pytest.fixture
+def post(call, settings, api):
+    """POSTs to /api/pay, behind the middleware."""
+    mounted = cache(lambda: api.urls)
+
+    def send(api_key="right", *, query="amount=5", asgi=False, **options):
+        settings.ROOT_URLCONF = (path("api/", mounted()),)
+        sent = call.request(path=f"/api/pay?{query}", headers={"X-API-Key": api_key}, **options)
+        if not asgi:
+            return call.client.generic(**sent)
+        from asgiref.sync import async_to_sync
+        from django.test import AsyncClient
+
+        async def by_asgi():
+            return await AsyncClient().generic(**sent)
+
+        return async_to_sync(by_asgi)()
+
+    return send
+
+
+def paid(request, amount):
+    return {"amount": amount, "entry": str(book(request).pk)}
+
+
+WAYS = {
+    "a dict": lambda request, amount: paid(request, amount),
+    "a status and a dict": lambda request, amount: (201, paid(request, amount)),
+    "Status": lambda request, amount: Status(201, paid(request, amount)),
+    "a schema": lambda request, amount: Paid(**paid(request, amount)),
+    "a response": lambda request, amount: HttpResponse(str(paid(request, amount)), status=201),
+}
+
+
+@pytest.mark.parametrize("answer", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("responses", [RESPONSES, {201: Paid}], ids=["several", "one"])
+def test_a_view_returns_with_a_key_what_it_returns_without(api, post, answer, responses):
+    if answer in (WAYS["a dict"], WAYS["a schema"]):
+        responses = {201: Paid}
+
+    @api.post("/pay", auth=ApiKey(), response=responses)
+    @by_key
+    def pay(request, amount: int):
+        return answer(request, amount)
+
+    unkeyed, first, second = post(key=None), post(), post()
+    assert [response.status_code for response in (unkeyed, first, second)] == [201] * 3
+    assert unkeyed.headers["Content-Type"] == first.headers["Content-Type"] == second.headers["Content-Type"]
+    assert (second.content, is_replay(first), is_replay(second), effects()) == (first.content, False, True, 2)
+
+
+@pytest.mark.parametrize("asgi", [True, False], ids=["asgi", "wsgi"])
+def test_an_async_operation_too(api, post, asgi):
+    @api.post("/pay", auth=ApiKey(), response=RESPONSES)
+    @by_key_leased
+    async def pay(request, amount: int):
+        return 201, {"amount": amount, "entry": uuid.uuid4().hex}
+
+    first, second = post(asgi=asgi), post(asgi=asgi)
+    assert (first.status_code, second.content, is_replay(second)) == (201, first.content, True)
+
+
+def test_a_replay_comes_after_ninjas_own_authentication(api, post):
+    @api.post("/pay", auth=ApiKey(), response=RESPONSES)
+    @by_key
+    def pay(request, amount: int):
+        return 201, paid(request, amount)
+
+    assert post().status_code == 201
+    refused = post("wrong")
+    assert (refused.status_code, is_replay(refused), b"entry" in refused.content) == (401, False, False)
+
+
+def test_a_router_that_is_mounted_twice_keeps_its_entry_points(api, post):
+    router = Router()
+
+    @router.post("/pay", auth=ApiKey(), response=RESPONSES)
+    @by_key
+    def pay(request, amount: int):
+        return 201, paid(request, amount)
+
+    api.add_router("", router)
+    NinjaAPI(urls_namespace=uuid.uuid4().hex, docs_url=None).add_router("/again", router)
+    assert [post().status_code for _ in range(2)] == [201, 201]
+    assert effects() == 1
+
+
+def test_what_the_view_sets_on_ninjas_response_is_replayed(api, post):
+    @api.post("/pay", auth=ApiKey(), response=RESPONSES)
+    @by_key
+    def pay(request, response: HttpResponse, amount: int):
+        response.headers["X-Paid"] = str(amount)
+        return 201, paid(request, amount)
+
+    assert [post().headers["X-Paid"] for _ in range(2)] == ["5", "5"]
+
+
+def test_what_ninja_refuses_leaves_the_key_free(api, post):
+    @api.post("/pay", auth=ApiKey(), response=RESPONSES)
+    @by_key
+    def pay(request, amount: int):
+        return 201, paid(request, amount)
+
+    assert post(query="amount=x").status_code == 422
+    assert not IdempotencyRecord.objects.exists()
+    assert post().status_code == 201
+
+
+@pytest.mark.parametrize(("status", "runs"), [(402, 1), (422, 2), (503, 2)])
+@pytest.mark.parametrize("raised", [True, False], ids=["raised", "returned"])
+def test_a_failure_is_treated_by_the_outcome_policy(api, post, status, runs, raised):
+    seen = []
+
+    @api.post("/pay", auth=ApiKey(), response={status: Refused})
+    @by_key
+    def pay(request, amount: int):
+        seen.append(request)
+        if raised:
+            raise HttpError(status, "no")
+        return status, {"why": "no"}
+
+    first, second = post(), post()
+    assert (first.status_code, second.status_code, first.content) == (status, status, second.content)
+    assert (is_replay(second), len(seen)) == (runs == 1, runs)
+
+
+def test_an_error_unhandled_by_ninja_releases_the_key(api, post, call):
+    @api.post("/pay", auth=ApiKey())
+    @by_key
+    def pay(request, amount: int):
+        raise LookupError
+
+    for _ in range(2):
+        with pytest.raises(LookupError):
+            post()
+    assert IdempotencyRecord.objects.get().attempts == 2
+
+
+def test_a_result_that_ninja_cannot_render_undoes_the_effects(api, post):
+    call_count = []
+
+    @api.post("/pay", auth=ApiKey(), response={201: Paid})
+    @by_key
+    def pay(request, amount: int):
+        call_count.append(book(request))
+        return 201, {"amount": "no number"}
+
+    for _ in range(2):
+        with pytest.raises(Exception, match="validation error"):
+            post()
+    assert (len(call_count), effects()) == (2, 0)
+
+
+def test_above_the_operation_it_does_the_same(api, post):
+    @by_key
+    @api.post("/pay", auth=ApiKey(), response=RESPONSES)
+    def pay(request, amount: int):
+        return 201, paid(request, amount)
+
+    assert [is_replay(post()) for _ in range(2)] == [False, True]
+    assert post("wrong").status_code == 401
+
+
+def test_around_the_whole_operation_by_ninjas_own_means(api, post):
+    @api.post("/pay", response=RESPONSES)
+    @decorate_view(idempotent)
+    def pay(request, amount: int):
+        return 201, paid(request, amount)
+
+    assert [is_replay(post()) for _ in range(2)] == [False, True]
+
+
+def test_the_middleware_puts_an_entry_point_inside_an_operation(api, post, settings):
+    settings.IDEMPOTENCY = {"SCOPE": lambda request: request.auth}
+
+    @api.post("/pay", auth=ApiKey(), response=RESPONSES)
+    def pay(request, amount: int):
+        return 201, paid(request, amount)
+
+    first, second = post(), post()
+    assert (first.status_code, second.content, is_replay(second), effects()) == (201, first.content, True, 1)
+    refused = post("wrong")
+    assert (refused.status_code, is_replay(refused)) == (401, False)
+
+
+def test_behind_the_middleware_its_own_policy_counts(api, post, settings):
+    settings.IDEMPOTENCY = {"REQUIRED": True, "SCOPE": "public"}
+
+    @api.post("/pay", auth=ApiKey(), response=RESPONSES)
+    @by_key_leased
+    def pay(request: HttpRequest, amount: int):
+        return 201, paid(request, amount)
+
+    assert post().status_code == 201
+    record = IdempotencyRecord.objects.get()
+    assert (record.scope, record.mode) == ("custom:right", "lease")
+    assert code(post(key=None)) == "idempotency_key_missing"

@@ -1,0 +1,479 @@
+"""``IdempotentMixin`` on views of every kind, and Django REST framework's views behind the middleware."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from django.contrib.auth.models import Permission
+from django.http import HttpResponse
+from django.test.client import encode_multipart
+from rest_framework import exceptions, generics, permissions, serializers, status, throttling, viewsets
+from rest_framework.authentication import SessionAuthentication, TokenAuthentication
+from rest_framework.authtoken.models import Token
+from rest_framework.decorators import action, api_view, permission_classes
+from rest_framework.parsers import JSONParser
+from rest_framework.renderers import BrowsableAPIRenderer, JSONRenderer
+from rest_framework.response import Response
+from rest_framework.views import APIView, exception_handler
+
+from django_idempotency.decorators import idempotent
+from django_idempotency.exceptions import StoreUnavailable, TerminalFailure
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.policy import Policy
+from django_idempotency.rest_framework import IdempotencyProblem, IdempotentMixin
+from django_idempotency.stores import store_for
+from testproject.models import LedgerEntry
+from tests.support.callers import effects, is_replay
+from tests.support.views import Runs, book, code
+
+pytestmark = pytest.mark.drf
+
+
+class MayAdd(permissions.BasePermission):
+    def has_permission(self, request, view):
+        return request.user.has_perm("testproject.add_ledgerentry")
+
+
+class EntrySerializer(serializers.ModelSerializer):
+    class Meta:
+        model = LedgerEntry
+        fields = ("id", "amount", "currency", "reference")
+
+
+class Plain(APIView):
+    authentication_classes = [SessionAuthentication, TokenAuthentication]
+    runs: Runs
+
+    def post(self, request, *args, **kwargs):
+        return self.runs.view(request)
+
+
+class Generic(generics.CreateAPIView):
+    queryset = LedgerEntry.objects.all()
+    serializer_class = EntrySerializer
+    authentication_classes = [SessionAuthentication]
+    runs: Runs
+
+    def perform_create(self, serializer):
+        self.runs.contexts.append(self.request.idempotency)
+        serializer.save(user=self.request.user, kind="order")
+
+
+class Entries(viewsets.ModelViewSet, Generic):
+    @action(detail=False, methods=["post"], idempotency_policy=Policy(required=True, mode="lease"))
+    def settle(self, request):
+        self.runs.contexts.append(request.idempotency)
+        return Response({"run": self.runs.count})
+
+
+class Protected(IdempotentMixin, Plain):
+    """The mixin on a plain view."""
+
+
+def answering(make=None, base=Protected, **attributes):
+    """The runs of a view that answers what ``make(request)`` does, and the view."""
+    runs = Runs(make or (lambda request: Response({"entry": str(book(request).pk)}, status=201)))
+    return runs, type("Answering", (base,), {"runs": runs} | attributes).as_view()
+
+
+PAYLOAD = {"amount": 5, "currency": "EUR", "reference": "r"}
+VIEWS = {
+    "APIView": lambda runs, mixed: type("View", (*mixed, Plain), {"runs": runs}).as_view(),
+    "generic view": lambda runs, mixed: type("View", (*mixed, Generic), {"runs": runs}).as_view(),
+    "viewset": lambda runs, mixed: type("View", (*mixed, Entries), {"runs": runs}).as_view({"post": "create"}),
+    "action": lambda runs, mixed: type("View", (*mixed, Entries), {"runs": runs}).as_view(
+        {"post": "settle"}, **Entries.settle.kwargs if mixed else {}
+    ),
+}
+
+
+# --- Views of every kind ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mixed", [(IdempotentMixin,), ()], ids=["mixin", "middleware"])
+@pytest.mark.parametrize("make", VIEWS.values(), ids=VIEWS)
+def test_a_view_runs_once_for_each_key(call, make, mixed):
+    runs = Runs(lambda request: Response({"run": runs.count}))
+    view = make(runs, mixed)
+    answers = [call(view, PAYLOAD, key=key) for key in ("k", "k", "other")]
+    assert [is_replay(answer) for answer in answers] == [False, True, False]
+    assert answers[0].content == answers[1].content != answers[2].content
+    assert [context.key for context in runs.contexts] == ["k", "other"]
+
+
+@pytest.mark.parametrize("entry_point", [idempotent, idempotent(required=True)])
+def test_the_decorator_on_a_class_is_the_mixin(call, entry_point):
+    runs = Runs(lambda request: Response({"run": runs.count}))
+    protected = entry_point(type("View", (Plain,), {"runs": runs}))
+    assert issubclass(protected, IdempotentMixin)
+    assert [call(protected.as_view()).json() for _ in range(2)] == [{"run": 1}] * 2
+
+
+def test_an_action_has_its_own_policy(call):
+    runs = Runs()
+    viewset = type("View", (IdempotentMixin, Entries), {"runs": runs})
+    create, settle = viewset.as_view({"post": "create"}), viewset.as_view({"post": "settle"}, **Entries.settle.kwargs)
+    assert call(create, PAYLOAD, key=None).status_code == 201
+    assert code(call(settle, key=None)) == "idempotency_key_missing"
+    assert call(settle, key="lease").status_code == 200
+    assert IdempotencyRecord.objects.get().mode == "lease"
+
+
+@pytest.mark.parametrize("send", ["__call__", "asgi"])
+def test_the_middleware_covers_an_api_view_inside_its_permissions(call, alice, send):
+    alice.user_permissions.add(Permission.objects.get(codename="add_ledgerentry"))
+    runs = Runs(lambda request: Response({"run": runs.count}))
+    view = api_view(["POST"])(permission_classes([MayAdd])(lambda request: runs.view(request)))
+    view.cls.authentication_classes = [SessionAuthentication]
+    answers = [getattr(call, send)(view) for _ in range(2)]
+    assert ([answer.json() for answer in answers], is_replay(answers[1])) == ([{"run": 1}] * 2, True)
+    alice.user_permissions.clear()
+    refused = getattr(call, send)(view)
+    assert (refused.status_code, is_replay(refused), b"run" in refused.content) == (403, False, False)
+
+
+def test_safe_and_unkeyed_requests_run_each_time(call):
+    runs, view = answering(get=Plain.post)
+    assert [call(view, key=None).status_code for _ in range(2)] == [201, 201]
+    assert [call(view, method="GET").status_code for _ in range(2)] == [201, 201]
+    assert runs.contexts == [None] * 4
+    assert not IdempotencyRecord.objects.exists()
+
+
+def test_a_method_that_is_not_allowed_leaves_the_key_free(call):
+    _runs, view = answering()
+    assert call(view, method="PUT").status_code == 405
+    assert call(view).status_code == 201
+
+
+# --- Who gets a replay -----------------------------------------------------------------------------------------------
+
+
+def test_a_replay_reaches_nobody_whose_permission_is_gone(call, alice):
+    alice.user_permissions.add(Permission.objects.get(codename="add_ledgerentry"))
+    _runs, view = answering(permission_classes=[MayAdd])
+    assert is_replay([call(view) for _ in range(2)][1])
+    alice.user_permissions.clear()
+    refused = call(view)
+    assert (refused.status_code, is_replay(refused), b"entry" in refused.content) == (403, False, False)
+
+
+def test_a_replay_reaches_nobody_whose_authentication_fails(call, alice):
+    token = Token.objects.create(user=alice)
+    _runs, view = answering(authentication_classes=[TokenAuthentication])
+    header = {"Authorization": f"Token {token.key}"}
+    assert is_replay([call(view, headers=header) for _ in range(2)][1])
+    token.delete()
+    for headers in (header, {}):
+        refused = call(view, headers=headers)
+        assert (refused.status_code, is_replay(refused), b"entry" in refused.content) == (401, False, False)
+
+
+def test_a_refused_first_request_is_not_stored(call, alice):
+    runs, view = answering(permission_classes=[MayAdd])
+    assert call(view).status_code == 403
+    alice.user_permissions.add(Permission.objects.get(codename="add_ledgerentry"))
+    assert (call(view).status_code, runs.count) == (201, 1)
+
+
+def test_a_new_token_of_the_same_user_gets_the_same_answer(call, alice):
+    runs, view = answering(authentication_classes=[TokenAuthentication])
+    for _ in range(2):
+        token = Token.objects.create(user=alice)
+        assert call(view, headers={"Authorization": f"Token {token.key}"}).status_code == 201
+        token.delete()
+    assert runs.count == 1
+
+
+def test_throttles_count_replays(call):
+    class Twice(throttling.UserRateThrottle):
+        rate = "2/day"
+        cache_key = "twice"
+
+        def get_cache_key(self, request, view):
+            return f"test-throttle-{id(Twice)}"
+
+    runs, view = answering(throttle_classes=[Twice])
+    answers = [call(view) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [201, 201, 429]
+    assert (is_replay(answers[1]), is_replay(answers[2]), runs.count) == (True, False, 1)
+
+
+def test_anonymous_callers_need_a_stated_scope(call):
+    call.client.logout()
+    open_to_all = {"permission_classes": [permissions.AllowAny]}
+    assert code(call(answering(**open_to_all)[1])) == "idempotency_key_anonymous"
+    runs, view = answering(lambda request: Response({}), idempotency_policy=Policy(scope="public"), **open_to_all)
+    assert is_replay([call(view) for _ in range(2)][1])
+    assert runs.contexts[0].scope == "public"
+
+
+def test_a_callable_scope_sees_what_the_view_has_authenticated(call, alice):
+    token = Token.objects.create(user=alice)
+    policy = Policy(scope=lambda request: f"account:{request.auth.user_id}")
+    runs, view = answering(authentication_classes=[TokenAuthentication], idempotency_policy=policy)
+    call(view, headers={"Authorization": f"Token {token.key}"})
+    assert runs.contexts[0].scope == f"custom:account:{alice.pk}"
+
+
+# --- Problems --------------------------------------------------------------------------------------------------------
+
+
+def test_a_problem_is_problem_json_with_the_default_handler(call):
+    _runs, view = answering(idempotency_policy=Policy(required=True))
+    response = call(view, key=None)
+    assert (response.status_code, response.headers["Content-Type"]) == (400, "application/problem+json")
+    assert response.json() == {
+        "type": "https://django-idempotency.readthedocs.io/en/stable/errors/#idempotency_key_missing",
+        "title": "This operation needs an idempotency key, and the request has none.",
+        "detail": "Make a key for the operation, and send the same key with every retry of it.",
+        "status": 400,
+        "code": "idempotency_key_missing",
+        "retryable": False,
+        "safe_new_key": True,
+    }
+    assert response.headers["Link"].endswith('/errors/#idempotency_key_missing>; rel="describedby"')
+
+
+def test_a_mismatch_changes_nothing(call):
+    runs, view = answering()
+    call(view, PAYLOAD)
+    before = IdempotencyRecord.objects.values().get()
+    refused = call(view, PAYLOAD | {"amount": 6})
+    assert (refused.status_code, code(refused), runs.count) == (422, "idempotency_key_reused", 1)
+    assert IdempotencyRecord.objects.values().get() == before
+
+
+def test_in_flight_says_when_to_ask_again(call):
+    _runs, view = answering(idempotency_policy=Policy(mode="lease", lease=30))
+    inner = []
+
+    def answer(request):
+        inner.append(call(view))
+        return Response({})
+
+    view.cls.runs.answer = answer
+    assert call(view).status_code == 200
+    assert (inner[0].status_code, code(inner[0])) == (409, "idempotency_key_in_use")
+    assert inner[0].headers["Retry-After"] in ("1", "2")
+
+
+def test_a_projects_exception_handler_sees_problems(call):
+    seen = []
+
+    def handler(error, context):
+        seen.append((error, error.get_codes(), error.status_code))
+        response = exception_handler(error, context)
+        response.data = {"errors": [{"code": error.get_codes(), "message": str(error.detail)}]}
+        return response
+
+    _runs, view = answering(get_exception_handler=lambda view: handler, idempotency_policy=Policy(required=True))
+    response = call(view, key=None)
+    assert (response.status_code, response.json()["errors"][0]["code"]) == (400, "idempotency_key_missing")
+    assert response.headers["Content-Type"] == "application/json"
+    assert response.headers["Link"].endswith('rel="describedby"')
+    assert call(view, PAYLOAD).status_code == 201
+    assert call(view, {}).json()["errors"][0]["code"] == "idempotency_key_reused"
+    assert [(codes, status) for _error, codes, status in seen] == [
+        ("idempotency_key_missing", 400),
+        ("idempotency_key_reused", 422),
+    ]
+    assert all(isinstance(error, IdempotencyProblem | exceptions.APIException) for error, _codes, _status in seen)
+
+
+def test_a_handler_that_answers_a_plain_response_is_left_to_it(call):
+    def handler(error, context):
+        return HttpResponse(error.get_codes(), status=418, content_type="text/plain")
+
+    _runs, view = answering(get_exception_handler=lambda view: handler, idempotency_policy=Policy(required=True))
+    response = call(view, key=None)
+    assert (response.status_code, response.content) == (418, b"idempotency_key_missing")
+
+
+# --- Outcomes --------------------------------------------------------------------------------------------------------
+
+
+class Declined(exceptions.APIException):
+    status_code = status.HTTP_402_PAYMENT_REQUIRED
+    default_code = "declined"
+
+
+class Broken(exceptions.APIException):
+    status_code = status.HTTP_502_BAD_GATEWAY
+
+
+STORED, RELEASED, FAILED = "stored", "released", "failed"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "outcome"),
+    [
+        (Declined(), 402, STORED),
+        (exceptions.APIException("x"), 500, FAILED),
+        (Broken(), 502, FAILED),
+        (exceptions.ValidationError({"amount": ["too much"]}), 400, RELEASED),
+        (exceptions.NotAuthenticated(), 403, RELEASED),
+        (exceptions.PermissionDenied(), 403, RELEASED),
+        (exceptions.NotFound(), 404, RELEASED),
+        (exceptions.Throttled(3), 429, RELEASED),
+    ],
+)
+@pytest.mark.parametrize("raised", [True, False])
+def test_raised_and_returned_failures_follow_the_policy(call, error, status, outcome, raised):
+    def answer(request):
+        book(request)
+        if raised:
+            raise error
+        return Response({"detail": str(error.detail)}, status=status)
+
+    runs, view = answering(answer)
+    first, second = call(view), call(view)
+    assert (first.status_code, second.status_code) == (status, status)
+    assert (is_replay(second), runs.count) == ((True, 1) if outcome == STORED else (False, 2))
+    assert effects() == {STORED: 1, RELEASED: 2, FAILED: 0}[outcome], "undone only where a retry is to run again"
+    kept = IdempotencyRecord.objects.first()
+    assert (kept and kept.status) == {STORED: "failed", FAILED: "failed", RELEASED: None}[outcome]
+
+
+def test_invalid_data_leaves_the_key_free_for_the_corrected_request(call):
+    view = VIEWS["generic view"](Runs(), (IdempotentMixin,))
+    assert call(view, PAYLOAD | {"amount": "x"}).status_code == 400
+    assert call(view, PAYLOAD).status_code == 201
+
+
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+def test_a_terminal_failure_is_stored_and_replayed(call, mode):
+    def answer(request):
+        book(request)
+        raise TerminalFailure(Response({"declined": True}, status=409))
+
+    runs, view = answering(answer, idempotency_policy=Policy(mode=mode))
+    first, second = call(view), call(view)
+    assert (first.status_code, second.content, is_replay(second), runs.count) == (409, first.content, True, 1)
+    assert effects() == (0 if mode == "atomic" else 1)
+
+
+def test_an_unhandled_exception_undoes_the_effects_and_passes(call):
+    def answer(request):
+        book(request)
+        raise ZeroDivisionError
+
+    runs, view = answering(answer)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            call(view)
+    assert (runs.count, effects()) == (2, 0)
+
+
+def test_what_is_no_response_is_an_error_before_anything_is_committed(call):
+    def answer(request):
+        book(request)
+
+    _runs, view = answering(answer)
+    with pytest.raises(AssertionError, match="Expected a `Response`"):
+        call(view)
+    assert effects() == 0
+
+
+def test_a_response_that_cannot_be_rendered_undoes_the_effects(call):
+    def answer(request):
+        return Response({"entry": book(request), "odd": object()})
+
+    _runs, view = answering(answer)
+    with pytest.raises(TypeError):
+        call(view)
+    assert effects() == 0
+
+
+# --- Renderers and bases ---------------------------------------------------------------------------------------------
+
+
+HTML = {"Accept": "text/html"}
+
+
+def test_the_browsable_api_gets_its_pages_for_problems(call):
+    _runs, view = answering(renderer_classes=[JSONRenderer, BrowsableAPIRenderer], get=Plain.post)
+    call(view, headers=HTML)
+    mismatch = call(view, PAYLOAD, headers=HTML)
+    assert mismatch.status_code == 422
+    assert b"idempotency_key_reused" in mismatch.content
+
+
+def test_the_browsable_api_does_not_run_the_view_again(call):
+    runs = Runs()
+    view = type("View", (IdempotentMixin, Entries), {"runs": runs, "renderer_classes": [BrowsableAPIRenderer]})
+    answer = call(view.as_view({"post": "create", "get": "list"}), PAYLOAD, headers=HTML)
+    assert (answer.status_code, runs.count, effects()) == (201, 1, 1)
+
+
+class Tracing:
+    """Another mixin that has its hands in everything."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.trace = []
+
+    def dispatch(self, request, *args, **kwargs):
+        response = super().dispatch(request, *args, **kwargs)
+        response.headers["X-Trace"] = " ".join(self.trace)
+        return response
+
+    def initial(self, request, *args, **kwargs):
+        self.trace.append("initial")
+        super().initial(request, *args, **kwargs)
+
+    def handle_exception(self, exc):
+        self.trace.append(type(exc).__name__)
+        return super().handle_exception(exc)
+
+    def finalize_response(self, request, response, *args, **kwargs):
+        self.trace.append("finalize")
+        response.headers["X-Finalized"] = "yes"
+        return super().finalize_response(request, response, *args, **kwargs)
+
+
+@pytest.mark.parametrize("bases", [(IdempotentMixin, Tracing, Plain), (Tracing, IdempotentMixin, Plain)])
+def test_mixins_that_override_what_it_overrides_still_work_beside_it(call, bases):
+    runs = Runs(lambda request: Response({"run": runs.count}))
+    view = type("View", bases, {"runs": runs}).as_view()
+    first, second, refused = call(view), call(view), call(view, PAYLOAD)
+    assert (first.content, is_replay(second), runs.count) == (second.content, True, 1)
+    assert first.headers["X-Finalized"] == second.headers["X-Finalized"] == "yes"
+    assert first.headers["X-Trace"] == "initial finalize"
+    assert refused.headers["X-Trace"] == "initial IdempotencyProblem finalize"
+    assert json.loads(refused.content)["code"] == "idempotency_key_reused"
+
+
+@pytest.mark.parametrize(
+    ("written", "answered"),
+    [([False], (409, "idempotency_key_in_use")), ([], (503, "idempotency_store_unavailable"))],
+    ids=["the claim is lost", "the store is away"],
+)
+def test_a_run_that_comes_to_nothing_gets_a_problem(call, transactional_db, monkeypatch, written, answered):
+    def complete(*_arguments, **_named):
+        if not written:
+            raise StoreUnavailable("away")
+        return written[0]
+
+    monkeypatch.setattr(type(store_for(Policy())), "complete", complete)
+    runs = Runs(lambda request: Response())
+    response = call(type("View", (IdempotentMixin, Plain), {"runs": runs}).as_view())
+    assert (response.status_code, code(response), runs.count) == (*answered, 1)
+    assert "Retry-After" in response.headers
+
+
+def test_a_form_is_parsed_by_the_views_own_parsers_with_a_key_too(call, alice):
+    class OnlyJSON(IdempotentMixin, APIView):
+        authentication_classes = ()
+        permission_classes = ()
+        parser_classes = (JSONParser,)
+        idempotency_policy = Policy(scope="public")
+
+        def post(self, request):
+            return Response(dict(request.data))
+
+    form = {"data": encode_multipart("b", {"a": "1"}), "content_type": "multipart/form-data; boundary=b"}
+    assert call(OnlyJSON.as_view(), key=None, **form).status_code == 415
+    assert call(OnlyJSON.as_view(), key="k", **form).status_code == 415
+    assert not IdempotencyRecord.objects.exists()

@@ -1,0 +1,147 @@
+"""Transactions around views with an entry point: Django's, the view's own, and none where the view wants none."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.handlers.base import BaseHandler
+from django.db import connection, transaction
+from django.http import HttpResponse
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_POST
+
+from django_idempotency.decorators import idempotent
+from django_idempotency.middleware import IdempotencyMiddleware
+from tests.support.callers import SCOPE, effects, is_replay, pay, post
+
+pytestmark = pytest.mark.usefixtures("payer")
+
+
+def ask(view, key="k"):
+    """As Django's handler does."""
+    request = post(key)
+    if key is None:
+        del request.META["HTTP_IDEMPOTENCY_KEY"]
+    return BaseHandler().make_view_atomic(view)(request)
+
+
+def told(request):
+    return HttpResponse(b"in a transaction" if connection.in_atomic_block else b"in none")
+
+
+def new():
+    """A view, a new one each time: Django marks views by attributes."""
+    return lambda request: told(request)
+
+
+async def atold(request):
+    return told(request)
+
+
+def drf(view):
+    from rest_framework.response import Response
+    from rest_framework.views import APIView
+
+    attributes = {
+        "permission_classes": (),
+        "authentication_classes": (),
+        "post": lambda self, request: Response(told(request).content.decode()),
+    }
+    return type("Told", (APIView,), attributes)
+
+
+NON_ATOMIC = {
+    "below": lambda **policy: idempotent(**policy)(transaction.non_atomic_requests(new())),
+    "above": lambda **policy: transaction.non_atomic_requests(idempotent(**policy)(new())),
+    "class": lambda **policy: idempotent(**policy)(
+        method_decorator(transaction.non_atomic_requests, name="dispatch")(
+            type("Told", (View,), {"post": lambda self, request: told(request)})
+        )
+    ).as_view(),
+    "around as_view": lambda **policy: idempotent(**policy)(
+        transaction.non_atomic_requests(type("Told", (View,), {"post": lambda self, request: told(request)}).as_view())
+    ),
+    "REST framework": lambda **policy: idempotent(**policy)(
+        method_decorator(transaction.non_atomic_requests, name="dispatch")(drf(told))
+    ).as_view(),
+    "REST framework, around as_view": lambda **policy: idempotent(**policy)(
+        transaction.non_atomic_requests(drf(told).as_view())
+    ),
+}
+of_each_way = pytest.mark.parametrize("make", NON_ATOMIC.values(), ids=NON_ATOMIC)
+
+
+@pytest.mark.drf
+@of_each_way
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+def test_a_view_that_wants_no_transaction_has_none_without_a_key(atomic_requests, make, mode):
+    assert b"in none" in rendered(ask(make(scope=SCOPE, mode=mode), None))
+
+
+@pytest.mark.drf
+@of_each_way
+def test_a_view_that_wants_no_transaction_has_none_in_lease_mode(atomic_requests, make):
+    assert b"in none" in rendered(ask(make(scope=SCOPE, mode="lease")))
+
+
+@pytest.mark.drf
+@of_each_way
+def test_the_claim_is_outside_the_views_transaction(atomic_requests, make):
+    view = make(scope=SCOPE)
+    assert b"in a transaction" in rendered(ask(view))
+    assert is_replay(ask(view))
+
+
+def rendered(response):
+    return (response.render() if hasattr(response, "render") else response).content
+
+
+# --- Behind the middleware -------------------------------------------------------------------------------------------
+
+
+def paying(request, *args, **kwargs):
+    return HttpResponse(pay().id.hex, status=201)
+
+
+class Paying(View):
+    def post(self, request):
+        return paying(request)
+
+
+OWN_TRANSACTION = {
+    "function": lambda: transaction.atomic(paying),
+    "called": lambda: transaction.atomic()(paying),
+    "decorators around": lambda: csrf_exempt(transaction.atomic(require_POST(paying))),
+    "around as_view": lambda: transaction.atomic(Paying.as_view()),
+    "dispatch": lambda: method_decorator(transaction.atomic, name="dispatch")(type("Own", (Paying,), {})).as_view(),
+    "method": lambda: method_decorator(transaction.atomic, name="post")(type("Own", (Paying,), {})).as_view(),
+}
+
+
+@pytest.fixture
+def behind_middleware(settings):
+    """Serve a view as Django does behind the middleware alone."""
+    settings.IDEMPOTENCY = {"SCOPE": "public"}
+    middleware = IdempotencyMiddleware(lambda request: HttpResponse(status=404))
+
+    def serve(view, request):
+        wrapped = BaseHandler().make_view_atomic(view)
+        return middleware.process_view(request, view, (), {}) or wrapped(request)
+
+    return serve
+
+
+@pytest.mark.parametrize("make", OWN_TRANSACTION.values(), ids=OWN_TRANSACTION)
+def test_the_middleware_stays_outside_of_a_views_own_transaction(behind_middleware, make):
+    view = make()
+    answers = [behind_middleware(view, post()) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [201, 201]
+    assert (answers[0].content, is_replay(answers[1]), effects()) == (answers[1].content, True, 1)
+
+
+@pytest.mark.parametrize("make", OWN_TRANSACTION.values(), ids=OWN_TRANSACTION)
+def test_the_decorator_does_too(make):
+    view = idempotent(scope=SCOPE)(make())
+    assert [view(post()).status_code for _ in range(2)] == [201, 201]
+    assert effects() == 1

@@ -1,0 +1,139 @@
+"""What of a response is kept for replays, what is kept from caches, and what an operator may give in its place."""
+
+from __future__ import annotations
+
+import pytest
+from django.http import HttpResponse, JsonResponse
+
+from django_idempotency.decorators import idempotent
+from django_idempotency.http.problems import problem
+from django_idempotency.http.responses import FILE_HEADERS, replay
+from django_idempotency.maintenance.interventions import Done, resolve
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.outcomes import OnHold, StoredResponse
+from tests.support.callers import is_replay
+from tests.support.views import Runs, code
+
+CACHED = {
+    "Cache-Control": "public, max-age=600",
+    "CDN-Cache-Control": "max-age=600",
+    "Expires": "Wed, 21 Oct 2099 07:28:00 GMT",
+    "Surrogate-Control": "max-age=600",
+}
+
+
+# --- Files and caches ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("header", sorted(FILE_HEADERS))
+def test_a_file_that_the_server_sends_is_not_replayed(call, header):
+    runs = Runs(lambda request: HttpResponse(status=201, headers={header: "/private/7.pdf", "X-Kept": "1"}))
+    view = idempotent(runs.view)
+    first, second = call(view), call(view)
+    assert first.headers[header] == "/private/7.pdf"
+    assert (second.status_code, code(second), is_replay(second)) == (201, "response_not_stored", True)
+    assert (header in second.headers, second.headers["X-Kept"], runs.count) == (False, "1", 1)
+    assert "/private/" not in str(IdempotencyRecord.objects.get().response_headers)
+
+
+def test_instructions_to_the_server_are_left_out(call):
+    view = idempotent(lambda request: HttpResponse("ok", headers={"X-Accel-Expires": "600", "Age": "7"}))
+    call(view)
+    second = call(view)
+    assert second.content == b"ok"
+    assert not {"X-Accel-Expires", "Age"} & set(second.headers)
+
+
+def test_a_replay_is_kept_from_caches(call):
+    view = idempotent(lambda request: JsonResponse({}, headers=CACHED))
+    first, second = call(view), call(view)
+    assert first.headers["Cache-Control"] == CACHED["Cache-Control"]
+    assert {name: second.headers.get(name) for name in CACHED} == dict.fromkeys(CACHED) | {"Cache-Control": "no-store"}
+
+
+def test_a_policy_may_have_replays_cached(call):
+    view = idempotent(cacheable_replays=True)(lambda request: JsonResponse({}, headers=CACHED))
+    call(view)
+    second = call(view)
+    assert is_replay(second)
+    assert {name: second.headers.get(name) for name in CACHED} == CACHED
+
+
+def test_what_stands_for_a_body_is_kept_from_caches_in_any_case():
+    replayed = replay(StoredResponse(201, tuple(CACHED.items()), None), cacheable=True)
+    assert (code(replayed), replayed.headers["Cache-Control"]) == ("response_not_stored", "no-store")
+    assert "Expires" not in replayed.headers
+
+
+def test_a_problem_is_kept_from_caches(call):
+    view = idempotent(required=True)(Runs().view)
+    assert call(view, key=None).headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.drf
+def test_a_problem_of_rest_framework_is_kept_from_caches(call):
+    from rest_framework.authentication import SessionAuthentication
+    from rest_framework.views import APIView
+
+    class View(APIView):
+        authentication_classes = (SessionAuthentication,)
+
+        def post(self, request):
+            raise AssertionError("it must not run")
+
+    refused = call(idempotent(required=True)(View).as_view(), key=None)
+    assert (refused.status_code, refused.headers["Cache-Control"]) == (400, "no-store")
+
+
+# --- Of an operator --------------------------------------------------------------------------------------------------
+
+
+def test_the_reason_of_a_hold_is_not_for_clients():
+    told = problem(OnHold("DatabaseError in shop.payments on 10.0.0.7")).members()
+    assert not [text for text in told.values() if "shop" in str(text) or "10.0.0.7" in str(text)]
+
+
+@pytest.fixture
+def failed(call):
+    """The id of a record whose run has failed, and its view, which would pay."""
+    runs = Runs(lambda request: HttpResponse(status=503))
+    view = idempotent(runs.view)
+    call(view)
+    return IdempotencyRecord.objects.get().pk, view
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/problem+json", "text/plain; charset=utf-8"])
+def test_a_response_given_by_hand_is_data_to_a_browser(call, failed, kind):
+    id, view = failed
+    assert isinstance(resolve(id, StoredResponse(200, (("Content-Type", kind),), b"7")), Done)
+    replayed = call(view)
+    assert (replayed.content, replayed.headers["Content-Type"]) == (b"7", kind)
+    assert replayed.headers["Content-Security-Policy"] == "sandbox"
+    assert replayed.headers["X-Content-Type-Options"] == "nosniff"
+
+
+KINDS = [
+    (("Content-Type", "text/html"),),
+    (("Content-Type", "image/svg+xml"),),
+    (("Content-Type", "application/json"), ("content-type", "text/html")),
+    (),
+]
+
+
+@pytest.mark.parametrize("headers", KINDS, ids=str)
+def test_a_response_given_by_hand_is_no_page(failed, headers):
+    with pytest.raises(ValueError, match="RESOLVE_CONTENT_TYPES"):
+        resolve(failed[0], StoredResponse(200, headers, b"<script>"))
+    assert IdempotencyRecord.objects.get().response_status is None
+
+
+def test_a_project_may_allow_other_types_by_hand(call, failed, settings):
+    settings.IDEMPOTENCY = {"RESOLVE_CONTENT_TYPES": ["text/csv"]}
+    resolve(failed[0], StoredResponse(200, (("Content-Type", "text/csv"),), b"7"))
+    assert call(failed[1]).headers["Content-Type"] == "text/csv"
+
+
+@pytest.mark.parametrize("header", ["X-Accel-Redirect", "X-Sendfile", "Set-Cookie", "Authorization"])
+def test_a_header_that_is_never_stored_is_not_given_by_hand(failed, header):
+    with pytest.raises(ValueError, match=f"{header}, which is never stored"):
+        resolve(failed[0], StoredResponse(204, ((header, "/private/7.pdf"),), b""))

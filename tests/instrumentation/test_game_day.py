@@ -1,0 +1,37 @@
+"""The game day evaluates the rules of the documentation, and nothing else about them than their times is changed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from tests.gameday.rules import PACE, quicker
+from tests.instrumentation.metered import MONITORING, alert_rules
+from tests.instrumentation.test_alerts import promtool
+
+
+def quicker_rules():
+    return quicker((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]
+
+
+def test_only_the_times_of_the_rules_are_others():
+    for before, after in zip(alert_rules(), quicker_rules(), strict=True):
+        times = r"\[\w+\]" + r"|> [\d.]+$" * ("_seconds" in before["expr"])
+        assert re.sub(times, "", before["expr"]) == re.sub(times, "", after["expr"])
+        assert ("for" in before) == ("for" in after)
+        assert {**before, "expr": "", "for": ""} == {**after, "expr": "", "for": ""}
+
+
+def test_the_times_are_divided_by_the_pace():
+    stuck = next(rule for rule in quicker_rules() if rule["alert"] == "IdempotencyKeysAreStuck")
+    assert stuck["for"] == f"{15 * 60_000 // PACE}ms"
+    lag = next(rule for rule in quicker_rules() if rule["alert"] == "IdempotencyCleanupLags")
+    assert lag["expr"].endswith(f"> {3600 / PACE:g}")
+
+
+@pytest.mark.promtool
+def test_prometheus_takes_the_quicker_rules(tmp_path):
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump(quicker((MONITORING / "alerts.yml").read_text())))
+    assert promtool("check", "rules", tmp_path / "rules.yml").returncode == 0

@@ -1,0 +1,349 @@
+"""Metrics for Prometheus: what is counted is what happened."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import timedelta
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connection, connections, transaction
+from django.db.models import Value
+from django.urls import path
+
+from django_idempotency import engine
+from django_idempotency.checks.views import check_metrics
+from django_idempotency.conf import conf
+from django_idempotency.instrumentation import metrics, prometheus
+from django_idempotency.models import DatabaseNow
+from django_idempotency.outbox.maintenance import Figures
+from django_idempotency.outbox.models import OutboxEvent
+from django_idempotency.outbox.publishing import publish
+from django_idempotency.outcomes import Fail, Keep, StoredResponse
+from django_idempotency.policy import Policy
+from django_idempotency.stats.queries import Stats
+from tests.instrumentation.metered import (
+    KEY,
+    LEASE,
+    ROOT,
+    alert_rules,
+    counted,
+    everything,
+    panel_expressions,
+    samples,
+    scraped,
+    total,
+)
+from tests.support.callers import claim, entry_point, paying, shift
+from tests.support.threads import in_threads
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("payer")
+
+DEFAULT = frozenset({("database", "default")})
+TOKEN = {"Authorization": "Bearer token-for-prometheus"}
+
+
+def test_each_event_is_counted_once_by_entry_point_and_view(registry):
+    everything()
+    expected = {
+        **{"key_claimed": 4, "key_taken_over": 1, "response_replayed": 1, "request_rejected": 2},
+        **{"key_completed": 2, "key_released": 1},
+    }
+    assert counted(registry) == expected
+    (hit,) = [
+        labels for labels, value in samples(scraped(registry))["idempotency_response_replayed_total"].items() if value
+    ]
+    assert dict(hit) == {"entry_point": "decorator", "view": "tests.support.callers.paying"}
+
+
+def test_installing_twice_counts_once(registry):
+    prometheus.install(registry)
+    entry_point(paying)()
+    assert counted(registry) == {"key_claimed": 1, "key_completed": 1}
+
+
+def test_a_rare_event_is_there_at_nought_before_it_happens(registry):
+    entry_point(paying)()
+    assert samples(scraped(registry))["idempotency_stale_write_rejected_total"] == {
+        frozenset({("entry_point", "decorator"), ("view", "tests.support.callers.paying")}): 0
+    }
+
+
+def test_runs_are_timed(registry):
+    entry_point(paying)()
+    (count,) = samples(scraped(registry))["idempotency_run_seconds_count"].values()
+    (seconds,) = samples(scraped(registry))["idempotency_run_seconds_sum"].values()
+    assert (count, 0 < seconds < 60) == (1, True)
+
+
+def test_the_figures_are_those_of_the_table(registry):
+    claim(policy=Policy(**LEASE))
+    shift(locked_at=-100, locked_until=-1)
+    found = samples(scraped(registry))
+    assert found["idempotency_pending"] == found["idempotency_stuck"] == {DEFAULT: 1}
+    ages = {dict(labels)["percentile"]: value for labels, value in found["idempotency_pending_age_seconds"].items()}
+    assert ages.keys() == {"50", "95", "99", "100"}
+    assert all(100 <= age < 200 for age in ages.values())
+    assert found["idempotency_table_up"] == {DEFAULT: 1}
+
+
+def test_keys_on_hold_are_counted_with_the_age_of_the_oldest(registry):
+    assert samples(scraped(registry))["idempotency_on_hold_age_seconds"] == {DEFAULT: 0}
+    for key, age in (("old", 900), ("young", 30)):
+        with engine.execution(claim(key, policy=Policy(**LEASE)), Policy(**LEASE)) as run:
+            run.settle(Fail("its lease ran out", on_hold=True))
+        shift(key, updated_at=-age)
+    metrics._tables.clear()
+    found = samples(scraped(registry))
+    assert found["idempotency_on_hold"] == {DEFAULT: 2}
+    assert 900 <= found["idempotency_on_hold_age_seconds"][DEFAULT] < 960
+
+
+@pytest.mark.postgresql
+def test_a_slow_owner_that_is_alive_is_not_stuck(registry, transactional_db, other_thread):
+    slow, _gone = [claim(key, policy=Policy()) for key in ("slow", "gone")]
+    for key in ("slow", "gone"):
+        shift(key, locked_until=-700)
+    with engine.execution(slow, Policy()) as run:
+        found = samples(other_thread(scraped, registry))
+        run.settle(Keep(StoredResponse(201)))
+    assert found["idempotency_pending"] == {DEFAULT: 2}
+    assert found["idempotency_stuck"] == {DEFAULT: 1}
+    assert 700 <= found["idempotency_stuck_age_seconds"][DEFAULT] < 760
+
+
+@pytest.mark.promtool
+def test_prometheus_finds_no_fault_with_the_metrics(registry):
+    everything()
+    with transaction.atomic():
+        publish("a", {})
+    checked = subprocess.run(["promtool", "check", "metrics"], input=scraped(registry), capture_output=True, text=True)
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+    OutboxEvent.objects.all().delete()
+
+
+def test_the_figures_of_the_outbox_are_told_by_publisher(registry):
+    with transaction.atomic():
+        for topic in ("a", "b", "c"):
+            publish(topic, {})
+    hour_ago = DatabaseNow() - Value(timedelta(hours=1))
+    OutboxEvent.objects.filter(topic="a").update(created_at=hour_ago, attempts=2)
+    OutboxEvent.objects.filter(topic="c").update(status="dead", finished_at=DatabaseNow())
+    found = samples(scraped(registry))
+    by_default = frozenset({("publisher", "default")})
+    told = {name: found[f"idempotency_outbox_{name}"][by_default] for name in ("pending", "failing", "dead", "relays")}
+    assert told == {"pending": 2, "failing": 1, "dead": 1, "relays": 0}
+    assert 3600 <= found["idempotency_outbox_age_seconds"][by_default] < 3700
+    OutboxEvent.objects.all().delete()
+
+
+def test_every_figure_is_one_that_there_is():
+    assert {name for gauge in metrics.GAUGES for name in gauge.fields.values()} <= Stats.__dataclass_fields__.keys()
+    outbox = {name for gauge in metrics.OUTBOX_GAUGES for name in gauge.fields.values()}
+    assert outbox <= Figures.__dataclass_fields__.keys()
+
+
+def test_many_scrapes_ask_the_database_once(registry, django_assert_num_queries):
+    scraped(registry)
+    with django_assert_num_queries(0):
+        scraped(registry)
+
+
+def test_a_failing_database_leaves_only_its_figures_out(registry, other_thread, monkeypatch, caplog):
+    entry_point(paying)()
+    with monkeypatch.context() as patch:
+        patch.setitem(connection.settings_dict, "NAME", "/nowhere/at/all")
+        text = other_thread(scraped, registry)
+    assert samples(text)["idempotency_table_up"] == {DEFAULT: 0}
+    assert "idempotency_pending" not in samples(text)
+    assert total(text, "key_claimed") == 1
+    assert not [name for name in samples(text) if name.startswith("idempotency_outbox")]
+    assert [record.event for record in caplog.records] == ["table_down"]
+
+
+@pytest.mark.postgresql
+def test_a_slow_database_has_seconds_and_no_more(registry, monkeypatch, other_thread, caplog):
+    monkeypatch.setattr(metrics, "LONGEST", 0.1)
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("LOCK TABLE django_idempotency_record IN ACCESS EXCLUSIVE MODE")
+        text = other_thread(scraped, registry)
+        cursor.execute("ROLLBACK")
+    assert samples(text)["idempotency_table_up"] == {DEFAULT: 0}
+    assert "57014" in caplog.text
+
+
+@pytest.mark.row_locks
+def test_a_scrape_that_hangs_blocks_no_other(registry, monkeypatch):
+    """It takes the connection and says nothing, so there is no statement yet that could have a limit."""
+    monkeypatch.setattr(metrics, "LONGEST", 0.1)
+    with ThreadPoolExecutor(2) as pool, monkeypatch.context() as patch, ExitStack() as stack:
+        silent = socket.create_server(("127.0.0.1", 0))
+        silent.settimeout(30)
+        patch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
+        patch.setitem(connection.settings_dict, "PORT", silent.getsockname()[1])
+        first = pool.submit(_scraped_elsewhere, registry)
+        stack.enter_context(silent.accept()[0])
+        stack.enter_context(silent)  # closed first, so that nobody tries again
+        text = pool.submit(_scraped_elsewhere, registry).result(30)
+        assert not first.done()
+        assert samples(text)["idempotency_table_up"] == {DEFAULT: 0}
+        assert "idempotency_pending" not in samples(text)
+    assert samples(first.result())["idempotency_table_up"] == {DEFAULT: 0}
+
+
+def _scraped_elsewhere(registry):
+    try:
+        return scraped(registry)
+    finally:
+        connections.close_all()
+
+
+def test_a_scrape_leaves_no_connection_behind(registry, other_thread):
+    other_thread(scraped, registry)
+    assert other_thread(lambda: connection.connection) is None
+
+
+TOKENS = ["newest-of-two-tokens", "oldest-of-two-tokens"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sent", "status"),
+    [
+        (TOKENS, {"Authorization": "Bearer newest-of-two-tokens"}, 200),
+        (TOKENS, {"Authorization": "bearer oldest-of-two-tokens"}, 200),
+        (TOKENS, {"Authorization": "Bearer newest-of-two-token"}, 401),
+        (TOKENS, {"Authorization": "Basic newest-of-two-tokens"}, 401),
+        (TOKENS, {"Authorization": "Bearer t\xf6ken-of-sixteen-characters"}, 401),
+        (TOKENS, {}, 401),
+        ([], {"Authorization": "Bearer "}, 401),
+        ([], {}, 401),
+    ],
+)
+def test_metrics_are_told_to_bearers_of_a_token(rf, settings, tokens, sent, status):
+    settings.IDEMPOTENCY = {"METRICS_TOKENS": tokens}
+    response = prometheus.scrape(rf.get("/metrics/", headers=sent))
+    assert (response.status_code, b"python_info" in response.content) == (status, status == 200)
+    assert ("WWW-Authenticate" in response.headers) == (status == 401)
+
+
+def test_metrics_may_be_told_to_everybody(rf):
+    assert prometheus.unguarded_scrape(rf.get("/metrics/")).status_code == 200
+
+
+@pytest.mark.parametrize("tokens", [["short"], ["a token with spaces in it"], "token-for-prometheus", [7]])
+def test_a_token_that_can_be_guessed_is_refused(settings, tokens):
+    settings.IDEMPOTENCY = {"METRICS_TOKENS": tokens}
+    with pytest.raises(ImproperlyConfigured, match="METRICS_TOKENS") as refused:
+        conf()
+    assert str(tokens) not in str(refused.value)
+
+
+def test_w066_a_metrics_view_that_refuses_everybody(settings):
+    settings.ROOT_URLCONF = (path("metrics/", prometheus.scrape), path("open/", prometheus.unguarded_scrape))
+    settings.IDEMPOTENCY = {}
+    (warning,) = check_metrics(None)
+    assert (warning.id, warning.msg.partition(" ")[0]) == ("django_idempotency.W066", "/metrics/")
+    settings.IDEMPOTENCY = {"METRICS_TOKENS": TOKENS}
+    assert check_metrics(None) == []
+
+
+@pytest.fixture
+def multi_process_server(start_server, tmp_path):
+    """Two gunicorn workers that share their metrics."""
+    directory = tmp_path / "metrics"
+    directory.mkdir()
+    return start_server(INSTRUMENTATION="prometheus", PROMETHEUS_MULTIPROC_DIR=str(directory)), directory
+
+
+@pytest.mark.server
+def test_with_two_workers_a_scrape_of_either_tells_of_both(multi_process_server):
+    server, directory = multi_process_server
+    keys = 0
+
+    def pay(index):
+        body = {"amount": 1, "currency": "EUR", "reference": f"scrape-{keys}-{index}"}
+        for _time in range(2):
+            assert server.post("/api/charges/", body, key=f"{KEY}-{keys}-{index}").status_code == 201
+
+    def both_have_counted():
+        nonlocal keys
+        in_threads(8, pay)
+        keys += 8
+        return len(list(directory.glob("counter_*.db"))) == 2
+
+    assert eventually(both_have_counted)
+    for _time in range(8):
+        text = server.http.get("/metrics/", headers=TOKEN).text
+        assert (total(text, "key_claimed"), total(text, "response_replayed"), total(text, "key_completed")) == (
+            keys,
+            keys,
+            keys,
+        )
+        assert samples(text)["idempotency_table_up"] == {DEFAULT: 1}
+    assert KEY not in text
+    assert "scrape-" not in text
+    assert set(re.findall(r'entry_point="(\w+)",view="([\w.]+)"', text)) == {("mixin", "testproject.api.ChargeViewSet")}
+    assert used_metrics() <= set(samples(text))
+
+
+def recipe():
+    """The configuration of gunicorn in docs/monitoring.md."""
+    fences = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "monitoring.md").read_text(), re.DOTALL)
+    (found,) = [fence for fence in fences if "child_exit" in fence]
+    return found
+
+
+LIVE_GAUGE = """
+def post_worker_init(worker):
+    import prometheus_client
+
+    prometheus_client.Gauge("alive", "Of a worker.", multiprocess_mode="liveall").set(1)
+"""
+
+
+@pytest.mark.server
+def test_a_dead_worker_leaves_its_counts_and_nothing_else(start_server, tmp_path):
+    directory, config = tmp_path / "metrics", tmp_path / "gunicorn.conf.py"
+    directory.mkdir()
+    config.write_text(recipe() + LIVE_GAUGE)
+    server = start_server(
+        INSTRUMENTATION="prometheus",
+        PROMETHEUS_MULTIPROC_DIR=str(directory),
+        GUNICORN_CMD_ARGS=f"--config {config}",
+        workers=1,
+    )
+    body = {"amount": 1, "currency": "EUR", "reference": "dead-worker"}
+    assert server.post("/api/charges/", body, key="dead-worker").status_code == 201
+    (gauge,) = directory.glob("gauge_liveall_*.db")
+    pid = int(gauge.stem.rpartition("_")[2])
+    os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: not gauge.exists())
+    assert (directory / f"counter_{pid}.db").exists()
+    assert total(server.http.get("/metrics/", headers=TOKEN).text, "key_claimed") == 1
+
+
+@pytest.mark.server
+def test_with_one_process_a_scrape_tells_the_same(start_server):
+    server = start_server(INSTRUMENTATION="prometheus", workers=1)
+    assert (
+        server.post("/api/charges/", {"amount": 1, "currency": "EUR", "reference": "one"}, key=KEY).status_code == 201
+    )
+    text = server.http.get("/metrics/", headers=TOKEN).text
+    assert (total(text, "key_claimed"), total(text, "key_completed")) == (1, 1)
+    assert used_metrics() <= set(samples(text))
+
+
+def used_metrics():
+    expressions = [rule["expr"] for rule in alert_rules()] + panel_expressions()
+    # Sizes are told by those databases alone that estimate them.
+    return set(re.findall(r"idempotency_\w+", " ".join(expressions))) - {
+        metrics.in_prometheus(gauge) for gauge in metrics.GAUGES if gauge.name.startswith("table_")
+    }

@@ -1,0 +1,198 @@
+"""What happened of late is told by the counters alone, and where that leads is plain arithmetic."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from django_idempotency.stats import formatting
+from django_idempotency.stats.formatting import amount, duration, share, volume
+from django_idempotency.stats.queries import (
+    DAY,
+    HOUR,
+    Activity,
+    Due,
+    Projection,
+    Size,
+    activity,
+    busiest,
+    history,
+    project,
+    projection,
+    size,
+    spans,
+    views,
+)
+from tests.support.happening import happen
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+# --- Activity --------------------------------------------------------------------------------------------------------
+
+
+def test_the_share_of_replays():
+    found = Activity.of(
+        {
+            "key_claimed": 90,
+            "key_taken_over": 1,
+            "response_replayed": 5,
+            "request_rejected.in_flight": 2,
+            "request_rejected.key_reused": 1,
+            "request_rejected.on_hold": 1,
+        }
+    )
+    assert (found.requests, found.replays, found.deduplicated) == (100, 5, 0.05)
+
+
+def test_a_duplicate_that_waited_in_vain_is_a_conflict_too():
+    assert Activity.of({"request_rejected.in_flight": 2, "request_rejected.wait_timeout": 3}).conflicts == 5
+
+
+def test_what_is_no_request_does_not_count_as_one():
+    found = Activity.of(
+        {
+            "key_completed": 9,
+            "key_failed": 1,
+            "key_released": 2,
+            "key_reaped": 3,
+            "stale_write_rejected": 4,
+            "store_failed": 5,
+        }
+    )
+    assert (found.requests, found.deduplicated) == (0, 0.0)
+    assert (found.completed, found.failed, found.released) == (9, 1, 2)
+    assert (found.reaped, found.stale_writes, found.store_errors) == (3, 4, 5)
+
+
+def test_a_claim_that_a_rival_was_quicker_to_run_is_one_request():
+    found = Activity.of({"key_claimed": 2, "claim_lost": 1, "response_replayed": 1})
+    assert (found.requests, found.replays, found.lost) == (2, 1, 1)
+
+
+@pytest.mark.django_db
+def test_the_last_hour_and_the_last_day():
+    happen("a", claimed=1)
+    happen("b", hours=0.9, claimed=2)
+    happen("a", hours=1.1, claimed=4)
+    happen("a", hours=25, claimed=8)
+    assert (activity(HOUR).requests, activity(DAY).requests) == (3, 7)
+
+
+@pytest.mark.django_db
+def test_each_view_by_itself_and_the_busiest_first():
+    for name, replayed in (("few", 1), ("many", 5), ("none", 0), ("some", 1)):
+        happen(name, claimed=10, replayed=replayed, in_flight=1 - (name == "many"))
+    found = views(DAY)
+    assert found["many"] == Activity.of({"key_claimed": 10, "response_replayed": 5, "request_rejected.in_flight": 0})
+    assert [name for name, _activity in busiest(found, "replays")] == ["many", "few", "some"]
+    assert [name for name, _activity in busiest(found, "conflicts", most=2)] == ["few", "none"]
+
+
+def test_spans_have_no_gaps_and_end_with_the_one_that_is_not_over():
+    counts = [
+        (NOON, "key_claimed", 1),
+        (NOON + timedelta(minutes=5), "key_claimed", 2),
+        (NOON + timedelta(minutes=5), "response_replayed", 3),
+        (NOON + timedelta(minutes=30), "key_claimed", 4),
+    ]
+    found = spans(counts, HOUR, now=NOON + timedelta(minutes=44), step=HOUR // 4)
+    assert [span.since for span in found] == [NOON + timedelta(minutes=minutes) for minutes in (-15, 0, 15, 30)]
+    assert [span.activity.requests for span in found] == [0, 6, 0, 4]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("seconds", "step", "count"), [(DAY, 900, 96), (7 * DAY, 3600, 168), (DAY // 4, 300, 72)])
+def test_history_by_spans_of_one_length(seconds, step, count):
+    happen("a", claimed=1)
+    happen("b", hours=0.5, claimed=7)
+    happen("a", hours=5, in_flight=2)
+    found = history(seconds, step=step, view="a")
+    assert len(found) == count
+    assert sum(span.activity.requests for span in history(seconds, step=step)) == 10
+    assert found[-1].activity.requests == 1
+    assert sum(span.activity.conflicts for span in found) == 2
+    quiet = found[-1].since - next(span.since for span in found if span.activity.conflicts)
+    assert timedelta(hours=4) <= quiet <= timedelta(hours=6)
+
+
+@pytest.mark.django_db
+def test_without_counters_there_is_no_history():
+    assert history(DAY) == []
+    assert projection(size()) == Projection()
+
+
+# --- Projection ------------------------------------------------------------------------------------------------------
+
+
+def test_a_day_s_answers_kept_for_two_days_are_twice_as_many_rows():
+    found = project(Size(rows=100, bytes=5000), 1000, seconds=DAY, kept_for=2 * DAY)
+    assert found == Projection(rows_per_day=1000, expected_rows=2000, expected_bytes=2000 * 50)
+
+
+def test_half_a_day_is_taken_for_a_day_and_an_hour_is_too_little():
+    assert project(Size(), 1000, seconds=DAY / 2, kept_for=DAY).rows_per_day == 2000
+    assert project(Size(), 1000, seconds=HOUR - 1, kept_for=DAY) == Projection()
+
+
+@pytest.mark.parametrize("unknown", [Size(), Size(rows=0, bytes=8192), Size(rows=10)])
+def test_without_the_size_of_a_row_the_bytes_are_not_guessed(unknown):
+    assert project(unknown, 1000, seconds=DAY, kept_for=DAY).expected_bytes is None
+
+
+@pytest.mark.django_db
+def test_the_projection_goes_by_the_last_day_and_the_retention(settings):
+    settings.IDEMPOTENCY = {"RETENTION": 3 * DAY}
+    happen("a", hours=30, completed=1000)
+    happen("a", hours=2, completed=10)
+    assert projection(size()).expected_rows == 30
+
+
+@pytest.mark.postgresql
+@pytest.mark.django_db
+def test_the_size_is_that_of_table_and_indexes():
+    found = size()
+    assert found.bytes == found.table_bytes + found.index_bytes
+    assert found.index_bytes > 0
+
+
+# --- In words --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "0 s"),
+        (0.254, "0.25 s"),
+        (9.99, "9.99 s"),
+        (42.4, "42 s"),
+        (60, "1 min"),
+        (3601, "1 h"),
+        (3 * 3600 + 7 * 60 + 12, "3 h 7 min"),
+        (2 * 86400 + 59, "2 d"),
+        (86399.7, "1 d"),
+    ],
+)
+def test_a_duration_in_its_two_greatest_units(seconds, words):
+    assert duration(seconds) == words
+
+
+def test_amounts_shares_and_volumes():
+    assert (amount(1234567), amount(None), amount(10, 10)) == ("1,234,567", "unknown", "10 or more")
+    assert (share(0.00424), volume(1536), volume(None)) == ("0.42 %", "1.5 KB", "unknown")
+
+
+def test_every_figure_of_an_activity_has_a_name():
+    assert formatting.NAMES.keys() | formatting.OUTBOX_NAMES.keys() == Activity.__dataclass_fields__.keys()
+
+
+def test_what_somebody_should_look_at_is_marked():
+    marked = [
+        figure.name
+        for figure in formatting.happened(Activity(requests=3, on_hold=1, lost=1, stale_writes=1))
+        if figure.alarming
+    ]
+    assert len(marked) == 2
+    assert not any(figure.alarming for figure in formatting.happened(Activity(requests=3, replays=3)))
+    assert [formatting.backlog(Due(due=1, lag=lag), 10)[1].alarming for lag in (1800, 1801)] == [False, True]

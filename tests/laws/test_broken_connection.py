@@ -1,0 +1,256 @@
+"""L3, L12: a connection that an exception of a signal's left half inside a transaction is discarded."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import subprocess
+import sys
+
+import pytest
+from django.db import ProgrammingError, connection, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_idempotency.consumers import Ack, Message, consume
+from django_idempotency.exceptions import ClaimInsideTransaction
+from django_idempotency.policy import Policy
+from django_idempotency.stores.database import DatabaseStore
+from tests.support.callers import MODES, effects, entry_point, pay, paying
+from tests.support.databases import environment
+from tests.support.requirements import ROOT
+
+pytestmark = pytest.mark.usefixtures("payer")
+
+
+class Interrupted(Exception):
+    """As Celery's ``SoftTimeLimitExceeded``."""
+
+
+def interrupt(*_args, **_named):
+    raise Interrupted
+
+
+# --- What such an exception leaves behind ----------------------------------------------------------------------------
+
+
+def in_enter_before_the_block_is_noted(monkeypatch):
+    """``Atomic.__enter__`` notes the block last."""
+    with monkeypatch.context() as patch, contextlib.suppress(Interrupted):
+        connection.ensure_connection()
+        blocks = type("Blocks", (list,), {"append": interrupt})()
+        patch.setattr(connections["default"], "atomic_blocks", blocks)
+        transaction.atomic().__enter__()
+    pay("half")
+
+
+def in_the_exit_of_an_inner_block(monkeypatch):
+    """Between the two lists that ``Atomic.__exit__`` takes from, so that the outer leaves in its place."""
+    with contextlib.suppress(Interrupted), transaction.atomic(), transaction.atomic():
+        pay("half")
+        connection.atomic_blocks.pop()
+        connection.atomic_blocks.append(connection.atomic_blocks[0])
+        connection.savepoint_ids.append(connection.savepoint_ids[0])
+        raise Interrupted
+
+
+def between_a_block_and_its_with(monkeypatch):
+    """As in ``ExitStack.enter_context``, before it knows how to leave the block."""
+    transaction.atomic().__enter__()
+    pay("half")
+
+
+def in_a_block_that_a_cycle_holds(monkeypatch):
+    """As an exception and the frames of its traceback do."""
+    gc.disable()
+    block = transaction.atomic()
+    block.__enter__()
+    pay("half")
+    cycle = [block]
+    cycle.append(cycle)
+
+
+def in_a_generator_that_a_cycle_holds(monkeypatch):
+    """As a context manager of a generator, on the way into whose exit the exception struck."""
+    gc.disable()
+
+    def transacting():
+        with transaction.atomic():
+            yield
+
+    generator = transacting()
+    next(generator)
+    pay("half")
+    cycle = [generator]
+    cycle.append(cycle)
+
+
+def closed_meanwhile(monkeypatch):
+    """As by Celery between two tasks, when the connection still claims to be in a block."""
+    in_enter_before_the_block_is_noted(monkeypatch)
+    connection.close()
+
+
+def between_the_drivers_note_and_djangos(monkeypatch):
+    """As in ``set_autocommit()``, at the beginning of a block."""
+    connection.ensure_connection()
+    connection._set_autocommit(False)
+    pay("half")
+
+
+IN_A_BLOCK = (
+    in_enter_before_the_block_is_noted,
+    in_the_exit_of_an_inner_block,
+    between_a_block_and_its_with,
+    in_a_block_that_a_cycle_holds,
+    in_a_generator_that_a_cycle_holds,
+    closed_meanwhile,
+)
+LEFT = [pytest.param(act, id=act.__name__) for act in IN_A_BLOCK]
+# On SQLite it can't be told from a transaction that was begun by hand.
+LEFT.append(pytest.param(between_the_drivers_note_and_djangos, id="out_of_step", marks=pytest.mark.row_locks))
+
+
+@pytest.fixture(params=LEFT)
+def half_inside(request, monkeypatch):
+    request.param(monkeypatch)
+    assert connection.in_atomic_block == (request.param in IN_A_BLOCK)
+    yield
+    gc.enable()
+    connection.in_atomic_block = connection.closed_in_transaction = False
+    connection.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_request_gets_a_sound_connection(half_inside, mode, other_thread):
+    assert entry_point(paying, mode=mode)().status_code == 201
+    assert other_thread(effects) == 1, "committed, and nothing of what was half done"
+    assert other_thread(effects, "half") == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_message_is_not_acknowledged_for_what_did_not_commit(half_inside, mode, other_thread):
+    delivery = consume(Message("q", "1"), lambda message, context: str(pay().id), policy=Policy(mode=mode))
+    assert isinstance(delivery, Ack)
+    assert other_thread(effects) == 1
+
+
+def test_a_block_that_somebody_can_still_leave_is_left_alone():
+    with transaction.atomic():
+        pay("kept")
+        with pytest.raises(ClaimInsideTransaction):
+            entry_point(paying)()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(transaction.atomic())
+        with pytest.raises(ClaimInsideTransaction):
+            entry_point(paying)()
+    assert effects("kept") == 1
+
+
+def test_a_transaction_that_is_managed_by_hand_is_left_alone():
+    connection.set_autocommit(False)
+    try:
+        pay("kept")
+        with pytest.raises(ClaimInsideTransaction):
+            entry_point(paying)()
+        connection.commit()
+    finally:
+        connection.set_autocommit(True)
+    assert effects("kept") == 1
+
+
+# --- Our own block ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", ["set_autocommit", "commit", "rollback"])
+def test_a_run_interrupted_at_its_edge_leaves_no_broken_connection(moment, monkeypatch):
+    def view(request):
+        answer = paying(request)
+        if moment == "rollback":
+            transaction.set_rollback(True)
+            answer.status_code = 422
+        return answer
+
+    with monkeypatch.context() as patch, contextlib.suppress(Interrupted, ProgrammingError):
+        real, calls = getattr(BaseDatabaseWrapper, moment), []
+
+        def interrupted(*args, **named):
+            calls.append(args)
+            if len(calls) == 1:
+                raise Interrupted
+            return real(*args, **named)
+
+        patch.setattr(BaseDatabaseWrapper, moment, interrupted)
+        entry_point(view)()
+    assert calls
+    assert not connection.in_atomic_block
+    assert connection.connection is None or connection.get_autocommit()
+    assert entry_point(paying)(key="next").status_code == 201
+
+
+def test_an_interrupted_run_leaves_no_broken_connection(monkeypatch, other_thread):
+    backend = type(connections["default"])
+    begins = "_start_transaction_under_autocommit" if connection.vendor == "sqlite" else "_set_autocommit"
+    begin, calls = getattr(backend, begins), []
+
+    def interrupted(*args):
+        begin(*args)
+        calls.append(args)
+        if len(calls) == 1:
+            raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, begins, interrupted)
+        with pytest.raises(Interrupted):
+            entry_point(paying)()
+    assert entry_point(paying)().status_code == 201
+    assert other_thread(effects) == 1
+
+
+class StruckInItsExit:
+    """A block whose exit an exception strikes before its first statement."""
+
+    def __init__(self, block):
+        self.block = block
+
+    def __enter__(self):
+        return self.block.__enter__()
+
+    def __exit__(self, *_error):
+        raise Interrupted
+
+
+def test_nothing_is_told_of_a_transaction_whose_exit_was_struck(monkeypatch, other_thread):
+    real = DatabaseStore.transaction
+    with monkeypatch.context() as patch:
+        patch.setattr(DatabaseStore, "transaction", lambda store: StruckInItsExit(real(store)))
+        with pytest.raises(Interrupted):
+            entry_point(paying)()
+    assert not connection.in_atomic_block
+    assert other_thread(effects) == 0
+    assert entry_point(paying)().status_code == 201
+    assert other_thread(effects) == 1
+
+
+# --- A real process --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.row_locks
+@pytest.mark.parametrize(
+    ("kind", "claim"),
+    [("message", "record"), ("request", "record"), pytest.param("message", "lock", marks=pytest.mark.postgresql)],
+)
+def test_a_worker_interrupted_at_random_moments_goes_on(kind, claim):
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.support.interrupted_process", kind],
+        cwd=ROOT,
+        env=environment() | {"CLAIM": claim},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    done, interrupted, refused = map(int, run.stdout.split())
+    assert interrupted >= 20
+    assert done >= 20
+    assert refused == 0

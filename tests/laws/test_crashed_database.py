@@ -1,0 +1,77 @@
+"""L4: a run whose database crashed is run again, although PostgreSQL gives the number of its transaction to another."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from django.core.management import call_command
+from django.db import OperationalError, connections
+from django.http import HttpResponse
+
+from django_idempotency import signals
+from django_idempotency.keys import record_id
+from django_idempotency.models import IdempotencyRecord
+from tests.faults.cluster import room, running_cluster
+from tests.support.aliases import another_alias
+from tests.support.callers import SCOPE, entry_point
+
+pytestmark = [pytest.mark.postgresql, pytest.mark.server]
+PRIVATE = "private"
+
+
+@pytest.fixture
+def server(transactional_db):
+    """A server that writes nothing of a transaction before its COMMIT, with our table in the database ``PRIVATE``."""
+    with room() as directory, running_cluster(directory, wal_writer_delay="10s", autovacuum="off") as cluster:
+        options = {"sslmode": "disable", "gssencmode": "disable"}
+        where = {"HOST": "127.0.0.1", "PORT": str(cluster.port), "USER": "postgres", "NAME": "postgres"}
+        with another_alias(PRIVATE, **where, PASSWORD="", OPTIONS=options):
+            call_command("migrate", "django_idempotency", database=PRIVATE, verbosity=0)
+            cluster.execute("CREATE TABLE effect (attempt integer)")
+            cluster.execute("CREATE TABLE written ()")
+            yield cluster
+
+
+@pytest.fixture
+def durable_claims(server):
+    """Have the disk know of a claim before its run begins, as the next COMMIT of anybody does."""
+
+    def flush(**_named):
+        server.execute("INSERT INTO written DEFAULT VALUES")
+
+    signals.key_claimed.connect(flush)
+    yield
+    signals.key_claimed.disconnect(flush)
+
+
+def commit_transactions_up_to(number, server):
+    """Have others use the numbers of the transactions that the crash has made unknown."""
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        while connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()[0] < number:
+            pass
+        return connection.execute("SELECT pg_xact_status(%s::text::xid8)", [str(number)]).fetchone()[0]
+
+
+@pytest.mark.usefixtures("durable_claims")
+def test_a_crashed_run_is_not_taken_for_one_that_committed_early(server):
+    statuses = []
+
+    def view(request):
+        with connections[PRIVATE].cursor() as cursor:
+            cursor.execute("SELECT pg_current_xact_id()::text::bigint")
+            (number,) = cursor.fetchone()
+            if request.idempotency.attempt == 1:
+                server.kill()
+                server.start()
+                statuses.append(commit_transactions_up_to(number, server))
+            cursor.execute("INSERT INTO effect VALUES (%s)", [request.idempotency.attempt])
+        return HttpResponse(status=201)
+
+    pay = entry_point(view, using=PRIVATE)
+    with pytest.raises(OperationalError):
+        pay("k")
+    assert statuses == ["committed"]
+    crashed = IdempotencyRecord.objects.using(PRIVATE).get(pk=record_id(SCOPE, "k"))
+    assert (crashed.status, crashed.on_hold, crashed.reason) == ("failed", False, "OperationalError")
+    assert pay("k").status_code == 201
+    assert server.execute("SELECT array_agg(attempt) FROM effect") == ([2],)

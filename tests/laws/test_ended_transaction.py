@@ -1,0 +1,193 @@
+"""L3, L4: a transaction that ended behind Django's back has no success to tell of, and nothing is stored for it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from django.db import OperationalError, connection, transaction
+from django.http import Http404, HttpResponse
+
+from django_idempotency.consumers import Ack, Message, Retry, consume
+from django_idempotency.exceptions import TransactionEnded
+from django_idempotency.models import IdempotencyRecord
+from testproject.models import LedgerEntry
+from tests.support.callers import effects, entry_point, pay, record
+from tests.support.threads import in_threads
+
+pytestmark = [pytest.mark.row_locks, pytest.mark.usefixtures("payer")]  # SQLite has no transaction after the end
+
+
+def sql(*statements):
+    def end():
+        with connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    return end
+
+
+BEGIN = {"postgresql": "BEGIN", "mysql": "START TRANSACTION", "sqlite": "BEGIN"}[connection.vendor]
+ROLLED_BACK = {
+    "ROLLBACK": sql("ROLLBACK"),
+    "ROLLBACK, and another": sql("ROLLBACK", BEGIN),
+    "the driver's rollback": lambda: connection.connection.rollback(),
+}
+COMMITTED = {
+    "COMMIT": sql("COMMIT"),
+    "COMMIT, and another": sql("COMMIT", BEGIN),
+    "the driver's commit": lambda: connection.connection.commit(),
+}
+FINISHES = {
+    "returns 201": lambda: HttpResponse(status=201),
+    "returns 409": lambda: HttpResponse(status=409),
+    "returns 422": lambda: HttpResponse(status=422),
+}
+# After a raw end psycopg2 does not notice that it is outside a transaction, so what follows is committed at once.
+UNNOTICED = connection.Database.__name__ == "psycopg2"
+finishing = pytest.mark.parametrize("finish", FINISHES.values(), ids=FINISHES)
+
+
+def paying_around(end, finish=FINISHES["returns 201"]):
+    """A view that pays, ends its transaction the first time it runs, and pays again."""
+
+    def view(request):
+        pay("before")
+        if request.idempotency.attempt == 1:
+            end()
+            pay("after")
+        return finish()
+
+    return view
+
+
+@finishing
+@pytest.mark.parametrize("end", ROLLED_BACK.values(), ids=ROLLED_BACK)
+def test_after_a_rollback_nothing_is_stored_and_a_retry_runs(end, finish):
+    send = entry_point(paying_around(end, finish))
+    with pytest.raises(TransactionEnded):
+        send()
+    after = int(UNNOTICED and end is ROLLED_BACK["ROLLBACK"])
+    assert (effects("before"), effects("after"), record().response_status) == (0, after, None)
+    assert send().status_code == finish().status_code
+    assert (effects("before"), effects("after")) == (1, after)
+
+
+@finishing
+@pytest.mark.parametrize("end", COMMITTED.values(), ids=COMMITTED)
+def test_after_a_commit_nothing_is_stored_and_an_operator_decides(end, finish):
+    send = entry_point(paying_around(end, finish))
+    with pytest.raises(TransactionEnded):
+        send()
+    after = int(UNNOTICED and end is COMMITTED["COMMIT"])
+    assert (effects("before"), effects("after"), record().response_status) == (1, after, None)
+    assert record().on_hold
+    assert send().status_code == 409
+    assert effects("before") == 1
+
+
+def test_an_exception_after_a_commit_puts_it_on_hold():
+    def view(request):
+        pay("before")
+        COMMITTED["COMMIT"]()
+        raise LookupError
+
+    send = entry_point(view)
+    with pytest.raises(LookupError):
+        send()
+    assert (effects("before"), record().on_hold) == (1, True)
+
+
+@pytest.mark.postgresql
+@pytest.mark.parametrize("loss", [True, False], ids=["the connection is lost", "an exception"])
+@pytest.mark.parametrize(
+    "statement", ["VACUUM (FREEZE) {table}", "VACUUM FULL {table}", "UPDATE {table} SET replays = 1"]
+)
+def test_a_commit_is_known_of_whatever_becomes_of_the_row_since(other_thread, statement, loss):
+    """The lock that the transaction has left on the row goes with that."""
+
+    def view(request):
+        pay("before")
+        COMMITTED["COMMIT"]()
+        other_thread(sql(statement.format(table=IdempotencyRecord._meta.db_table)))
+        if loss:
+            pid = connection.connection.info.backend_pid
+            other_thread(sql(f"SELECT pg_terminate_backend({pid}, 5000)"))
+            pay("after")
+        raise LookupError
+
+    send = entry_point(view)
+    with pytest.raises((LookupError, OperationalError)):
+        send()
+    assert (effects("before"), record().on_hold) == (1, True)
+    assert send().status_code == 409
+
+
+def test_a_handlers_transaction_that_ended_is_not_acknowledged():
+    def handler(message, context):
+        pay("before")
+        if context.attempt == 1:
+            ROLLED_BACK["ROLLBACK"]()
+
+    message = Message("queue", "1", b"")
+    assert isinstance(consume(message, handler), Retry)
+    assert isinstance(consume(message, handler), Ack)
+    assert effects("before") == 1
+
+
+@pytest.mark.parametrize("finish", [HttpResponse, Http404])
+def test_savepoints_of_the_views_own_are_no_end(finish):
+    def view(request):
+        with transaction.atomic():
+            pay("kept")
+        try:
+            with transaction.atomic():
+                pay("undone")
+                raise LookupError
+        except LookupError:
+            pass
+        if finish is Http404:
+            raise Http404
+        return finish()
+
+    if finish is Http404:
+        with pytest.raises(Http404):
+            entry_point(view)()
+    else:
+        entry_point(view)()
+    assert (effects("kept"), effects("undone")) == (1, 0)
+
+
+@pytest.mark.mariadb
+def test_a_deadlock_under_a_raw_retry_is_no_success():
+    """InnoDB rolls back all of the victim's transaction, the one that has written least; Django does not know it."""
+    first, second = pay("first").pk, pay("second").pk
+    locked, asked = threading.Event(), threading.Event()
+
+    def rival(_index):
+        with transaction.atomic():
+            for _row in range(50):
+                pay("rival")
+            LedgerEntry.objects.filter(pk=second).update(amount=7)
+            locked.set()
+            assert asked.wait(30)
+            LedgerEntry.objects.filter(pk=first).update(amount=7)
+
+    def view(request):
+        pay("before")
+        LedgerEntry.objects.filter(pk=first).update(amount=8)
+        assert locked.wait(30)
+        asked.set()
+        with connection.cursor() as cursor:  # the ORM would mark the transaction
+            raw = f"UPDATE {LedgerEntry._meta.db_table} SET amount = 8 WHERE id = %s"
+            with pytest.raises(OperationalError, match="Deadlock"):
+                cursor.execute(raw, [LedgerEntry._meta.pk.get_db_prep_value(second, connection)])
+            cursor.execute(raw, [LedgerEntry._meta.pk.get_db_prep_value(second, connection)])
+        return HttpResponse(status=201)
+
+    def request(_index):
+        with pytest.raises(TransactionEnded):
+            entry_point(view)()
+
+    in_threads(2, lambda index: (rival, request)[index](index))
+    assert (effects("before"), effects("rival"), record().response_status) == (0, 50, None)

@@ -1,0 +1,52 @@
+"""L2: a replay is what the first caller got."""
+
+from __future__ import annotations
+
+import pytest
+from django.http import HttpResponse, HttpResponseRedirect
+
+from tests.support.callers import (
+    OF_A_REPLAY,
+    entry_point,
+    is_replay,
+)
+from tests.support.views_of_laws import in_both_modes
+
+pytestmark = pytest.mark.usefixtures("payer")
+
+
+RESPONSES = {
+    "json": lambda: HttpResponse(b'{"a":  1}', "application/json; charset=utf-8", status=201),
+    "binary": lambda: HttpResponse(bytes(range(256)), "application/octet-stream"),
+    "no content": lambda: HttpResponse(status=204),
+    "redirect": lambda: HttpResponseRedirect("/receipts/1/"),
+    "headers": lambda: HttpResponse(
+        headers={"Location": "/1/", "X-Request-Cost": "3", "Vary": "Accept", "ETag": '"1"'}
+    ),
+    "terminal failure": lambda: HttpResponse(b"card declined", status=402),
+    "conflict": lambda: HttpResponse("sold out", status=409),
+}
+
+
+@in_both_modes
+@pytest.mark.parametrize("answer", RESPONSES.values(), ids=RESPONSES)
+def test_l2_a_replay_is_the_first_response(mode, answer):
+    send = entry_point(lambda request: answer(), mode=mode)
+    first, second = send(), send()
+    assert not is_replay(first)
+    assert is_replay(second)
+    assert (second.status_code, second.content) == (first.status_code, first.content)
+    assert dict(second.items()) == dict(first.items()) | OF_A_REPLAY
+
+
+@pytest.mark.parametrize("store_cookies", [False, True])
+def test_l2_cookies_are_replayed_if_the_policy_says_so(store_cookies):
+    def view(request):
+        response = HttpResponse()
+        response.set_cookie("basket", "17", max_age=60, httponly=True, samesite="Lax")
+        return response
+
+    send = entry_point(view, store_cookies=store_cookies)
+    first, second = send(), send()
+    assert is_replay(second)
+    assert second.cookies.output() == (first.cookies.output() if store_cookies else "")

@@ -1,0 +1,187 @@
+"""L5: an owner that lost its claim can change nothing."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+from django.http import HttpResponse
+
+from django_idempotency import engine, signals
+from django_idempotency.engine.executions import Execution
+from django_idempotency.exceptions import ClaimLost, StoreConflict, TerminalFailure
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.outcomes import Keep, StoredResponse
+from django_idempotency.policy import Policy
+from django_idempotency.stores import store_for
+from tests.support.callers import (
+    claim,
+    effects,
+    entry_point,
+    heard,
+    is_replay,
+    pay,
+    paying,
+    record,
+    row,
+    shift,
+)
+from tests.support.owner_process import AFTER_EFFECT, holding
+from tests.support.proxy import Cut
+from tests.support.threads import in_threads, just_before
+from tests.support.views_of_laws import COMPLETION, completed, in_both_modes, postgresql, row_locks, terminate
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("payer")
+
+
+WRITES = {
+    "complete": lambda store, stale: store.complete(stale, StoredResponse(200)),
+    "fail": lambda store, stale: store.fail(stale, "late"),
+    "hold": lambda store, stale: store.fail(stale, "late", on_hold=True),
+    "release": lambda store, stale: store.release(stale),
+    "renew": lambda store, stale: store.renew([stale]),
+}
+
+
+@in_both_modes
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_l5_no_write_of_a_lost_claim_reaches_the_record(mode, write):
+    policy = Policy(mode=mode, takeover_grace=0)
+    stale = claim(policy=policy)
+    shift(locked_until=-1)
+    claim(policy=policy)  # takes it over
+    before = row()
+    assert not write(store_for(policy), stale)
+    assert row() == before
+
+
+@in_both_modes
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_l5_a_key_released_and_claimed_anew_is_nobody_elses(mode, write):
+    policy = Policy(mode=mode)
+    stale = claim(policy=policy)
+    assert store_for(policy).release(stale)
+    claim(policy=policy)
+    before = row()
+    assert not write(store_for(policy), stale)
+    assert row() == before
+
+
+def test_l5_whoever_is_overtaken_before_the_row_lock_does_not_run():
+    policy = Policy(takeover_grace=0)
+    overtaken, owner = claim(policy=policy), claim(policy=policy)
+    with pytest.raises(ClaimLost), engine.execution(overtaken, policy):
+        pay()
+    assert effects() == 0
+    with engine.execution(owner, policy) as run:
+        run.settle(Keep(StoredResponse(201)))
+    assert record().response_status == 201
+
+
+@row_locks
+def test_l5_a_zombie_cannot_complete_what_another_took_over():
+    with holding(mode="lease", lease=1) as zombie:
+        zombie.stop()
+        owner = eventually(lambda: completed(entry_point(paying, mode="lease")()))
+        before = row()
+        zombie.resume()
+        zombie.go_on()
+        assert zombie.says() == AFTER_EFFECT
+        zombie.go_on()
+        assert zombie.says() == [201, owner.content.decode()]  # the owner's answer, not its own
+        assert row() | {"replays": 0, "last_replayed_at": None} == before
+
+
+@row_locks
+def test_l5_a_zombie_that_asks_before_its_effect_learns_that_it_lost():
+    with holding(mode="lease", lease=1, renews=True) as zombie:
+        zombie.stop()
+        owner = eventually(lambda: completed(entry_point(paying, mode="lease")()))
+        zombie.resume()
+        zombie.go_on()
+        assert zombie.says() == [201, owner.content.decode()]
+    assert effects() == 1
+
+
+@postgresql
+def test_l5_the_effects_of_a_zombie_in_atomic_mode_are_rejected():
+    with holding() as zombie:
+        zombie.stop()
+        terminate(*holders_of_row_locks())
+        owner = entry_point(paying)()
+        before = row()
+        zombie.resume()
+        zombie.go_on()
+        assert zombie.says()[0] >= 500
+        assert row() == before
+    assert (owner.status_code, effects()) == (201, 1)
+
+
+def holders_of_row_locks():
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
+        )
+        return [pid for (pid,) in cursor.fetchall()]
+
+
+@postgresql
+def test_l5_cut_off_before_commit_and_overtaken_answers_as_the_winner(proxy):
+    won = []
+
+    def rival(_index):
+        return eventually(lambda: completed(entry_point(paying, takeover_grace=0)()))
+
+    def view(request):
+        proxy.cut, proxy.meanwhile = Cut.BEFORE_COMMIT, lambda: won.extend(in_threads(1, rival))
+        return paying(request)
+
+    with heard(signals.stale_write_rejected) as rejected:
+        lost = entry_point(view)()
+    assert is_replay(lost)
+    assert lost.content == won[0].content
+    assert (effects(), len(rejected), record().attempts) == (1, 1, 2)
+
+
+@postgresql
+def test_l5_a_cut_before_commit_without_a_record_may_retry(proxy):
+    def view(request):
+        proxy.cut = Cut.BEFORE_COMMIT
+        proxy.meanwhile = lambda: in_threads(1, lambda _: IdempotencyRecord.objects.all().delete())
+        return paying(request)
+
+    with heard(signals.stale_write_rejected) as rejected:
+        assert entry_point(view)().status_code == 409
+    assert (effects(), len(rejected)) == (0, 1)
+
+
+@row_locks
+def test_l5_a_lost_claims_terminal_failure_yields_to_the_winner():
+    """Between the rollback of its effects and its own writing, its record is anybody's."""
+
+    def view(request):
+        raise TerminalFailure(HttpResponse("declined", status=402))
+
+    def rival():
+        in_threads(1, lambda _: entry_point(paying, takeover_grace=0)())
+
+    with just_before(COMPLETION, rival):
+        answer = entry_point(view)()
+    assert (answer.status_code, is_replay(answer), effects()) == (201, True, 1)
+
+
+@pytest.mark.parametrize(("times", "status"), [(1, 402), (1000, 503)])
+def test_l2_a_terminal_failure_is_not_told_before_it_is_stored(monkeypatch, times, status):
+    """Another transaction may be in the way; told all the same, it would not be what a retry gets."""
+    conflicts, write = iter(range(times)), Execution.write
+
+    def in_the_way(run, verdict):
+        if next(conflicts, None) is not None:
+            raise StoreConflict("could not serialize access")
+        write(run, verdict)
+
+    def view(request):
+        raise TerminalFailure(HttpResponse("declined", status=402))
+
+    monkeypatch.setattr(Execution, "write", in_the_way)
+    assert entry_point(view)().status_code == status

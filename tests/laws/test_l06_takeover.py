@@ -1,0 +1,152 @@
+"""L6: a live owner is never taken over, a dead one at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+from django.http import HttpResponse
+
+from django_idempotency import engine, signals
+from django_idempotency.models import Status
+from django_idempotency.outcomes import Keep, StoredResponse
+from django_idempotency.policy import Policy
+from tests.support.callers import (
+    Gate,
+    claim,
+    effects,
+    entry_point,
+    is_replay,
+    paying,
+    record,
+    shift,
+)
+from tests.support.owner_process import AFTER_EFFECT, holding
+from tests.support.threads import in_threads
+from tests.support.views_of_laws import HOUR, completed, row_locks
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("payer")
+
+
+@row_locks
+def test_l6_in_atomic_mode_a_live_owner_is_never_taken_over():
+    gate, policy = Gate(), {"takeover_grace": 0}
+
+    def grow_old(**_named):
+        shift(locked_at=-HOUR, locked_until=-HOUR)
+
+    signals.key_claimed.connect(grow_old)
+    try:
+        with gate.running(**policy) as answer:
+            duplicates = in_threads(10, lambda _: entry_point(paying, **policy)())
+        assert {duplicate.status_code for duplicate in duplicates} == {409}
+        assert answer.result().status_code == 201
+    finally:
+        signals.key_claimed.disconnect(grow_old)
+    assert effects() == 1
+
+
+@row_locks
+def test_l6_a_process_that_is_stopped_in_atomic_mode_is_alive():
+    with holding(lease=1, takeover_grace=0) as owner:
+        owner.stop()
+        duplicates = in_threads(5, lambda _: entry_point(paying, lease=1, takeover_grace=0)().status_code)
+        owner.resume()
+        owner.go_on()
+        assert owner.says() == AFTER_EFFECT
+        owner.go_on()
+        assert owner.says()[0] == 201
+    assert duplicates == [409] * 5
+    assert effects() == 1
+
+
+@row_locks
+def test_l6_in_atomic_mode_a_dead_owner_is_taken_over_at_once():
+    with holding(lease=HOUR) as owner:
+        assert entry_point(paying)().status_code == 409
+        owner.kill()
+    answer = eventually(lambda: completed(entry_point(paying)()))  # once the database sees that it is gone
+    assert not is_replay(answer)
+    assert record().attempts == 2
+
+
+@row_locks
+def test_l6_in_lease_mode_a_dead_owner_is_taken_over():
+    with holding(mode="lease", lease=HOUR) as owner:
+        owner.kill()
+    refused = entry_point(paying, mode="lease")()
+    assert refused.status_code == 409
+    shift(locked_until=-1)
+    assert entry_point(paying, mode="lease")().status_code == 201
+
+
+@row_locks
+def test_l6_a_heartbeat_keeps_the_lease_of_a_view_that_outlasts_it():
+    lease = timedelta(seconds=2)
+    with Gate().running(mode="lease", lease=lease.seconds) as answer:
+        first = record()
+        eventually(lambda: record().locked_until > first.locked_until + lease)
+        assert entry_point(paying, mode="lease")().status_code == 409
+    assert answer.result().status_code == 201
+    assert effects() == 1
+
+
+@row_locks
+def test_l6_a_heartbeat_keeps_the_lease_of_an_async_view_too():
+    async def view(request):
+        claimed = await sync_to_async(record)()
+        await sync_to_async(eventually)(lambda: record().locked_until > claimed.locked_until)
+        return HttpResponse(status=201)
+
+    async def send():
+        return await entry_point(view, mode="lease", lease=1)()
+
+    assert async_to_sync(send)().status_code == 201
+
+
+@row_locks
+def test_l6_a_twin_leaves_a_claim_time_to_lock_its_row(monkeypatch):
+    first, looked, sleep = claim(policy=Policy()), threading.Event(), time.sleep
+
+    def look_and_sleep(seconds):
+        looked.set()
+        sleep(seconds)
+
+    monkeypatch.setattr(engine.claims.time, "sleep", look_and_sleep)
+    with ThreadPoolExecutor(1) as pool:
+        twin = pool.submit(in_threads, 1, lambda _: entry_point(paying, takeover_grace=10)())
+        assert looked.wait(5)
+        with engine.execution(first, Policy()) as run:
+            assert twin.result(5)[0].status_code == 409
+            run.settle(Keep(StoredResponse(201)))
+    assert effects() == 0
+
+
+def test_l6_a_crash_in_lease_mode_can_be_left_to_an_operator():
+    policy = {"mode": "lease", "on_crash": "hold"}
+    claim(policy=Policy(**policy))
+    shift(locked_until=-1)
+    for _attempt in range(2):
+        answer = entry_point(paying, **policy)()
+        assert answer.status_code == 409
+        assert b'"idempotency_key_on_hold"' in answer.content
+    assert effects() == 0
+    assert (record().status, record().on_hold) == (Status.FAILED, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "on_crash", "on_hold"),
+    [(KeyboardInterrupt, "hold", True), (KeyboardInterrupt, "retry", False), (ArithmeticError, "hold", False)],
+)
+def test_l6_only_an_interrupted_run_is_put_on_hold_and_only_if_asked(error, on_crash, on_hold):
+    def view(request):
+        raise error
+
+    with pytest.raises(error):
+        entry_point(view, mode="lease", on_crash=on_crash)()
+    assert (record().status, record().on_hold, record().reason) == (Status.FAILED, on_hold, error.__name__)

@@ -1,0 +1,95 @@
+"""L9: time is the database's clock."""
+
+from __future__ import annotations
+
+import ast
+import time
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+import django_idempotency
+from django_idempotency import engine
+from django_idempotency.policy import Policy
+from tests.support.callers import (
+    Gate,
+    claim,
+    effects,
+    entry_point,
+    is_replay,
+    paying,
+    shift,
+)
+from tests.support.views_of_laws import HOUR, in_both_modes, row_locks
+
+pytestmark = pytest.mark.usefixtures("payer")
+
+
+@pytest.fixture(params=[-HOUR, HOUR], ids=["an hour behind", "an hour ahead"])
+def clock(request, monkeypatch):
+    """The application's clock, jumped: whatever Python, Django and the package can read it by."""
+    real_time, jump = time.time, timedelta(seconds=request.param)
+
+    class Jumped(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + jump
+
+        @classmethod
+        def utcnow(cls):
+            return cls.now(None)
+
+    monkeypatch.setattr(time, "time", lambda: real_time() + request.param)
+    monkeypatch.setattr("django.utils.timezone.datetime", Jumped)
+    for module in (engine.decisions, django_idempotency.outcomes):
+        monkeypatch.setattr(module, "datetime", Jumped)
+
+
+@row_locks
+@pytest.mark.usefixtures("clock")
+@in_both_modes
+def test_l9_an_application_clock_that_jumped_changes_nothing(mode):
+    gate, policy = Gate(), {"mode": mode, "lease": 60, "retention": 60}
+    with gate.running(**policy) as answer:
+        assert entry_point(paying, **policy)().status_code == 409
+    first = answer.result()
+    assert entry_point(paying, **policy)().content == first.content
+    shift(expires_at=-1, purge_at=-1)
+    assert not is_replay(entry_point(paying, **policy)())
+    assert effects() == 2
+
+
+@pytest.mark.usefixtures("clock")
+def test_l9_a_lease_runs_out_by_the_databases_clock():
+    policy = {"mode": "lease", "lease": 60}
+    claim(policy=Policy(**policy))
+    refused = entry_point(paying, **policy)()
+    assert refused.status_code == 409
+    assert refused.headers["Retry-After"] in ("1", "2")
+    shift(locked_until=-1)
+    assert entry_point(paying, **policy)().status_code == 201
+
+
+# By their clock no key is claimed, kept or taken over.
+DECIDE_NOTHING_ABOUT_KEYS = {
+    "client/retries.py",  # a client's own clock, for a Retry-After that is a date
+    "checks/databases.py",  # this year's summer time, in a check
+    "http/admission.py",  # in which minute a new key is counted for a limit: a jump begins another count
+    "testing/stores.py",  # a bound on how long the contract suite waits
+    "tasks.py",  # when beat runs a task first, by beat's own clock
+    "outbox/publishing.py",  # the time in an event's id, which keeps neighbours together in their index
+    "outbox/publishers/webhooks.py",  # the timestamp that Standard Webhooks signs
+}
+
+
+def test_l9_no_decision_reads_the_applications_clock():
+    root = Path(django_idempotency.__file__).parent
+    readers = {str(path.relative_to(root)) for path in root.rglob("*.py") if reads_clock(path)}
+    assert readers == DECIDE_NOTHING_ABOUT_KEYS
+
+
+def reads_clock(path):
+    """Calls such as ``time.time()``, ``datetime.now()`` and ``timezone.now()``; monotonic clocks don't jump."""
+    calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+    return any(ast.unparse(call).endswith(("time.time", "time_ns", ".now", ".utcnow", ".today")) for call in calls)

@@ -1,0 +1,246 @@
+"""What else a process has to write, and what becomes of its threads, costs no lease."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core import mail
+from django.db import connection, connections, transaction
+
+from django_idempotency.engine.workers import Worker
+from django_idempotency.models import IdempotencyCounter, IdempotencyRecord
+from tests.support.aliases import another_alias
+from tests.support.callers import Gate, effects, entry_point, is_replay, paying, record
+from tests.support.threads import OtherThread, in_threads
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.row_locks, pytest.mark.usefixtures("payer")]
+
+LEASE = 3
+MORE_THAN_THERE_IS = 2**47 - 2**16
+
+
+@pytest.fixture
+def outside_a_test_run(monkeypatch):
+    """Counts are written, as they are not in a test run."""
+    monkeypatch.delattr(mail, "outbox")
+
+
+@contextmanager
+def locked(statement: str) -> Iterator[None]:
+    """Somebody else's transaction, with a lock, for as long as the block runs."""
+    other = OtherThread()
+
+    def lock() -> None:
+        transaction.set_autocommit(False)
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+
+    other(lock)
+    try:
+        yield
+    finally:
+        other(transaction.rollback)
+        other.close()
+
+
+def renewed(key: str = "k") -> None:
+    """Wait until its lease was renewed, and that before it ran out."""
+    before = record(key)
+    eventually(lambda: record(key).locked_until > before.locked_until, within=LEASE * 3)
+    assert record(key).locked_until - before.locked_until < timedelta(seconds=LEASE), "it had run out"
+
+
+# --- Counting ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("outside_a_test_run")
+def test_a_locked_row_whose_replays_are_counted_costs_no_lease():
+    assert entry_point(paying)("done").status_code == 201
+    with Gate().running(mode="lease", lease=LEASE):
+        table = IdempotencyRecord._meta.db_table
+        key = connection.ops.quote_name("key")
+        with locked(f"SELECT 1 FROM {table} WHERE {key} = 'done' FOR UPDATE"):
+            assert is_replay(entry_point(paying)("done"))
+            renewed()
+            renewed()
+
+
+@pytest.mark.postgresql
+@pytest.mark.usefixtures("outside_a_test_run")
+def test_a_locked_table_of_counters_costs_no_lease(monkeypatch):
+    monkeypatch.setattr("django_idempotency.stats.counters.FLUSH_EVERY", 0.1)
+    with (
+        locked(f"LOCK TABLE {IdempotencyCounter._meta.db_table} IN ACCESS EXCLUSIVE MODE"),
+        Gate().running(mode="lease", lease=LEASE),
+    ):
+        renewed()
+        renewed()
+
+
+@pytest.mark.usefixtures("outside_a_test_run")
+def test_a_replay_is_answered_though_no_thread_can_be_started():
+    assert entry_point(paying)("done").status_code == 201
+    with without_new_threads():
+        assert is_replay(entry_point(paying)("done"))
+
+
+# --- Connections ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.postgresql
+@pytest.mark.psycopg_pool
+def test_a_pool_that_the_views_use_up_costs_no_lease(pooled):
+    first, second = Gate(), Gate()
+    policy = {"mode": "lease", "lease": LEASE, "using": pooled}
+    with first.running(**policy):
+        renewed()
+        with second.running_with("other", **policy):
+            renewed()
+            renewed("other")
+
+
+@pytest.fixture
+def pooled(payer):
+    """An alias of the default database, with a pool of two connections."""
+    options = {**connection.settings_dict["OPTIONS"], "pool": {"min_size": 0, "max_size": 2, "timeout": 1}}
+    with another_alias("pooled", OPTIONS=options, CONN_MAX_AGE=0) as alias:
+        yield alias
+        connections[alias].close()
+        connections[alias].close_pool()
+
+
+@pytest.mark.postgresql
+def test_a_connection_that_leads_nowhere_costs_no_lease(proxy):
+    """Nobody says that it is broken: what is sent is accepted, and nothing comes back."""
+    with Gate().running(mode="lease", lease=LEASE):
+        renewed()
+        proxy.swallow()
+        renewed()
+        renewed()
+
+
+@pytest.mark.postgresql
+def test_a_locked_row_does_not_delay_other_leases():
+    table = IdempotencyRecord._meta.db_table
+    policy = {"mode": "lease", "lease": LEASE}
+    other = Gate()
+    with (
+        Gate().running(**policy),
+        other.running_with("other", **policy),
+        locked(f"SELECT 1 FROM {table} WHERE key = 'k' FOR UPDATE"),
+    ):
+        renewed("other")
+        renewed("other")
+
+
+def test_two_heartbeats_may_fail_before_a_lease_runs_out():
+    """It is renewed when two thirds of it are left."""
+    with Gate().running(mode="lease", lease=6):
+        before = record()
+        eventually(lambda: record().locked_until > before.locked_until, within=20)
+        assert record().locked_until - before.locked_until < timedelta(seconds=3.5)
+
+
+# --- Threads ----------------------------------------------------------------------------------------------------------
+
+
+class Treacherous(logging.Filter):
+    def filter(self, record: Any) -> bool:
+        raise ValueError("a filter with a fault")
+
+
+@pytest.fixture
+def logging_that_fails():
+    logger, fault = logging.getLogger("django_idempotency"), Treacherous()
+    logger.addFilter(fault)
+    yield
+    logger.removeFilter(fault)
+
+
+@pytest.mark.postgresql
+@pytest.mark.usefixtures("logging_that_fails")
+def test_logging_that_fails_costs_no_lease(proxy):
+    with Gate().running(mode="lease", lease=LEASE):
+        wires = len(proxy.wires)
+        proxy.go_away()
+        refused = proxy.refused
+        eventually(lambda: proxy.refused > refused)
+        proxy.come_back()
+        eventually(lambda: len(proxy.wires) > wires)
+        renewed()
+
+
+def ours() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("django-idempotency")]
+
+
+def end_abruptly(thread: threading.Thread) -> None:
+    """As an exception would that nobody expected."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_is_ended_costs_no_lease():
+    with Gate().running(mode="lease", lease=LEASE):
+        renewed()
+        for thread in ours():
+            end_abruptly(thread)
+        renewed()
+        renewed()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_the_next_claim_restarts_a_dead_thread(monkeypatch):
+    monkeypatch.setattr(Worker, "_leave_to_a_successor", lambda worker: None)
+    policy = {"mode": "lease", "lease": LEASE}
+    with Gate().running(**policy):
+        ended = ours()
+        for thread in ended:
+            end_abruptly(thread)
+        for thread in ended:
+            thread.join(30)
+        other = Gate()
+        with other.running_with("other", **policy):
+            renewed("other")
+            renewed("other")
+
+
+@contextmanager
+def without_new_threads() -> Iterator[None]:
+    before = threading.stack_size(MORE_THAN_THERE_IS)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+def test_without_a_thread_for_leases_nothing_is_run():
+    ran = []
+
+    def view(request: Any) -> Any:
+        ran.append(True)
+        return paying(request)
+
+    send = entry_point(view, mode="lease", lease=LEASE)
+    with without_new_threads():
+        answer = send()
+    assert (answer.status_code, ran, record()) == (503, [], None)
+    assert (send().status_code, ran, effects()) == (201, [True], 1)
+
+
+def test_many_leases_are_renewed_by_one_thread_and_one_connection():
+    def hold(number: int) -> Any:
+        with Gate().running_with(str(number), mode="lease", lease=LEASE):
+            renewed(str(number))
+            return {thread.ident for thread in ours()}
+
+    threads = set.union(*in_threads(4, hold))
+    assert len(threads) == 1

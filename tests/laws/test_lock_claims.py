@@ -1,0 +1,563 @@
+"""The laws where the claim is a lock: nothing shows that a run is in progress but what its transaction has locked."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import pytest
+from django.db import connection, transaction
+from django.db.backends.postgresql.psycopg_any import IsolationLevel
+from django.http import Http404, HttpResponse
+from django.test import TestCase
+
+from django_idempotency import engine, signals
+from django_idempotency.consumers import AlreadyDone, Consumer, Done, Exhausted, Message, Retry
+from django_idempotency.exceptions import ClaimInsideTransaction, TerminalFailure, TransactionEnded
+from django_idempotency.outcomes import Keep, StoredResponse
+from django_idempotency.policy import Policy
+from django_idempotency.stores import lock_claims, postgresql, store_for
+from django_idempotency.stores.base import Owned, Unlocked
+from django_idempotency.stores.postgresql import PostgreSQLStore, request_lock
+from tests.laws.test_ended_transaction import COMMITTED, ROLLED_BACK
+from tests.support.callers import (
+    Gate,
+    claim,
+    effects,
+    entry_point,
+    heard,
+    is_replay,
+    operation,
+    pay,
+    paying,
+    record,
+)
+from tests.support.owner_process import AFTER_EFFECT, holding
+from tests.support.proxy import Cut
+from tests.support.threads import in_threads, just_after, just_before
+from tests.support.views_of_laws import OTHER_BODY, completed, terminate
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("payer")]
+
+KINDS = ("record", "lock")
+IN_CLAIM, IN_INSERT = r"\s*SELECT pg_backend_pid", r"\s*INSERT INTO django_idempotency_record"
+
+
+def by_lock(view, **policy):
+    return entry_point(view, **{"claim": "lock"} | policy)
+
+
+def elsewhere(work, *args, **named):
+    """What ``work`` returns in another thread, by a connection of its own."""
+    return in_threads(1, lambda _index: work(*args, **named))[0]
+
+
+# --- L1, L2, L10: one runs, the others are told ----------------------------------------------------------------------
+
+
+def test_l1_of_many_callers_one_runs():
+    answers = in_threads(8, lambda _: by_lock(paying)())
+    assert {answer.status_code for answer in answers} <= {201, 409}
+    again = by_lock(paying)()
+    assert (again.status_code, is_replay(again), effects()) == (201, True, 1)
+    assert {answer.content for answer in [*answers, again] if answer.status_code == 201} == {again.content}
+
+
+def test_l1_claims_of_both_kinds_race_for_a_key():
+    def race(number):
+        answers = in_threads(4, lambda index: entry_point(paying, claim=KINDS[index % 2])(f"k{number}"))
+        assert {answer.status_code for answer in answers} <= {201, 409}
+        last = entry_point(paying, claim=KINDS[number % 2])(f"k{number}")
+        assert last.status_code == 201
+        assert {answer.content for answer in answers if answer.status_code == 201} <= {last.content}
+
+    for number in range(15):
+        race(number)
+    assert effects() == 15
+
+
+@pytest.mark.parametrize(("owner", "other"), [("lock", "lock"), ("lock", "record"), ("record", "lock")])
+def test_l10_a_run_in_progress_is_seen_by_claims_of_both_kinds(owner, other):
+    with Gate().running(claim=owner) as answer:
+        assert (record() is None) == (owner == "lock")
+        assert elsewhere(entry_point(paying, claim=other)).status_code == 409
+        assert elsewhere(entry_point(paying, claim=other), body=OTHER_BODY).status_code == 422
+        assert elsewhere(entry_point(paying, claim=other), "k2", body=OTHER_BODY).status_code == 201
+    assert answer.result(10).status_code == 201
+    assert is_replay(entry_point(paying, claim=other)())
+    assert effects() == 2
+
+
+@pytest.mark.parametrize("other", KINDS)
+def test_who_waits_gets_the_response(other):
+    gate = Gate()
+    with gate.running(claim="lock") as first, heard(signals.request_rejected) as rejected:
+        waits = entry_point(paying, claim=other, on_conflict="wait", wait_timeout=20)
+        gate.let_go.set()
+        answer = elsewhere(waits)
+    assert (is_replay(answer), answer.content) == (True, first.result(10).content)
+    assert (effects(), rejected) == (1, [])
+
+
+def test_a_waiter_leaves_the_key_alone_until_the_owner_has_ended():
+    policy = Policy(claim="lock", scope="public", on_conflict="wait")
+    with Gate().running(claim="lock"):
+        pending = elsewhere(engine.begin_claim, operation(), policy)
+        assert isinstance(pending, engine.Pending)
+        assert elsewhere(pending.claimant.sees_owner)
+    assert not pending.claimant.sees_owner()
+    pending.close()
+
+
+def test_a_request_has_one_lock_whatever_key_digests_it(settings):
+    settings.IDEMPOTENCY = {"DIGEST_KEYS": ["aGVsbG8gd29ybGQsIHRoaXMgaXMgYSBrZXkuLi4uLi4="]}
+    under_a_key = operation()
+    settings.IDEMPOTENCY = {}
+    assert operation().fingerprint != under_a_key.fingerprint
+    assert request_lock(operation()) == request_lock(under_a_key)
+    assert request_lock(operation(body=OTHER_BODY)) != request_lock(under_a_key)
+
+
+def test_the_lock_of_a_transaction_that_is_ending_is_no_mismatch(other_thread, monkeypatch):
+    """What a transaction has locked goes bit by bit: here its request's lock has gone first."""
+    owner_lock = f"SELECT pg_advisory_lock({postgresql.OWNER_LOCK.format(id='%s')})"
+    other_thread(lambda: connection.cursor().execute(owner_lock, [operation().id, operation().id]))
+    store = postgresql.PostgreSQLStore(Policy(), "default")
+    assert store._meet_owner(operation()) == Owned(same=None)
+    monkeypatch.setattr(engine.claims, "PATIENCE", 0.1)
+    assert by_lock(paying, takeover_grace=0)().status_code == 503
+    assert by_lock(paying)("free").status_code == 201
+
+
+# --- L3, L4, L13: what is left ---------------------------------------------------------------------------------------
+
+
+def raising(error):
+    def view(request):
+        pay()
+        raise error
+
+    return view
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_l3_what_fails_leaves_nothing(status):
+    def view(request):
+        pay()
+        return HttpResponse(status=status)
+
+    assert by_lock(view)().status_code == status
+    assert (effects(), record()) == (0, None)
+    assert by_lock(paying)().status_code == 201
+
+
+def test_l3_an_exception_leaves_nothing():
+    with pytest.raises(LookupError), heard(signals.key_failed) as failed:
+        by_lock(raising(LookupError()))()
+    assert (effects(), record(), len(failed)) == (0, None, 1)
+    assert by_lock(paying)().status_code == 201
+
+
+def test_l3_a_commit_that_fails_leaves_nothing():
+    def view(request):
+        entry = pay()
+        type(entry).objects.filter(pk=entry.pk).update(user_id=0)  # found out at COMMIT
+        return HttpResponse(status=201)
+
+    with pytest.raises(Exception, match="foreign key"):
+        by_lock(view)()
+    assert (effects(), record()) == (0, None)
+    assert by_lock(paying)().status_code == 201
+
+
+@pytest.mark.parametrize("raised", [False, True])
+def test_l13_a_released_key_keeps_the_writes_and_leaves_no_record(raised):
+    def view(request):
+        pay()
+        if raised:
+            raise Http404
+        return HttpResponse(status=404)
+
+    if raised:
+        with pytest.raises(Http404):
+            by_lock(view)()
+    else:
+        by_lock(view)()
+    assert (effects(), record()) == (1, None)
+    assert by_lock(paying)().status_code == 201
+
+
+def declining(request):
+    pay()
+    raise TerminalFailure(HttpResponse("declined", status=402))
+
+
+def test_a_terminal_failure_is_rolled_back_and_replayed():
+    first, again = by_lock(declining)(), by_lock(declining)()
+    assert (first.status_code, again.status_code, is_replay(again), effects()) == (402, 402, True, 0)
+
+
+@pytest.mark.parametrize("rival", KINDS)
+def test_a_terminal_failure_yields_to_who_ran_meanwhile(rival):
+    with once_rolled_back(lambda: elsewhere(entry_point(paying, claim=rival))):
+        answer = by_lock(declining)()
+    assert (answer.status_code, is_replay(answer), effects()) == (201, True, 1)
+
+
+def test_a_terminal_failure_is_stored_once_a_caller_who_just_looks_has_gone():
+    looks = f"SELECT pg_try_advisory_xact_lock_shared({postgresql.OWNER_LOCK.format(id='%s')})"
+    threads, held = ThreadPoolExecutor(1), operation().id
+
+    def look():
+        with connection.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute(looks, [held, held])
+
+    def go():
+        connection.close()
+
+    with threads, once_rolled_back(lambda: threads.submit(look).result(30), then=lambda: threads.submit(go).result(30)):
+        assert by_lock(declining)().status_code == 402
+    assert is_replay(by_lock(declining)())
+
+
+@contextmanager
+def once_rolled_back(act, then=None):
+    real = lock_claims.LockClaimStore._claim_by_lock
+    calls = []
+
+    def claim_again(store, *args):
+        calls.append(args)
+        if len(calls) == 2:
+            act()
+        if len(calls) == 4 and then:
+            then()
+        return real(store, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lock_claims.LockClaimStore, "_claim_by_lock", claim_again)
+        yield
+    assert len(calls) > 1
+
+
+# --- L5: the lock is the transaction's -------------------------------------------------------------------------------
+
+
+def ending(end):
+    def view(request):
+        pay("before")
+        end()
+        pay("after")
+        return HttpResponse(status=201)
+
+    return view
+
+
+@pytest.mark.parametrize("end", ROLLED_BACK.values(), ids=ROLLED_BACK)
+def test_l5_after_a_rollback_behind_djangos_back_nothing_is_stored(end):
+    with pytest.raises(TransactionEnded):
+        by_lock(ending(end))()
+    assert (effects("before"), record()) == (0, None)
+
+
+@pytest.mark.parametrize("end", COMMITTED.values(), ids=COMMITTED)
+def test_l5_after_a_commit_behind_djangos_back_an_operator_decides(end):
+    with pytest.raises(TransactionEnded):
+        by_lock(ending(end))()
+    assert (effects("before"), record().response_status, record().on_hold) == (1, None, True)
+    assert by_lock(ending(end))().status_code == 409
+    assert effects("before") == 1
+
+
+def test_l5_a_released_key_whose_transaction_has_ended_is_an_error():
+    def view(request):
+        COMMITTED["COMMIT"]()
+        return HttpResponse(status=404)
+
+    with pytest.raises(TransactionEnded):
+        by_lock(view)()
+    assert record().on_hold
+
+
+def test_l5_a_record_made_meanwhile_undoes_the_run():
+    """As by a process that can't call the functions: it does not meet the lock."""
+
+    def view(request):
+        elsewhere(make_record)
+        return paying(request)
+
+    def make_record():
+        store = PostgreSQLStore(Policy(scope="public"), "default")
+        claimed = store._claim_without_function(operation(), uuid4())
+        assert store.complete(claimed, StoredResponse(201, (), b"the other's"))
+
+    with heard(signals.stale_write_rejected) as rejected:
+        answer = by_lock(view)()
+    assert (is_replay(answer), answer.content, effects(), len(rejected)) == (True, b"the other's", 0, 1)
+
+
+# --- L6: a dead owner leaves nothing ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["in the view", AFTER_EFFECT])
+def test_l6_after_a_killed_owner_the_next_retry_runs(when):
+    with holding(claim="lock") as owner:
+        assert by_lock(paying)().status_code == 409
+        if when == AFTER_EFFECT:
+            owner.go_on()
+            assert owner.says() == AFTER_EFFECT
+        owner.kill()
+        answer = eventually(lambda: completed(by_lock(paying)()))  # once the database sees that it is gone
+    assert (is_replay(answer), effects(), record().attempts) == (False, 1, 1)
+
+
+def test_l6_a_record_that_is_stuck_is_taken_over_as_records_are():
+    claim(policy=Policy(scope="public"))
+    answer = by_lock(paying, takeover_grace=0)()
+    assert (answer.status_code, is_replay(answer), record().attempts, effects()) == (201, False, 2, 1)
+
+
+# --- Lost connections ------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_whose_answer_is_lost_is_looked_up(proxy):
+    def view(request):
+        proxy.cut = Cut.AFTER_COMMIT
+        return paying(request)
+
+    first = by_lock(view)()
+    assert (first.status_code, is_replay(first), effects(), proxy.cuts) == (201, False, 1, 1)
+    assert by_lock(view)().content == first.content
+
+
+def test_a_commit_that_never_arrived_is_no_success(proxy):
+    def view(request):
+        proxy.cut = Cut.BEFORE_COMMIT
+        return paying(request)
+
+    assert by_lock(view)().status_code == 503
+    assert (effects(), record()) == (0, None)
+    assert by_lock(paying)().status_code == 201
+
+
+def test_a_commit_that_never_arrived_may_have_been_overtaken(proxy):
+    won = []
+
+    def view(request):
+        rival = lambda: eventually(lambda: completed(by_lock(paying)()))  # noqa: E731
+        proxy.cut, proxy.meanwhile = Cut.BEFORE_COMMIT, lambda: won.append(elsewhere(rival))
+        return paying(request)
+
+    answer = by_lock(view)()
+    assert (is_replay(answer), answer.content, effects()) == (True, won[0].content, 1)
+
+
+def test_a_commit_that_never_arrived_is_not_taken_for_anothers_that_looks_the_same(proxy):
+    hooks = []
+
+    def view(request):
+        transaction.on_commit(lambda: hooks.append(request))
+        pay()
+        return HttpResponse("the same", status=201)
+
+    def first(request):
+        rival = lambda: eventually(lambda: completed(by_lock(view)()))  # noqa: E731
+        proxy.cut, proxy.meanwhile = Cut.BEFORE_COMMIT, lambda: elsewhere(rival)
+        return view(request)
+
+    assert is_replay(by_lock(first)())
+    assert (effects(), len(hooks)) == (1, 1)
+
+
+def test_a_commit_is_in_doubt_for_as_long_as_its_locks_are_taken(other_thread):
+    policy = Policy(claim="lock", scope="public")
+    store = store_for(policy)
+    run = engine.execution(claimed := other_thread(engine.claim, operation(), policy), policy)
+    other_thread(run.__enter__).settle(Keep(StoredResponse(201)))
+    assert store.look_after_commit(claimed) is Unlocked.BUSY
+    other_thread(run.__exit__, None, None, None)
+    assert store.look_after_commit(claimed).response == StoredResponse(201)
+    assert store.look_after_commit(replace(claimed, operation=operation("another"))) is Unlocked.ABSENT
+
+
+def test_a_connection_that_the_server_has_closed_is_made_again():
+    for key in "ghij":
+        assert by_lock(paying)(key).status_code == 201
+    terminate(connection.connection.info.backend_pid)
+    assert by_lock(paying)().status_code == 201
+
+
+@pytest.mark.pgbouncer
+def test_behind_a_pooler(pgbouncer, monkeypatch):
+    address = urlsplit(pgbouncer(f"/{connection.settings_dict['NAME']}"))
+    connection.close()
+    with monkeypatch.context() as patch:
+        patch.setitem(connection.settings_dict, "HOST", address.hostname)
+        patch.setitem(connection.settings_dict, "PORT", address.port)
+        patch.setitem(connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
+        with Gate().running(claim="lock") as first:
+            assert elsewhere(by_lock(paying)).status_code == 409
+            assert elsewhere(by_lock(paying), body=OTHER_BODY).status_code == 422
+        assert first.result(10).status_code == 201
+        answers = in_threads(6, lambda _: by_lock(paying)("k2"))
+        assert {answer.status_code for answer in answers} <= {201, 409}
+        assert is_replay(by_lock(paying)())
+    connection.close()
+    assert effects() == 2
+
+
+# --- Isolation -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def isolated(monkeypatch):
+    with monkeypatch.context() as patch:
+
+        def at(level):
+            connection.close()
+            options = connection.settings_dict["OPTIONS"] | {"isolation_level": level}
+            patch.setitem(connection.settings_dict, "OPTIONS", options)
+
+        yield at
+    connection.close()
+
+
+def test_at_repeatable_read_a_snapshot_older_than_the_lock_runs_nothing_twice(isolated, monkeypatch):
+    isolated(IsolationLevel.REPEATABLE_READ)
+    real = PostgreSQLStore.transaction
+
+    @contextmanager
+    def with_a_snapshot(store):
+        with real(store):
+            connection.cursor().execute("SELECT 1")
+            yield
+
+    first = []
+    with monkeypatch.context() as patch, just_before(IN_CLAIM, lambda: first.append(elsewhere(by_lock(paying)))):
+        patch.setattr(PostgreSQLStore, "transaction", with_a_snapshot)
+        answer = by_lock(paying)()
+    assert (is_replay(answer), answer.content, effects()) == (True, first[0].content, 1)
+
+
+@pytest.mark.parametrize(("level", "kind"), [("REPEATABLE_READ", "lock"), ("SERIALIZABLE", "record")])
+def test_above_read_committed_a_key_runs_once(isolated, level, kind):
+    isolated(IsolationLevel[level])
+    with Gate().running(claim="lock"):
+        assert (record() is None) == (kind == "lock")
+        assert elsewhere(by_lock(paying)).status_code == 409
+    assert is_replay(by_lock(paying)())
+    answers = in_threads(4, lambda _: by_lock(paying)("k2"))
+    assert {answer.status_code for answer in answers} <= {201, 409}
+    assert effects() == 2
+
+
+# --- Messages --------------------------------------------------------------------------------------------------------
+
+POLICY = Policy(claim="lock")
+
+
+def test_a_message_is_handled_once():
+    consumer = Consumer("c", lambda message, context: str(pay().pk), policy=POLICY)
+    message = Message("queue", "1", b"{}")
+    deliveries = in_threads(4, lambda _: consumer.consume(message))
+    assert sum(isinstance(delivery, Done) for delivery in deliveries) == 1
+    assert isinstance(consumer.consume(message), AlreadyDone)
+    assert effects() == 1
+
+
+def test_attempts_of_a_message_are_counted_once_it_has_failed():
+    def handler(message, context):
+        pay()
+        attempts.append(context.attempt)
+        raise LookupError
+
+    attempts = []
+    consumer = Consumer("c", handler, policy=POLICY, max_attempts=3)
+    deliveries = [consumer.consume(Message("queue", "1", b"{}")) for _delivery in range(3)]
+    assert [type(delivery) for delivery in deliveries] == [Retry, Retry, Exhausted]
+    assert (attempts, effects()) == ([1, 2, 3], 0)
+
+
+def test_messages_that_are_handled_together_are_claimed_by_records():
+    consumer = Consumer("c", lambda message, context: str(pay().pk), policy=POLICY)
+    messages = [Message("queue", str(number), b"{}") for number in range(5)]
+    consumer.consume(messages[3])
+    deliveries = consumer.consume_many(messages)
+    assert [type(delivery) for delivery in deliveries] == [Done, Done, Done, AlreadyDone, Done]
+    assert effects() == 5
+
+
+# --- Where it runs ---------------------------------------------------------------------------------------------------
+
+
+class TestInsideDjangosTestCase(TestCase):
+    """Whose transaction outlasts the run's, and with it what is locked: for others, not for itself."""
+
+    def test_runs_and_replays_and_runs_again(self):
+        def view(request):
+            return HttpResponse(status=500 if request.idempotency.key == "fails" else 201)
+
+        assert [by_lock(view)("fails").status_code, by_lock(view)("fails").status_code] == [500, 500]
+        assert [is_replay(by_lock(view)()), is_replay(by_lock(view)())] == [False, True]
+        assert by_lock(view)(body=OTHER_BODY).status_code == 422
+
+
+def test_inside_a_run_no_other_key_is_claimed():
+    def view(request):
+        with pytest.raises(ClaimInsideTransaction):
+            by_lock(paying)("another")
+        return paying(request)
+
+    assert by_lock(view)().status_code == 201
+    assert effects() == 1
+
+
+def test_a_claim_that_nobody_runs_is_given_up(other_thread):
+    policy = Policy(claim="lock", scope="public")
+    claimed = engine.claim(operation(), policy)
+    assert claimed.by_lock
+    assert other_thread(by_lock(paying)).status_code == 409
+    del claimed
+    assert by_lock(paying)("next").status_code == 201
+    assert other_thread(by_lock(paying)).status_code == 201
+
+
+def test_without_its_function_a_claim_is_a_record(monkeypatch):
+    monkeypatch.setattr(lock_claims, "CLAIM_BY_LOCK", lock_claims.CLAIM_BY_LOCK.replace("by_lock", "by_chance"))
+    monkeypatch.setattr(lock_claims, "_without_function", {})
+    with Gate().running(claim="lock"):
+        assert record().status == "processing"
+        assert elsewhere(by_lock(paying)).status_code == 409
+    assert is_replay(by_lock(paying)())
+
+
+def test_hooks_run_after_commit():
+    ran = []
+
+    def view(request):
+        transaction.on_commit(lambda: ran.append(record().status))
+        return paying(request)
+
+    by_lock(view)()
+    assert ran == ["completed"]
+
+
+def test_a_run_by_the_engine_alone():
+    policy = Policy(claim="lock", scope="public")
+    with engine.execution(engine.claim(operation(), policy), policy) as run:
+        pay()
+        assert run.context.attempt == 1
+        run.settle(Keep(StoredResponse(201)))
+    assert (effects(), record().status) == (1, "completed")
+
+
+def test_l4_nothing_is_committed_between_the_response_and_the_effects(other_thread):
+    seen = []
+    with just_after(IN_INSERT, lambda: seen.append((other_thread(effects), other_thread(record)))):
+        assert by_lock(paying)().status_code == 201
+    assert seen == [(0, None)]
+    assert (effects(), record().response_status) == (1, 201)

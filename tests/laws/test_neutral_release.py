@@ -1,0 +1,260 @@
+"""L13: a key undoes no write that the same request without it would have kept, unless a retry is to run again."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.exceptions import BadRequest, PermissionDenied
+from django.db import DatabaseError, connection, transaction
+from django.http import Http404, HttpResponse
+from django.views import View
+
+from django_idempotency import signals
+from django_idempotency.decorators import idempotency_exempt, idempotent
+from django_idempotency.exceptions import TerminalFailure
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.policy import Policy
+from testproject.models import LedgerEntry
+from tests.support.callers import all_effects as effects
+from tests.support.callers import effects as paid
+from tests.support.callers import entry_point, heard, pay, record
+from tests.support.statements import sent_statements
+from tests.support.views import book
+
+pytestmark = pytest.mark.usefixtures("atomic_requests")
+
+
+@pytest.fixture
+def client(client):
+    client.raise_request_exception = False
+    return client
+
+
+# --- What a view does after its effect -------------------------------------------------------------------------------
+
+
+def returns(status):
+    return lambda: HttpResponse(status=status)
+
+
+def raises(error):
+    def act():
+        raise error
+
+    return act
+
+
+def fails_within(error):
+    def act():
+        with transaction.atomic():
+            LedgerEntry.objects.update(reference="undone")
+            raise error
+
+    return act
+
+
+RELEASED = {
+    **{f"returns {status}": returns(status) for status in (400, 401, 422, 429)},
+    "raises Http404": raises(Http404()),
+    "raises PermissionDenied": raises(PermissionDenied()),
+    "raises BadRequest": raises(BadRequest()),
+    "raises in an inner block": fails_within(Http404()),
+}
+STORED = {"returns 402": returns(402), "returns 409": returns(409), "returns 201": returns(201)}
+
+
+def function(act):
+    def view(request):
+        book(request)
+        return act()
+
+    return view
+
+
+def class_based(act):
+    class ClassBased(View):
+        def post(self, request):
+            return function(act)(request)
+
+    return ClassBased.as_view()
+
+
+ENTRY_POINTS = {
+    "@idempotent on a function": lambda act: idempotent(function(act)),
+    "@idempotent on a class": lambda act: idempotent(class_based(act).view_class).as_view(),
+    "middleware, function": function,
+    "middleware, class": class_based,
+    "non_atomic_requests": lambda act: idempotent(transaction.non_atomic_requests(function(act))),
+}
+
+
+@pytest.mark.parametrize("protected", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
+@pytest.mark.parametrize("act", (RELEASED | STORED).values(), ids=RELEASED | STORED)
+def test_l13_a_plain_views_writes_stand_or_fall_as_without_a_key(call, protected, act):
+    assert_neutral(call, protected(act))
+
+
+def assert_neutral(call, view):
+    plain = call(view, key=None)
+    kept, references = effects(), set(LedgerEntry.objects.values_list("reference", flat=True))
+    LedgerEntry.objects.all().delete()
+    keyed = call(view)
+    assert (keyed.status_code, effects()) == (plain.status_code, kept)
+    assert set(LedgerEntry.objects.values_list("reference", flat=True)) == references
+    if plain.status_code in Policy().release_statuses:
+        assert not IdempotencyRecord.objects.exists()
+        assert "Idempotent-Replayed" not in call(view).headers
+
+
+@pytest.mark.drf
+@pytest.mark.parametrize("non_atomic", [False, True], ids=["", "non_atomic_requests"])
+@pytest.mark.parametrize("by", ["mixin", "middleware"])
+@pytest.mark.parametrize(
+    "name",
+    ["ValidationError", "NotFound", "Throttled", "Http404", "Conflict", "returned", "none"],
+)
+def test_l13_drf_writes_stand_or_fall_as_without_a_key(call, by, name, non_atomic):
+    assert_neutral(call, rest_framework_view(name, by, non_atomic))
+
+
+def rest_framework_view(name, by, non_atomic):
+    from rest_framework import exceptions
+    from rest_framework.response import Response
+    from rest_framework.views import APIView
+
+    from django_idempotency.rest_framework import IdempotentMixin
+
+    class Conflict(exceptions.APIException):
+        status_code = 409
+
+    raised = {"Conflict": Conflict, "Http404": Http404, "returned": None, "none": None}
+    error = raised[name] if name in raised else getattr(exceptions, name)
+
+    class Charges(*([IdempotentMixin] if by == "mixin" else []), APIView):
+        authentication_classes = permission_classes = ()
+        idempotency_policy = Policy(scope="public")
+
+        def perform_authentication(self, request):
+            request.user = request._request.user
+
+        def post(self, request):
+            book(request)
+            if error is not None:
+                raise error
+            return Response({}, status=422 if name == "returned" else 201)
+
+    if non_atomic:
+        Charges.dispatch = transaction.non_atomic_requests(own_dispatch(Charges))
+    return Charges.as_view()
+
+
+def own_dispatch(cls):
+    """Not the one it inherits: the mark would be on every view of REST framework."""
+
+    def dispatch(self, request, *args, **kwargs):
+        return super(cls, self).dispatch(request, *args, **kwargs)
+
+    return dispatch
+
+
+@pytest.mark.drf
+def test_l13_an_exception_handler_may_keep_the_writes(call, settings):
+    settings.REST_FRAMEWORK = settings.REST_FRAMEWORK | {"EXCEPTION_HANDLER": f"{__name__}.keeping_handler"}
+    assert_neutral(call, rest_framework_view("ValidationError", "mixin", non_atomic=False))
+    assert effects() == 2
+
+
+def keeping_handler(error, context):
+    from rest_framework.response import Response
+
+    return Response({}, status=getattr(error, "status_code", 500))
+
+
+# --- What is marked, broken, or meant otherwise ----------------------------------------------------------------------
+
+
+def test_l13_a_marked_transaction_is_rolled_back_and_the_key_free(payer):
+    def view(request):
+        pay()
+        transaction.set_rollback(True)
+        return HttpResponse(status=422)
+
+    assert entry_point(view)().status_code == 422
+    assert (paid(), record()) == (0, None)
+
+
+@pytest.mark.postgresql
+@pytest.mark.parametrize("status", [422, 409])
+def test_l13_a_failed_transaction_keeps_the_response_only(payer, status):
+    def view(request):
+        pay()
+        try:
+            connection.cursor().execute("SELECT 1 / 0")
+        except DatabaseError:
+            return HttpResponse(status=status)
+
+    assert entry_point(view)().status_code == status
+    assert paid() == 0
+    assert entry_point(view)().headers.get("Idempotent-Replayed") == (None if status == 422 else "true")
+
+
+@pytest.mark.postgresql
+def test_a_success_from_a_failed_transaction_is_refused(payer):
+    def view(request):
+        pay()
+        try:
+            connection.cursor().execute("SELECT 1 / 0")
+        except DatabaseError:
+            return HttpResponse(status=201)
+
+    with pytest.raises(transaction.TransactionManagementError, match="nothing of it"):
+        entry_point(view)()
+    assert (paid(), record().response_status) == (0, None)
+
+
+@pytest.mark.parametrize("act", RELEASED.values(), ids=RELEASED)
+def test_on_release_rollback_undoes_what_the_view_wrote(call, act):
+    view = idempotent(on_release="rollback")(function(act))
+    call(view)
+    assert (effects(), IdempotencyRecord.objects.count()) == (0, 0)
+
+
+@pytest.mark.parametrize("act", [returns(500), raises(LookupError()), returns(503)])
+def test_what_a_retry_runs_again_is_rolled_back(call, act):
+    call(idempotent(function(act)))
+    assert effects() == 0
+    assert IdempotencyRecord.objects.get().status == "failed"
+
+
+def test_a_terminal_failure_is_rolled_back_and_stored(call):
+    view = idempotent(function(raises(TerminalFailure(HttpResponse(status=402)))))
+    call(view)
+    assert (call(view).headers["Idempotent-Replayed"], effects()) == ("true", 0)
+
+
+# --- One transaction -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.postgresql
+@pytest.mark.psycopg3
+def test_the_record_is_removed_in_the_transaction_of_the_writes(call):
+    with sent_statements() as statements:
+        call(idempotent(function(returns(422))))
+    sent = [statement.split()[0] for statement in statements.all]
+    sent = sent[len(sent) - sent[::-1].index("BEGIN") - 1 :]
+    assert sent[-2:] == ["DELETE", "COMMIT"]
+    assert statements.on('INSERT INTO "testproject')
+
+
+def test_a_released_key_whose_claim_was_lost_commits_nothing(payer):
+    def view(request):
+        pay()
+        IdempotencyRecord.objects.all().delete()
+        return HttpResponse(status=422)
+
+    with heard(signals.stale_write_rejected) as rejected:
+        assert entry_point(view)().status_code == 409
+    assert (paid(), len(rejected)) == (0, 1)
+
+
+def test_exempt_views_are_left_alone(call):
+    assert_neutral(call, idempotency_exempt(function(returns(422))))

@@ -1,0 +1,151 @@
+"""The six scenarios by which the literature tells a sound implementation, under its names."""
+
+from __future__ import annotations
+
+import json
+import socket
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from django_idempotency.consumers import AlreadyDone, Done, Message, consume
+from django_idempotency.policy import Policy
+from tests.support.callers import BODY, MODES, SCOPE, effects, payment
+from tests.support.owner_process import AFTER_EFFECT, holding
+from tests.support.threads import in_threads
+from tests.support.waiting import eventually
+
+over_http = pytest.mark.server
+row_locks = pytest.mark.row_locks
+
+PATH = "/api/charges/"
+
+
+def charge(server, reference, amount=5, **options):
+    return server.post(PATH, payment(reference, amount), key=reference, **options)
+
+
+def charge_and_hang_up(server, reference, simulate):
+    """The client sends all of it, and is gone before the answer."""
+    body = json.dumps({"amount": 5, "currency": "EUR", "reference": reference}).encode()
+    request = httpx.Request(
+        "POST",
+        server.url + PATH,
+        content=body,
+        headers={
+            "Authorization": "Token alice-token",
+            "Content-Type": "application/json",
+            "Idempotency-Key": f'"{reference}"',
+            "X-Simulate": json.dumps(simulate),
+        },
+    )
+    head = f"POST {PATH} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+    address = urlsplit(server.url)
+    with socket.create_connection((address.hostname, address.port)) as wire:
+        wire.sendall(head.encode() + b"\r\n" + body)
+
+
+@over_http
+def test_retry_after_a_lost_response_is_replayed(server, reference):
+    charge_and_hang_up(server, reference, simulate={"delay_ms": 50})
+    eventually(lambda: server.ledger(reference))
+    retried = charge(server, reference)
+    assert (retried.status_code, retried.headers["Idempotent-Replayed"]) == (201, "true")
+    assert retried.json()["amount"] == 5
+    assert server.ledger(reference) == 1
+
+
+@over_http
+@row_locks
+def test_two_at_once_409_for_the_second(server):
+    answers, reference = eventually(lambda: at_once(server, uuid4().hex))
+    first, second = sorted(answers, key=lambda answer: answer.status_code)
+    assert (first.status_code, second.status_code) == (201, 409)
+    assert second.headers["Retry-After"] in ("1", "2")
+    assert (second.json()["code"], second.json()["retryable"]) == ("idempotency_key_in_use", True)
+    assert server.ledger(reference) == 1
+
+
+def at_once(server, reference):
+    """Two answers to requests that overlapped; a replay shows that on this occasion they did not."""
+    answers = in_threads(2, lambda _: charge(server, reference, simulate={"delay_ms": 300}))
+    overlapped = not any("Idempotent-Replayed" in answer.headers for answer in answers)
+    return (answers, reference) if overlapped else None
+
+
+@over_http
+@row_locks
+def test_crash_after_the_claim_is_re_run_at_once(server, reference):
+    with pytest.raises(httpx.TransportError):
+        charge(server, reference, simulate={"kill": "before"})
+    retried = eventually(lambda: stored(charge(server, reference)))  # a lease is 20 s here
+    assert "Idempotent-Replayed" not in retried.headers
+    assert server.ledger(reference) == 1
+
+
+@over_http
+@row_locks
+def test_crash_after_a_lease_claim_is_409_then_run_again(lease_server, reference):
+    with pytest.raises(httpx.TransportError):
+        charge(lease_server, reference, simulate={"kill": "before"})
+    assert charge(lease_server, reference).status_code == 409
+    retried = eventually(lambda: stored(charge(lease_server, reference)))
+    assert "Idempotent-Replayed" not in retried.headers
+    assert lease_server.ledger(reference) == 1
+
+
+@over_http
+def test_other_body_422(server, reference):
+    charge(server, reference, amount=5)
+    other = charge(server, reference, amount=6)
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
+    assert server.ledger(reference) == 1
+
+
+@over_http
+def test_retry_of_a_terminal_failure_gets_the_stored_error(server, reference):
+    declined = charge(server, reference, simulate={"status": 402})
+    retried = charge(server, reference)
+    assert (declined.status_code, retried.status_code) == (402, 402)
+    assert retried.content == declined.content
+    assert retried.headers["Idempotent-Replayed"] == "true"
+
+
+@pytest.mark.usefixtures("payer")
+@pytest.mark.parametrize("mode", MODES)
+def test_message_redelivered_after_completion_is_acknowledged(mode):
+    with holding("message", mode=mode) as consumer:
+        consumer.go_on()
+        assert consumer.says() == AFTER_EFFECT
+        consumer.go_on()
+        handled, result = consumer.says()
+        consumer.kill()  # before it could acknowledge
+    assert handled == "Done"
+    assert consume(Message(SCOPE, "k", BODY), never, policy=Policy(mode=mode)) == AlreadyDone(result)
+    assert effects() == 1
+
+
+@row_locks
+@pytest.mark.usefixtures("payer")
+def test_message_redelivered_after_a_handler_crash_is_handled():
+    with holding("message") as consumer:
+        consumer.go_on()
+        assert consumer.says() == AFTER_EFFECT
+        consumer.kill()
+    assert effects() == 0
+    redelivered = eventually(lambda: acknowledged(consume(Message(SCOPE, "k", BODY), lambda *_: "handled")))
+    assert redelivered == Done("handled")
+
+
+def never(message, context):
+    raise AssertionError("it was handled again")
+
+
+def acknowledged(delivery):
+    return delivery if isinstance(delivery, Done) else None
+
+
+def stored(answer):
+    return answer if answer.status_code == 201 else None

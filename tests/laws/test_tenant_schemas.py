@@ -1,0 +1,170 @@
+"""Lease mode where tenants have a schema each: whatever is written later goes to the schema of the claim."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.core import mail
+from django.db import connection, connections
+from django.http import HttpResponse
+
+from django_idempotency.engine.waiters import waiters
+from django_idempotency.models import IdempotencyRecord
+from tests.support.aliases import another_alias
+from tests.support.callers import Gate, entry_point, is_replay
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("payer")]
+
+TABLE = IdempotencyRecord._meta.db_table
+TENANT = "Tenant one"
+LEASE = 3
+
+
+def by_search_path(alias: str) -> None:
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f'SET search_path = "{TENANT}", public')
+
+
+def by_django_tenants(alias: str) -> None:
+    connections[alias].set_schema(TENANT)  # type: ignore[attr-defined]
+
+
+SWITCHES = [
+    pytest.param(("django.db.backends.postgresql", by_search_path), id="search_path"),
+    pytest.param(
+        ("django_tenants.postgresql_backend", by_django_tenants), id="django-tenants", marks=pytest.mark.django_tenants
+    ),
+]
+
+
+@pytest.fixture(params=SWITCHES)
+def tenants(request, payer) -> Iterator[Any]:
+    """An alias of the default database, and what has this thread's connection to it look into the tenant's schema."""
+    engine, switch = request.param
+    with connection.cursor() as cursor:
+        cursor.execute(f'CREATE SCHEMA "{TENANT}"')
+        cursor.execute(f'CREATE TABLE "{TENANT}".{TABLE} (LIKE public.{TABLE} INCLUDING ALL)')
+    with another_alias("tenants", ENGINE=engine, CONN_MAX_AGE=None) as alias:
+        yield alias, switch
+    with connection.cursor() as cursor:
+        cursor.execute(f'DROP SCHEMA "{TENANT}" CASCADE')
+
+
+def test_tenants_with_a_schema_each_have_the_locks_of_their_claims_to_themselves(tenants):
+    alias, switch = tenants
+    policy = {"claim": "lock", "using": alias}
+    entry_point(answering, **policy)("opened")  # this session has the function planned for the other schema
+    switch(alias)
+    with Gate().running(claim="lock"):
+        assert entry_point(answering, **policy)(body=b"{}").status_code == 201
+    assert is_replay(entry_point(answering, **policy)(body=b"{}"))
+    assert row("response_status") == 201
+
+
+@pytest.mark.parametrize("kind", ["record", "lock"])
+def test_a_view_that_goes_to_another_schema_leaves_no_response_there(tenants, kind):
+    alias, switch = tenants
+
+    def view(_request: Any) -> HttpResponse:
+        connections[alias].ensure_connection()
+        switch(alias)
+        return HttpResponse("ours", status=201)
+
+    assert entry_point(view, claim=kind, using=alias)().status_code == 409
+    assert row("count(*)") == 0
+
+
+def answering(_request: Any) -> HttpResponse:
+    return HttpResponse("done", status=201)
+
+
+def row(column: str) -> Any:
+    with connection.cursor() as cursor:
+        cursor.execute(f'SELECT {column} FROM "{TENANT}".{TABLE}')
+        return (cursor.fetchone() or [None])[0]
+
+
+@contextmanager
+def in_the_view(tenants: Any) -> Iterator[list[Any]]:
+    """A view runs for the tenant, in a thread, until the block is left; its answer is in the list then."""
+    alias, switch = tenants
+    entered, let_go = threading.Event(), threading.Event()
+    answers: list[Any] = []
+
+    def view(_request: Any) -> HttpResponse:
+        entered.set()
+        assert let_go.wait(60)
+        return HttpResponse("done", status=201)
+
+    def run() -> None:
+        try:
+            switch(alias)
+            answers.append(entry_point(view, mode="lease", lease=LEASE, using=alias)())
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert entered.wait(30)
+        yield answers
+    finally:
+        let_go.set()
+        thread.join(60)
+
+
+def never(_request: Any) -> HttpResponse:
+    raise AssertionError("it ran twice")
+
+
+def test_a_lease_is_renewed_in_the_schema_of_its_claim(tenants):
+    with in_the_view(tenants):
+        before = row("locked_until")
+        eventually(lambda: row("locked_until") > before, within=LEASE * 3)
+        alias, switch = tenants
+        switch(alias)
+        assert entry_point(never, mode="lease", lease=LEASE, using=alias)().status_code == 409
+
+
+def test_a_caller_that_waits_comes_back_to_its_schema(tenants):
+    """It gives no connection back that looks into a schema by itself: another one would find no record, and run."""
+
+    def wait():
+        try:
+            alias, switch = tenants
+            switch(alias)
+            return entry_point(never, mode="lease", lease=LEASE, using=alias, on_conflict="wait", wait_timeout=60)()
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool:
+        with in_the_view(tenants) as answers:
+            waiter = pool.submit(wait)
+            eventually(lambda: len(waiters) == 1)
+        assert is_replay(waiter.result(60))
+    assert [answer.status_code for answer in answers] == [201]
+
+
+def test_a_late_completion_goes_to_the_schema_of_its_claim(proxy, tenants):
+    with in_the_view(tenants) as answers:
+        connection.close()
+        proxy.go_away()
+    assert [answer.status_code for answer in answers] == [201]
+    proxy.come_back()
+    assert eventually(lambda: row("status") == "completed", within=20)
+
+
+def test_replays_are_counted_in_the_schema_of_the_record(tenants, monkeypatch):
+    monkeypatch.delattr(mail, "outbox")
+    alias, switch = tenants
+    with in_the_view(tenants):
+        pass
+    switch(alias)
+    assert is_replay(entry_point(never, mode="lease", lease=LEASE, using=alias)())
+    assert eventually(lambda: row("replays"), within=20) == 1

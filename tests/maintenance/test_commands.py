@@ -1,0 +1,334 @@
+"""The commands: what they report, in words and as JSON, how they exit, and that SIGTERM ends them between batches."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from django_idempotency.management.base import left_of_table, remaining, seconds
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.policy import Policy
+from tests.support.callers import claim, entry_point, paying, record, shift
+from tests.support.databases import database_url
+from tests.support.happening import happen
+from tests.support.threads import OtherThread
+
+pytestmark = pytest.mark.usefixtures("payer")
+
+ROOT = Path(__file__).parents[2]
+HOUR = 3600
+HOLD = {"mode": "lease", "on_crash": "hold"}
+
+
+def dead(key="k", **policy):
+    claimed = claim(key, policy=Policy(**policy))
+    shift(key, locked_until=-HOUR)
+    return claimed
+
+
+def due(*keys):
+    for key in keys:
+        entry_point(paying)(key)
+        shift(key, expires_at=-HOUR, purge_at=-HOUR)
+
+
+@pytest.fixture
+def told(capsys):
+    """Run a command; what it printed, read as JSON."""
+
+    def run(*arguments):
+        call_command(*arguments, "--json")
+        (line,) = capsys.readouterr().out.splitlines()
+        facts = json.loads(line)
+        assert facts.pop("database") == "default"
+        return facts
+
+    return run
+
+
+def count():
+    return IdempotencyRecord.objects.count()
+
+
+# --- idempotency_reap ------------------------------------------------------------------------------------------------
+
+
+def test_reap_frees_and_holds_and_says_how_many(told):
+    dead("retry")
+    dead("hold", **HOLD)
+    assert told("idempotency_reap") == {"failed": 1, "on_hold": 1, "bad": {}, "finished": True}
+
+
+def test_reap_in_words(capsys):
+    dead()
+    call_command("idempotency_reap")
+    assert capsys.readouterr().out == "1 free to retry, 0 on hold, 0 could not be written.\n"
+
+
+def test_reap_takes_its_options(told):
+    for number in range(3):
+        dead(f"k{number}")
+    assert told("idempotency_reap", "--older-than=7200")["failed"] == 0
+    ended = told("idempotency_reap", "--batch=1", "--max-seconds=0")
+    assert (ended["failed"], ended["finished"]) == (1, False)
+
+
+def test_reap_only_counts_on_a_dry_run(told):
+    dead()
+    assert told("idempotency_reap", "--dry-run") == {"stuck": 1}
+    assert record().status == "processing"
+
+
+@pytest.mark.postgresql
+def test_reap_exits_with_1_and_names_what_could_not_be_written(capsys):
+    dead()
+    times = "locked_at = '1000-01-01', expires_at = '294276-01-01', purge_at = '294276-01-01'"
+    with connection.cursor() as cursor:  # to keep it for as long again is beyond the end of PostgreSQL's calendar
+        cursor.execute(f"UPDATE django_idempotency_record SET {times}")
+    with pytest.raises(SystemExit) as ended:
+        call_command("idempotency_reap")
+    assert ended.value.code == 1
+    printed = capsys.readouterr()
+    assert "1 could not be written" in printed.out
+    assert str(IdempotencyRecord.objects.values_list("pk", flat=True).get()) in printed.err
+
+
+# --- idempotency_cleanup ---------------------------------------------------------------------------------------------
+
+
+def test_cleanup_deletes_and_says_its_rate_and_how_far_behind_it_is(told):
+    due("a", "b", "c")
+    ended = told("idempotency_cleanup", "--batch=2", "--max-seconds=0")
+    assert (ended["rows"], ended["finished"]) == (2, False)
+    assert ended["rate"] == ended["rows"] / ended["seconds"]
+    assert HOUR <= ended["lag"] <= HOUR + 60
+    assert told("idempotency_cleanup", "--pause=0")["lag"] == 0
+    assert count() == 0
+
+
+def test_cleanup_in_words(capsys):
+    due("a", "b")
+    call_command("idempotency_cleanup", "--batch=1", "--max-seconds=0")
+    assert "1 record in " in (printed := capsys.readouterr().out)
+    assert "1 h behind." in printed
+
+
+def test_cleanup_of_bodies_leaves_the_record(told):
+    due("k")
+    shift(purge_at=HOUR)
+    assert told("idempotency_cleanup", "--bodies", "--dry-run") == {"due": 1}
+    assert told("idempotency_cleanup", "--bodies")["rows"] == 1
+    assert record().response_body is None
+
+
+def test_cleanup_only_counts_on_a_dry_run(told):
+    due("a", "b")
+    assert told("idempotency_cleanup", "--dry-run") == {"due": 2}
+    assert count() == 2
+
+
+# --- idempotency_stats -----------------------------------------------------------------------------------------------
+
+
+def test_stats_as_json(told):
+    dead("on_hold", **HOLD)
+    call_command("idempotency_reap", verbosity=0)
+    dead()
+    due("a")
+    facts = told("idempotency_stats")
+    assert (facts["pending"], facts["stuck"], facts["on_hold"], facts["due"]) == (1, 1, 1, 1)
+    assert "retryable" not in facts
+    assert told("idempotency_stats", "--exact")["retryable"] == 0
+
+
+def test_stats_as_json_by_hour_day_and_view(told):
+    happen("shop.views.pay", claimed=3, replayed=1)
+    happen("shop.views.pay", hours=5, in_flight=4)
+    facts = told("idempotency_stats")
+    assert (facts["last_hour"]["requests"], facts["last_hour"]["deduplicated"]) == (4, 0.25)
+    assert (facts["last_day"]["requests"], facts["last_day"]["conflicts"]) == (8, 4)
+    assert facts["views"] == {"shop.views.pay": facts["last_day"]}
+
+
+def test_stats_in_words(capsys):
+    dead()
+    happen("shop.views.pay", claimed=3, replayed=1, in_flight=1)
+    call_command("idempotency_stats", "--exact")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for line in (
+        "pending 1",
+        "lease ran out 1 !",
+        "deduplicated 20.00 % 20.00 %",
+        "MOST REPLAYS, LAST DAY",
+        "shop.views.pay 1 of 5",
+        "MOST CONFLICTS, LAST DAY",
+        "ALL RECORDS",
+        "retryable 0",
+    ):
+        assert line.split() in lines
+
+
+# --- idempotency_stats --check ---------------------------------------------------------------------------------------
+
+
+def checked(capsys, *arguments):
+    """The exit code of a check, and what it printed."""
+    try:
+        call_command("idempotency_stats", "--check", *arguments)
+    except SystemExit as ended:
+        code = ended.code
+    else:
+        code = 0
+    return code, capsys.readouterr().out
+
+
+def test_a_check_says_that_nothing_lasts_too_long(capsys):
+    assert checked(capsys) == (0, "OK: stuck for 0 s, on hold for 0 s, behind for 0 s.\n")
+
+
+def held_since(lasts):
+    dead(**HOLD)
+    call_command("idempotency_reap", verbosity=0)
+    shift(updated_at=-lasts)
+
+
+@pytest.mark.parametrize(
+    ("make", "lasts", "limit", "name"),
+    [
+        (lambda lasts: (dead(), shift(locked_until=-lasts)), 15 * 60, "--stuck-for", "stuck"),
+        (held_since, HOUR, "--on-hold-for", "on_hold"),
+        (lambda lasts: (due("k"), shift(purge_at=-lasts, expires_at=-lasts)), HOUR, "--behind-for", "behind"),
+    ],
+    ids=["stuck", "on_hold", "behind"],
+)
+def test_a_check_exits_with_2_beyond_its_limits(capsys, make, lasts, limit, name):
+    make(lasts + 60)
+    code, printed = checked(capsys, "--json")
+    assert (code, json.loads(printed)["exceeded"]) == (2, [name])
+    code, printed = checked(capsys)
+    assert (code, printed.partition(":")[0]) == (2, "CRITICAL")
+    assert checked(capsys, f"{limit}={lasts + 600}")[0] == 0
+    code, printed = checked(capsys, f"{limit}=30s")
+    assert (code, "(over 30 s)" in printed) == (2, True)
+
+
+# --- What they share -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["idempotency_reap", "--batch=0"],
+        ["idempotency_reap", "--older-than=-1"],
+        ["idempotency_cleanup", "--batch=x"],
+        ["idempotency_cleanup", "--pause=nan"],
+        ["idempotency_stats", "--database=nowhere"],
+        ["idempotency_allow_retry"],
+        ["idempotency_stats", "--stuck-for=1week"],
+    ],
+)
+def test_an_option_that_can_not_be_meant_is_an_error(arguments):
+    with pytest.raises(CommandError):
+        call_command(*arguments)
+
+
+@pytest.mark.parametrize("name", ["idempotency_reap", "idempotency_cleanup"])
+def test_nothing_is_printed_when_told_so(capsys, name):
+    call_command(name, verbosity=0)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_command_runs_in_a_thread_too(capsys):
+    """Where signals can't be handled."""
+    thread = OtherThread()
+    thread(call_command, "idempotency_reap", "--json")
+    thread.close()
+    assert json.loads(capsys.readouterr().out)["finished"]
+
+
+@contextmanager
+def running(*arguments, **options):
+    """A command in a process of its own."""
+    url = database_url(connection.settings_dict, connection.settings_dict["NAME"])
+    environment = os.environ | {"DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "testproject.settings", "DEBUG": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "testproject", *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        **options,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+MANY = 90  # half a minute's work
+
+
+@pytest.mark.server
+def test_sigterm_ends_a_cleanup_after_its_batch():
+    due(*(f"{number:02}" for number in range(MANY)))
+    ours, theirs = pty.openpty()
+    with running("idempotency_cleanup", "--batch=1", "--pause=0.3", "--json", stderr=theirs) as process:
+        os.close(theirs)
+        progress = ""
+        while "records in" not in progress:
+            progress += os.read(ours, 1000).decode()
+        process.send_signal(signal.SIGTERM)
+        facts = json.loads(process.stdout.read())
+        assert process.wait() == 0
+    os.close(ours)
+    assert not facts["finished"]
+    assert 0 < facts["rows"] < MANY
+    assert count() == MANY - facts["rows"]
+
+
+def test_without_a_terminal_there_is_no_progress(capsys):
+    due(*"abc")
+    call_command("idempotency_cleanup", "--batch=1", "--pause=0")
+    printed = capsys.readouterr()
+    assert (printed.out.count("\n"), printed.err) == (1, "")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_tells_about_how_long_it_will_take(monkeypatch):
+    for number, key in enumerate("abcd"):
+        due(key)
+        shift(key, purge_at=-HOUR - number, expires_at=-HOUR - number)
+    stderr = Terminal()
+    call_command("idempotency_cleanup", "--batch=1", "--pause=0", stderr=stderr)
+    assert re.search(r"2 records in .* behind\. About \d.* more\.", stderr.getvalue())
+
+
+def test_what_is_left_is_estimated_by_what_has_gone():
+    assert remaining(100, 25, 30) == 10
+    assert remaining(100, 100, 30) is None
+    assert remaining(100, 0, 30) is None
+    assert left_of_table(None) == 0
+    assert left_of_table(UUID(int=2**127)) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("90", 90), ("1.5h", 5400), ("20 min", 1200), ("2d", 172800), ("0s", 0)]
+)
+def test_a_time_may_have_a_unit(text, expected):
+    assert seconds(0)(text) == expected

@@ -1,0 +1,457 @@
+"""Forgetting a caller: what has ended of that scope is erased, nothing else is touched, and what is left is told."""
+
+from __future__ import annotations
+
+import base64
+import json
+import signal
+from unittest.mock import ANY
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.core.management import CommandError, call_command
+from django.db import connection, transaction
+from django.http import HttpResponse
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_idempotency.keys import record_id
+from django_idempotency.log_ids import shown_id
+from django_idempotency.maintenance import Erased, erase, log_entries, reap, resolve
+from django_idempotency.maintenance.erasure import erase_in_batches
+from django_idempotency.maintenance.log_entries import write_entry
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.outcomes import StoredResponse
+from django_idempotency.policy import Policy
+from django_idempotency.scopes import BuiltInScope
+from django_idempotency.stores.database import ahead
+from tests.maintenance.test_commands import running
+from tests.support.callers import Gate, claim, effects, entry_point, is_replay, paying, record, shift
+from tests.support.threads import OtherThread
+from tests.support.views import code
+
+pytestmark = pytest.mark.usefixtures("payer")
+
+MINE, OTHERS = "user:7", "user:70"
+HOLD = {"mode": "lease", "on_crash": "hold"}
+
+
+def done(*keys, scope=MINE, **policy):
+    for key in keys:
+        assert entry_point(paying, scope=lambda request: BuiltInScope(scope), **policy)(key).status_code == 201
+
+
+def left(**condition):
+    return set(IdempotencyRecord.objects.filter(**condition).values_list("scope", "key"))
+
+
+def dying(request):
+    raise KeyboardInterrupt
+
+
+def on_hold(key="on_hold", scope=MINE):
+    with pytest.raises(KeyboardInterrupt):
+        entry_point(dying, scope=lambda request: BuiltInScope(scope), **HOLD)(key)
+    assert record(key, scope).on_hold
+
+
+def failing(request):
+    raise ValueError
+
+
+# --- What is erased --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7, 100])
+def test_only_ended_records_of_the_scope_are_erased(batch):
+    done(*"abcdefg")
+    done(*"abc", scope=OTHERS)
+    with pytest.raises(ValueError, match=r"^$"):
+        entry_point(failing, scope=lambda request: BuiltInScope(MINE))("failed")
+    shift_scope = IdempotencyRecord.objects.filter(scope=MINE, key="a")
+    shift_scope.update(expires_at=shift_scope.get().created_at)
+    forgotten = erase(MINE, batch=batch, pause=0)
+    assert (forgotten.erased, forgotten.complete) == (8, True)
+    assert left() == {(OTHERS, key) for key in "abc"}
+
+
+@pytest.mark.parametrize("other", ["User:7", "user:7 ", "üser:7"])
+def test_a_scope_is_the_same_only_to_the_letter(other):
+    done("a")
+    done("a", scope=other)
+    assert erase(MINE).erased == 1
+    assert left() == {(other, "a")}
+
+
+def test_a_key_that_is_erased_runs_again():
+    send = entry_point(paying, scope=lambda request: BuiltInScope(MINE))
+    first = send()
+    erase(MINE)
+    assert (is_replay(second := send()), second.content != first.content, effects()) == (False, True, 2)
+
+
+def test_a_key_whose_response_alone_is_erased_is_not_run_again():
+    send = entry_point(
+        lambda request: HttpResponse(paying(request).content, headers={"Location": "/me/"}), scope="public"
+    )
+    send()
+    with pytest.raises(ValueError, match=r"^$"):
+        entry_point(failing)("failed")
+    forgotten = erase("public", bodies=True)
+    assert (forgotten.erased, forgotten.complete) == (2, True)
+    again = send()
+    assert (again.status_code, code(again), is_replay(again), effects()) == (200, "response_not_stored", True, 1)
+    assert "Location" not in again.headers
+    emptied = record()
+    assert (emptied.path, emptied.response_headers, emptied.response_body) == ("", [], None)
+    assert (record("failed").path, record("failed").reason) == ("", "")
+    assert [bytes(record(key).fingerprint) for key in ("k", "failed")] == [b"", b""]
+    assert code(send("k", b"another body")) == "response_not_stored", "nothing is left to compare it with"
+    IdempotencyRecord.objects.filter(key="k").update(response_body=b"secret")
+    assert code(send()) == "response_not_stored", "nor is it known whose response this is"
+    assert entry_point(paying)("failed").status_code == 201, "still free to run again"
+
+
+def test_a_dry_run_counts_and_changes_nothing():
+    done("a", "b")
+    before = list(IdempotencyRecord.objects.order_by("pk").values())
+    assert erase(MINE, dry_run=True).erased == 2
+    assert list(IdempotencyRecord.objects.order_by("pk").values()) == before
+
+
+# --- Which records ---------------------------------------------------------------------------------------------------
+
+SELECTIONS = {
+    "scope": ({"scope": MINE}, {(MINE, "a"), (MINE, "b")}),
+    "scope prefix": ({"scope_prefix": "acme/"}, {("acme/user:1", "a"), ("acme/user:7", "b")}),
+    "key": ({"key": "a"}, {(MINE, "a"), (OTHERS, "a"), ("acme/user:1", "a")}),
+    "record": ({"record": record_id(OTHERS, "a")}, {(OTHERS, "a")}),
+    "path": ({"path": "/refund/"}, {(OTHERS, "r"), ("acme/user:7", "b")}),
+    "key and scope": ({"key": "a", "scope": OTHERS}, {(OTHERS, "a")}),
+    "path and prefix": ({"path": "/refund/", "scope_prefix": "acme/"}, {("acme/user:7", "b")}),
+}
+
+
+@pytest.fixture
+def several():
+    done("a", "b")
+    done("a", scope=OTHERS)
+    done("a", scope="acme/user:1")
+    done("A", scope="Acme/user:1")
+    for key, scope in (("r", OTHERS), ("b", "acme/user:7")):
+        entry_point(paying, scope=lambda request, scope=scope: BuiltInScope(scope))(key, path="/refund/")
+
+
+@pytest.mark.parametrize("batch", [2, 100])
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_what_is_selected_is_erased_and_nothing_else(name, batch, several):
+    selected, gone = SELECTIONS[name]
+    before = left()
+    assert erase(**selected, dry_run=True, batch=batch, pause=0).erased == len(gone)
+    assert erase(**selected, batch=batch, pause=0) == Erased(erased=len(gone), after=ANY)
+    assert before - left() == gone
+
+
+def test_a_record_is_erased_by_its_id_in_logs(several, settings):
+    settings.IDEMPOTENCY = {"DIGEST_KEYS": [base64.b64encode(b"k" * 32).decode()]}
+    shown = shown_id(record_id(OTHERS, "a"))
+    assert shown != record_id(OTHERS, "a")
+    assert erase(record=shown).erased == 1
+    assert (OTHERS, "a") not in left()
+
+
+@pytest.mark.parametrize(
+    "selected", [{}, {"scope": ""}, {"scope_prefix": ""}, {"key": "a", "path": ""}], ids=lambda selected: str(selected)
+)
+def test_what_is_selected_must_be_stated(selected, several):
+    with pytest.raises(ValueError, match="State which records"):
+        erase(**selected)
+    with pytest.raises(TypeError, match="paths"):
+        erase(paths="/refund/")
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in selected.items()]
+    with pytest.raises(CommandError, match="State which records"):
+        call_command("idempotency_erase", *arguments)
+    assert len(left()) == 7
+
+
+def test_the_command_takes_every_selection(capsys, several):
+    for selected, gone in SELECTIONS.values():
+        arguments = [f"--{name.replace('_', '-')}={value}" for name, value in selected.items()]
+        assert told(capsys, *arguments, "--dry-run")["erased"] == len(gone)
+
+
+@pytest.mark.postgresql
+def test_a_key_is_erased_by_its_range_of_the_primary_key(several):
+    with CaptureQueriesContext(connection) as captured:
+        erase(key="a", dry_run=True)
+    assert all(" BETWEEN " in query["sql"] for query in captured if query["sql"].startswith("SELECT"))
+
+
+# --- What the admin's log says of it ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def operator(db, django_user_model):
+    return django_user_model.objects.create_user("operator")
+
+
+def decided(scope, key, operator, note="because"):
+    """An operator has decided about the record, which may be gone since."""
+    found = IdempotencyRecord(pk=record_id(scope, key), scope=scope, key=key)
+    found.now = timezone.now()
+    return write_entry(found, operator, note)
+
+
+def unredacted():
+    return {entry.object_repr for entry in LogEntry.objects.exclude(change_message="(erased)")}
+
+
+@pytest.mark.parametrize("bodies", [False, True])
+def test_texts_of_the_admins_log_are_erased_too(operator, bodies, several):
+    for scope, key in left():
+        decided(scope, key, operator)
+    erase(MINE, dry_run=True)
+    assert len(unredacted()) == 7
+    erase(MINE, bodies=bodies)
+    assert unredacted() == {f"{scope} {key}" for scope, key in left(path__gt="") if scope != MINE}
+    erased = LogEntry.objects.filter(object_repr="(erased)")
+    assert {(entry.user, entry.object_id) for entry in erased} == {(operator, str(record_id(MINE, k))) for k in "ab"}
+    erase(path="/refund/")
+    assert unredacted() == {"acme/user:1 a", f"{OTHERS} a", "Acme/user:1 A"}
+
+
+def test_the_command_for_stores_erases_the_texts_too(operator, several):
+    for scope, key in left():
+        decided(scope, key, operator)
+    call_command("idempotency_store", "erase", "--store=default", f"--scope={MINE}")
+    assert unredacted() == {f"{scope} {key}" for scope, key in left()}
+    assert LogEntry.objects.filter(object_repr="(erased)").count() == 2
+
+
+def test_what_could_not_be_erased_keeps_its_texts(operator):
+    on_hold()
+    decided(MINE, "on_hold", operator)
+    erase(MINE)
+    assert unredacted() == {f"{MINE} on_hold"}
+    erase(MINE, on_hold=True)
+    assert unredacted() == set()
+
+
+GONE = [
+    (MINE, "a"),
+    (MINE, "a b"),
+    (f"{MINE} b", "a"),
+    (OTHERS, "a"),
+    ("USER:7", "a"),
+    (MINE, "\x1b"),
+    (MINE, "k" * 255),
+]
+SELECTED_OF_GONE = {
+    "scope": ({"scope": MINE}, {0, 1, 5, 6}),
+    "scope prefix": ({"scope_prefix": "user:7"}, {0, 1, 2, 3, 5, 6}),
+    "key": ({"key": "a"}, {0, 2, 3, 4}),
+    "record": ({"record": record_id(OTHERS, "a")}, {3}),
+    "key and scope": ({"key": "a", "scope": MINE}, {0}),
+    "path": ({"path": "/pay/"}, set()),
+}
+
+
+@pytest.mark.parametrize("name", SELECTED_OF_GONE)
+def test_texts_about_records_that_are_gone_are_erased(operator, name, monkeypatch):
+    monkeypatch.setattr(log_entries, "AT_ONCE", 2)
+    entries = [decided(*gone, operator).pk for gone in GONE]
+    selected, redacted = SELECTED_OF_GONE[name]
+    assert erase(**selected).erased == 0
+    erased = LogEntry.objects.filter(object_repr="(erased)").values_list("pk", flat=True)
+    assert set(erased) == {entries[number] for number in redacted}
+
+
+def test_erasing_works_without_the_admin(settings):
+    done("a")
+    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django.contrib.admin"]
+    with CaptureQueriesContext(connection) as captured:
+        assert erase(MINE).erased == 1
+    assert not [query["sql"] for query in captured if LogEntry._meta.db_table in query["sql"]]
+
+
+def test_entries_of_other_models_keep_their_texts(operator):
+    kind = ContentType.objects.get_for_model(type(operator)).pk
+    LogEntry.objects.create(
+        user=operator, content_type_id=kind, object_id=str(record_id(MINE, "a")), object_repr=f"{MINE} a", action_flag=2
+    )
+    done("a")
+    erase(MINE)
+    assert unredacted() == {f"{MINE} a"}
+
+
+# --- What is left alone, and told ------------------------------------------------------------------------------------
+
+
+@pytest.mark.row_locks
+@pytest.mark.parametrize(
+    "policy", [{}, {"mode": "lease"}, {"takeover_grace": 0}], ids=["atomic", "lease", "without grace"]
+)
+@pytest.mark.parametrize("bodies", [False, True])
+def test_a_live_owner_is_not_touched(policy, bodies):
+    gate = Gate()
+    with gate.running(**policy) as answer:
+        forgotten = erase("public", on_hold=True, bodies=bodies)
+        assert (forgotten.erased, forgotten.live, forgotten.complete) == (0, 1, False)
+    assert answer.result().status_code == 201
+    assert (record().status, effects()) == ("completed", 1)
+    assert erase("public").complete
+
+
+def test_a_dead_owner_is_left_to_the_reaper():
+    claim(policy=Policy(mode="lease"))
+    shift(locked_until=-1)
+    assert erase("public").live == 1
+    reap()
+    assert erase("public").complete
+
+
+@pytest.mark.row_locks
+def test_a_record_that_somebody_has_locked_is_passed_over():
+    done("a", "b")
+    other = OtherThread()
+
+    def lock():
+        transaction.set_autocommit(False)
+        return IdempotencyRecord.objects.select_for_update().get(key="a").pk
+
+    other(lock)
+    try:
+        forgotten = erase(MINE)
+        assert (forgotten.erased, forgotten.busy, forgotten.complete) == (1, 1, False)
+    finally:
+        other(transaction.rollback)
+        other(transaction.set_autocommit, True)
+        other.close()
+    assert erase(MINE).complete
+
+
+def test_records_on_hold_are_erased_only_when_told_so():
+    on_hold()
+    done("a")
+    assert erase(MINE) == Erased(erased=1, on_hold=1)
+    assert left() == {(MINE, "on_hold")}
+    assert erase(MINE, on_hold=True) == Erased(erased=1)
+    assert left() == set()
+
+
+# --- How -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_response_given_to_an_erased_record_is_kept():
+    """One that was on hold for longer than it deduplicates."""
+    on_hold()
+    IdempotencyRecord.objects.update(updated_at=ahead(-200), expires_at=ahead(-100), purge_at=ahead(-100))
+    assert erase(MINE, bodies=True, on_hold=True).complete
+    resolve(record("on_hold", MINE).pk, StoredResponse(201, (("Content-Type", "text/plain"),), b"done"))
+    assert is_replay(entry_point(paying, scope=lambda request: BuiltInScope(MINE))("on_hold"))
+    assert effects() == 0
+
+
+def test_an_interrupted_pass_is_taken_up_where_it_ended():
+    done(*"abcdef")
+    first = erase(MINE, batch=2, max_seconds=0)
+    assert (first.erased, first.finished, first.complete) == (2, False, False)
+    assert not IdempotencyRecord.objects.filter(pk__lte=first.after).exists()
+    rest = erase(MINE, batch=2, pause=0, after=first.after)
+    assert (rest.erased, rest.complete) == (4, True)
+
+
+def test_each_batch_is_a_transaction_of_its_own():
+    done(*"abcd")
+    batches = erase_in_batches(MINE, batch=2, pause=0)
+    next(batches)
+    assert len(left()) == 2, "the first is committed"
+    batches.close()
+
+
+def test_a_batch_can_not_be_of_nothing():
+    with pytest.raises(ValueError, match="at least 1"):
+        erase(MINE, batch=0)
+
+
+@pytest.mark.postgresql
+def test_erasing_goes_by_primary_key_in_bounded_statements():
+    table = IdempotencyRecord._meta.db_table
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO {table} (id, scope, key, method, path, fingerprint, mode, created_at, updated_at, expires_at,"
+            " purge_at, status, response_status, response_headers) SELECT gen_random_uuid(), 'user:8', i, 'POST', '/',"
+            " '', 'atomic', now(), now(), now(), now(), 'completed', 200, '[]' FROM generate_series(1, 20000) AS i"
+        )
+        cursor.execute(f"ANALYZE {table}")
+        with CaptureQueriesContext(connection) as captured:
+            assert next(erase_in_batches("user:8", batch=100, pause=0, dry_run=True)).erased == 100
+        selects = [query["sql"] for query in captured if query["sql"].startswith("SELECT")]
+        assert len(selects) == 3
+        for select in selects:
+            cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {select}")
+            plan = cursor.fetchone()[0][0]["Plan"]
+            assert f"{table}_pkey" in json.dumps(plan)
+            assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 500
+
+
+# --- The command -----------------------------------------------------------------------------------------------------
+
+
+def told(capsys, *arguments, exits=0):
+    try:
+        call_command("idempotency_erase", *arguments, "--json")
+        status = 0
+    except SystemExit as ended:
+        status = ended.code
+    assert status == exits
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_command_reports_and_exits_with_0_when_nothing_is_left(capsys):
+    done("a", "b")
+    assert told(capsys, f"--scope={MINE}", "--dry-run")["erased"] == 2
+    facts = told(capsys, f"--scope={MINE}", "--batch=1", "--pause=0")
+    assert facts == {
+        **{"database": "default", "erased": 2, "live": 0, "on_hold": 0, "busy": 0},
+        **{"after": facts["after"], "finished": True, "cached_for": 0.0, "complete": True},
+    }
+
+
+def test_the_command_exits_with_1_while_something_is_left(capsys):
+    on_hold()
+    assert told(capsys, f"--scope={MINE}", exits=1)["on_hold"] == 1
+    assert told(capsys, f"--scope={MINE}", "--on-hold")["erased"] == 1
+    done(*"abc")
+    unfinished = told(capsys, f"--scope={MINE}", "--batch=1", "--max-seconds=0", exits=1)
+    assert not unfinished["finished"]
+    assert told(capsys, f"--scope={MINE}", f"--after={unfinished['after']}")["erased"] == 2
+
+
+def test_the_command_says_in_words_what_erasing_means(capsys):
+    done("a")
+    call_command("idempotency_erase", scope=MINE)
+    assert capsys.readouterr().out == "1 record erased; left: none. A retry of an erased key runs again.\n"
+    done("a")
+    call_command("idempotency_erase", "--bodies", scope=MINE)
+    assert capsys.readouterr().out == "1 record emptied; left: none.\n"
+
+
+MANY = 60
+
+
+@pytest.mark.server
+def test_sigterm_ends_the_pass_and_prints_where_to_resume(capsys):
+    done(*(f"{number:02}" for number in range(MANY)))
+    with running("idempotency_erase", f"--scope={MINE}", "--batch=1", "--pause=0.3", "--json") as process:
+        while IdempotencyRecord.objects.count() == MANY:
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        facts = json.loads(process.stdout.read())
+        assert process.wait() == 1
+    assert (facts["finished"], 0 < facts["erased"] < MANY) == (False, True)
+    assert len(left()) == MANY - facts["erased"]
+    rest = told(capsys, f"--scope={MINE}", f"--after={facts['after']}", "--pause=0")
+    assert rest["erased"] == MANY - facts["erased"]
+    assert left() == set()

@@ -1,0 +1,112 @@
+"""What an export of a caller has, what it leaves out, and who is told."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.http import HttpResponse
+
+from django_idempotency import signals
+from django_idempotency.maintenance import export
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.scopes import BuiltInScope
+from tests.support.callers import entry_point, heard, record
+
+MINE, OTHERS = "user:7", "user:70"
+KEYS = {"ENCRYPTION_KEYS": [base64.b64encode(b"k" * 32).decode()]}
+
+
+def send(key, body=b"{}", scope=MINE, **policy):
+    def view(request):
+        return HttpResponse(body, status=201, headers={"X-Kept": "kept"})
+
+    assert entry_point(view, scope=lambda request: BuiltInScope(scope), **policy)(key).status_code == 201
+
+
+@pytest.fixture
+def sent(db):
+    send("a", "né".encode())
+    send("b", b"\xff\0")
+    send("none", store_body=False)
+    send("a", scope=OTHERS)
+
+
+def exported(**options):
+    return {one["key"]: one for one in export(MINE, **options)}
+
+
+@pytest.mark.parametrize("batch", [1, 2, 100])
+def test_an_export_has_the_records_of_the_scope_alone(sent, batch):
+    found = list(export(MINE, batch=batch))
+    assert sorted((one["scope"], one["key"]) for one in found) == [(MINE, "a"), (MINE, "b"), (MINE, "none")]
+    assert [one["scope"] for one in export(key="a", scope_prefix=OTHERS)] == [OTHERS]
+    with pytest.raises(ValueError, match="State which records"):
+        list(export())
+
+
+def test_an_export_has_all_columns_but_digests_and_tokens(sent):
+    one = exported()["a"]
+    columns = {field.name for field in IdempotencyRecord._meta.fields}
+    left_out = {"fingerprint", "token", "hold_on_crash", "response_status", "response_headers", "response_body"}
+    assert set(one) - {"response"} == columns - left_out
+    of = record("a", MINE)
+    assert (one["id"], one["path"], one["created_at"]) == (str(of.pk), "/pay/", of.created_at.isoformat())
+    assert json.loads(json.dumps(one)) == one
+
+
+@pytest.mark.parametrize("policy", [{}, pytest.param({"encrypt": True}, marks=pytest.mark.cryptography)], ids=str)
+def test_bodies_and_headers_are_exported_only_where_it_is_said(sent, settings, policy):
+    settings.IDEMPOTENCY = KEYS
+    send("c", b"secret", **policy)
+    with heard(signals.response_viewed) as viewed:
+        assert {key: one["response"] for key, one in exported().items()} == {
+            **{key: {"status": 201, "has_body": True} for key in "abc"},
+            **{"none": {"status": 201, "has_body": False}},
+        }
+        assert viewed == []
+        responses = {key: one["response"] for key, one in exported(bodies=True).items()}
+    headers = [["X-Kept", "kept"], ["Content-Type", "text/html; charset=utf-8"]]
+    stored = {"status": 201, "has_body": True, "headers": headers}
+    assert responses == {
+        "a": stored | {"body": "né"},
+        "b": stored | {"body": None, "body_base64": "/wA="},
+        "c": stored | {"body": "secret"},
+        "none": stored | {"has_body": False, "body": None},
+    }
+    assert sorted((told["operation"].key, told["user"]) for told in viewed) == [(key, None) for key in "abc"]
+
+
+@pytest.mark.cryptography
+def test_a_body_that_can_not_be_decrypted_is_exported_as_none(db, settings):
+    settings.IDEMPOTENCY = KEYS
+    send("a", b"secret", encrypt=True)
+    settings.IDEMPOTENCY = {}
+    assert exported(bodies=True)["a"]["response"] == {"status": 201, "has_body": True, "headers": [], "body": None}
+
+
+def test_a_record_without_a_response_is_exported(db):
+    send("a")
+    IdempotencyRecord.objects.update(
+        status="failed", response_status=None, response_headers=None, response_body=None, reason="lost"
+    )
+    for bodies in (False, True):
+        assert (exported(bodies=bodies)["a"]["response"], exported()["a"]["reason"]) == (None, "lost")
+
+
+def test_the_command_prints_a_line_for_each_record(sent, capsys):
+    call_command("idempotency_export", f"--scope={MINE}")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {line.pop("database") for line in lines} == {"default"}
+    assert lines == list(export(MINE))
+    call_command("idempotency_export", f"--scope={MINE}", "--bodies", "--key=a")
+    said = capsys.readouterr()
+    assert json.loads(said.out)["response"]["body"] == "né"
+    assert said.err == "default: 1 record exported.\n"
+
+
+def test_the_command_wants_to_know_which(db):
+    with pytest.raises(CommandError, match="State which records"):
+        call_command("idempotency_export")

@@ -1,0 +1,454 @@
+"""The commands for one key: what they tell apart, what they do, who is said to have done it, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from unittest.mock import ANY
+
+import pytest
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Permission
+from django.contrib.contenttypes.models import ContentType
+from django.core.management import CommandError, call_command
+from django.test import modify_settings
+
+from django_idempotency import engine, signals
+from django_idempotency.maintenance.interventions import Act
+from django_idempotency.maintenance.lock_owners import lock_owners
+from django_idempotency.management import keys
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.outcomes import Fail, Keep, StoredResponse
+from django_idempotency.policy import Policy
+from tests.support.callers import Gate, claim, entry_point, heard, paying, record, shift
+
+pytestmark = pytest.mark.usefixtures("payer")
+
+HOLD = {"mode": "lease", "on_crash": "hold"}
+DECISIONS = {
+    "allow_retry": (),
+    "fail": ("--status=409", "--detail=lost"),
+    "resolve": ("--status=201", '--body={"id": 7}'),
+    "extend": ("--seconds=20min",),
+}
+ENTRIES = {
+    "allow_retry": "Retry allowed. asked the bank",
+    "fail": "Marked as failed with the response 409. asked the bank",
+    "resolve": "Resolved with the response 201. asked the bank",
+    "extend": "Lease extended to 1200 s from then. asked the bank",
+}
+BY_ANNA = ("--by=anna", "--note=asked the bank")
+
+
+@pytest.fixture
+def anna():
+    """Who may decide everything, and nothing else."""
+    anna = get_user_model().objects.create_user("anna")
+    names = [f"{act}_idempotencyrecord" for act in Act]
+    anna.user_permissions.add(*Permission.objects.filter(codename__in=names))
+    return anna
+
+
+def settled(key, verdict, **policy):
+    policy = Policy(**policy)
+    with engine.execution(claim(key, policy=policy), policy) as run:
+        run.settle(verdict)
+
+
+def live(key="live"):
+    return claim(key, policy=Policy(mode="lease"))
+
+
+def held(key="held"):
+    settled(key, Fail("its lease ran out", on_hold=True), **HOLD)
+
+
+def done(key="done"):
+    settled(key, Keep(StoredResponse(201)))
+
+
+def stuck(key="stuck"):
+    claim(key, policy=Policy())
+    shift(key, locked_until=-3600)
+
+
+def free(key="free"):
+    settled(key, Fail("ValueError"))
+
+
+EVERY = {"live": live, "held": held, "done": done, "stuck": stuck, "free": free}
+
+
+@pytest.fixture
+def one_of_each():
+    for make in EVERY.values():
+        make()
+
+
+def run(act, key, *arguments):
+    call_command(f"idempotency_{act}", key, *DECISIONS[act], *arguments)
+
+
+def records():
+    return list(IdempotencyRecord.objects.order_by("pk").values())
+
+
+@pytest.fixture
+def told(capsys):
+    """Run a command; the objects that it printed."""
+
+    def run(*arguments):
+        call_command(*arguments, "--json")
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    return run
+
+
+# --- What they do ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("act", DECISIONS)
+def test_a_decision_leaves_the_entry_that_the_admin_leaves(anna, act):
+    fitting = "live" if act == "extend" else "held"
+    EVERY[fitting]()
+    before = record(fitting)
+    run(act, fitting, *BY_ANNA)
+    entry = LogEntry.objects.get()
+    told = re.sub(r"Digest \S+\. ", "", entry.change_message)
+    assert (entry.user, entry.action_flag, told) == (anna, CHANGE, ENTRIES[act])
+    assert ("Digest" in entry.change_message) is (act in ("fail", "resolve"))
+    assert (entry.object_id, entry.object_repr) == (str(before.pk), str(before))
+    assert entry.content_type == ContentType.objects.get_for_model(IdempotencyRecord)
+
+
+def test_a_key_on_hold_runs_again_once_a_retry_is_allowed(anna):
+    held()
+    assert entry_point(paying, **HOLD)("held").status_code == 409
+    run("allow_retry", "held", *BY_ANNA)
+    assert entry_point(paying, **HOLD)("held").status_code == 201
+
+
+def test_a_failed_key_replays_its_problem(anna):
+    held()
+    run("fail", "held", *BY_ANNA)
+    replay = entry_point(paying, **HOLD)("held")
+    assert (replay.status_code, json.loads(replay.content)["detail"]) == (409, "lost")
+
+
+def test_a_resolved_key_replays_the_body_of_the_file(anna, tmp_path):
+    held()
+    body = tmp_path / "body"
+    body.write_bytes(b'{\r\n"id": 7}')
+    call_command("idempotency_resolve", "held", "--status=201", f"--body-file={body}", *BY_ANNA)
+    replay = entry_point(paying, **HOLD)("held")
+    assert (replay.status_code, replay.content) == (201, b'{\r\n"id": 7}')
+
+
+def test_a_lease_is_extended_to_the_time_from_now(anna):
+    live()
+    run("extend", "live", *BY_ANNA)
+    left = record("live").locked_until - record("live").locked_at
+    assert 1200 <= left.total_seconds() < 1260
+
+
+@pytest.mark.parametrize("act", DECISIONS)
+def test_a_dry_run_names_the_key_and_changes_nothing(told, act):
+    fitting = "live" if act == "extend" else "held"
+    EVERY[fitting]()
+    before = records()
+    ((did, scopes),) = [
+        pair
+        for pair in told(f"idempotency_{act}", fitting, *DECISIONS[act], "--dry-run")[0].items()
+        if pair[0] != "database"
+    ]
+    assert (did.startswith(act[:4]), scopes) == (True, ["public"])
+    assert records() == before
+    assert not LogEntry.objects.exists()
+
+
+def test_an_owner_whose_lease_lapsed_is_given_time_to_renew(anna, capsys):
+    live("k")
+    shift("k", locked_at=-1.3, locked_until=-1)
+    run("allow_retry", "k", *BY_ANNA)
+    assert "watching whether its owner renews it" in capsys.readouterr().err
+    assert record().status == "failed"
+
+
+def test_an_owner_that_renews_its_lease_keeps_it(anna, monkeypatch):
+    live("k")
+    shift("k", locked_at=-1.3, locked_until=-1)
+    watches = keys.watched
+    monkeypatch.setattr(keys, "watched", lambda *args: (shift("k", locked_at=-1.3, locked_until=60), watches(*args)))
+    with pytest.raises(CommandError, match="its owner may be alive"):
+        run("allow_retry", "k", *BY_ANNA)
+    assert record().status == "processing"
+
+
+# --- What they refuse, and tell apart --------------------------------------------------------------------------------
+
+WHY_NOT = {
+    ("allow_retry", "live"): r"Nothing is done to public live\. In flight for .*its owner may be alive",
+    ("allow_retry", "done"): r"Nothing is done to public done\. It has its response, 201",
+    ("allow_retry", "free"): r"Nothing is done to public free\. Free to retry: the last run failed",
+    ("allow_retry", "unheard-of"): r"Unknown key: there is no record of it",
+    ("fail", "live"): r"its owner may be alive",
+    ("fail", "done"): r"It has its response, 201",
+    ("resolve", "live"): r"its owner may be alive",
+    ("resolve", "done"): r"It has its response, 201",
+    ("resolve", "unheard-of"): r"Unknown key",
+    ("extend", "held"): r"It is not running\. On hold for .*\(its lease ran out\)",
+    ("extend", "done"): r"It is not running\. It has its response, 201",
+    ("extend", "stuck"): r"In atomic mode there is no lease to extend.* Stuck|In flight",
+}
+
+
+@pytest.mark.parametrize(("act", "key"), WHY_NOT)
+def test_a_refusal_tells_how_the_key_stands(anna, one_of_each, act, key):
+    before = records()
+    with pytest.raises(CommandError, match=WHY_NOT[act, key]):
+        run(act, key, *BY_ANNA)
+    assert records() == before
+    assert not LogEntry.objects.exists()
+
+
+@pytest.mark.row_locks
+def test_a_live_owner_in_atomic_mode_stays(anna, other_thread):
+    stuck()
+    claimed = claim("k", policy=Policy())
+    shift("k", locked_until=-3600)
+    with engine.execution(claimed, Policy()) as run_:
+        with pytest.raises(CommandError, match="Its row is locked"):
+            other_thread(run, "allow_retry", "k", *BY_ANNA)
+        run_.settle(Keep(StoredResponse(201)))
+    assert record().status == "completed"
+
+
+def test_the_scope_of_an_ambiguous_key_is_asked_for(anna):
+    for scope in ("tenant:1", "tenant:2"):
+        with_scope = entry_point(dying, scope=lambda request, scope=scope: scope, **HOLD)
+        with pytest.raises(KeyboardInterrupt):
+            with_scope()
+    with pytest.raises(CommandError, match=r"--scope: custom:tenant:\d, custom:tenant:\d"):
+        run("allow_retry", "k", *BY_ANNA)
+    with pytest.raises(CommandError, match=r"not in that scope, but in custom:tenant:\d, custom:tenant:\d"):
+        run("allow_retry", "k", "--scope=tenant:1", *BY_ANNA)
+    call_command("idempotency_allow_retry", "k", *BY_ANNA, scope="custom:tenant:2", verbosity=0)
+    assert record(scope="custom:tenant:1").on_hold
+    assert not record(scope="custom:tenant:2").on_hold
+
+
+def dying(request):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ((), "State with --by"),
+        (("--by=nobody\x1b",), r"There is no user nobody\\x1b"),
+        (("--by=payer",), "has not the permission django_idempotency.resolve_idempotencyrecord"),
+        (("--by=gone",), "has not the permission"),
+        (("--by=anna", "--note=" + "x" * 201), "201 characters"),
+    ],
+    ids=["none", "unknown", "may_not", "inactive", "note"],
+)
+def test_a_decision_needs_a_user_who_may_make_it(anna, arguments, why):
+    get_user_model().objects.create_user("gone", is_active=False, is_superuser=True)
+    held()
+    before = records()
+    with pytest.raises(CommandError, match=why):
+        run("resolve", "held", *arguments)
+    assert records() == before
+
+
+@pytest.mark.parametrize("by", [(), ("--by=anna",)], ids=["nobody", "somebody"])
+@modify_settings(INSTALLED_APPS={"remove": ["django.contrib.admin"]})
+def test_without_the_admin_a_name_is_only_told_by_the_signal(by):
+    held()
+    with heard(signals.operator_decided) as sent:
+        run("resolve", "held", *by)
+    assert record("held").response_status == 201
+    assert [told["by"] for told in sent] == [by[0].partition("=")[2] if by else None]
+
+
+def test_a_note_is_asked_for_where_the_settings_require_it(anna, settings):
+    settings.IDEMPOTENCY = {"REQUIRE_NOTE": True}
+    held()
+    with pytest.raises(CommandError, match="A note that says why is required"):
+        run("resolve", "held", "--by=anna")
+    assert record("held").on_hold
+    run("resolve", "held", *BY_ANNA)
+
+
+def test_a_second_user_confirms_where_the_settings_require_it(anna, settings):
+    get_user_model().objects.create_superuser("bob")
+    settings.IDEMPOTENCY = {"REQUIRE_SECOND": True}
+    held()
+    with pytest.raises(CommandError, match="It is proposed now"):
+        run("resolve", "held", *BY_ANNA)
+    assert record("held").on_hold
+    run("resolve", "held", "--by=bob")
+    assert record("held").response_status == 201
+
+
+def test_nobody_decides_about_a_key_of_their_own(anna):
+    claimed = claim("k", policy=Policy(**HOLD))
+    IdempotencyRecord.objects.filter(pk=claimed.id).update(scope=f"auth.user:{anna.pk}")
+    with pytest.raises(CommandError, match="It is a key of your own"):
+        run("extend", "k", *BY_ANNA)
+    assert not LogEntry.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("act", "arguments", "why"),
+    [
+        ("fail", ["--status=200"], "must be from 400 to 599"),
+        ("resolve", ["--status=99"], "must be from 200 to 599"),
+        ("resolve", ["--body={"], "not JSON"),
+        ("resolve", ["--status=204"], "has no body"),
+        ("resolve", ["--content-type=text/html"], "RESOLVE_CONTENT_TYPES"),
+        ("resolve", ["--content-type=text/plain\r\nSet-Cookie: a=b"], "can't be sent"),
+        ("extend", ["--seconds=0"], "is less than 1 s"),
+        ("extend", ["--seconds=soon"], "invalid time value"),
+    ],
+)
+def test_a_decision_that_can_not_be_meant_is_an_error(anna, act, arguments, why):
+    key = "live" if act == "extend" else "held"
+    EVERY[key]()
+    before = records()
+    with pytest.raises(CommandError, match=why):
+        run(act, key, *arguments, *BY_ANNA)
+    assert records() == before
+
+
+def test_a_body_that_can_not_be_read_is_an_error(anna, tmp_path):
+    held()
+    with pytest.raises(CommandError, match="can't be read"):
+        call_command("idempotency_resolve", "held", "--status=201", f"--body-file={tmp_path}", *BY_ANNA)
+
+
+# --- idempotency_list ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("situation", "listed_keys"),
+    [
+        ("waiting", ["held", "stuck"]),
+        ("on_hold", ["held"]),
+        ("stuck", ["stuck"]),
+        ("live", ["stuck", "live"]),
+        ("retryable", ["free"]),
+        ("ended", ["done"]),
+    ],
+)
+def test_each_situation_has_its_list(one_of_each, told, situation, listed_keys):
+    (listed,) = told("idempotency_list", f"--situation={situation}")
+    assert [each["key"] for each in listed["records"]] == listed_keys
+    assert not listed["more"]
+
+
+def test_a_list_that_is_cut_says_so(one_of_each, told, capsys):
+    (listed,) = told("idempotency_list", "--limit=1")
+    assert ([each["key"] for each in listed["records"]], listed["more"]) == (["held"], True)
+    call_command("idempotency_list", "--limit=1")
+    assert "There are more: these are the first 1" in capsys.readouterr().out
+    call_command("idempotency_list", "--limit=2")
+    assert "There are more" not in capsys.readouterr().out
+
+
+def test_a_list_tells_how_long_and_why(capsys):
+    held()
+    shift("held", updated_at=-7500)
+    call_command("idempotency_list")
+    line = " ".join(capsys.readouterr().out.split())
+    assert line == "on hold 2 h 5 min 1 public held POST /pay/ its lease ran out"
+
+
+def test_an_empty_list_says_so(capsys):
+    call_command("idempotency_list")
+    assert capsys.readouterr().out == "None.\n"
+
+
+@pytest.mark.parametrize("command", [("idempotency_list",), ("idempotency_show", "k")], ids=["list", "show"])
+def test_a_line_feed_of_a_client_begins_no_line(capsys, command):
+    settled("k", Fail("crashed\nforged", on_hold=True), **HOLD)
+    IdempotencyRecord.objects.update(path="/pay/\nforged")
+    call_command(*command)
+    assert not [line for line in capsys.readouterr().out.splitlines() if line.startswith("forged")]
+
+
+# --- idempotency_store -----------------------------------------------------------------------------------------------
+
+
+def test_the_command_for_other_stores_decides_nothing_here():
+    held()
+    before = records()
+    with pytest.raises(CommandError, match="idempotency_allow_retry decides"):
+        call_command("idempotency_store", "release", "held", "--store=default", "--scope=public")
+    assert records() == before
+
+
+@pytest.mark.postgresql
+def test_a_key_whose_claim_is_a_lock_is_found_by_it(capsys, told):
+    with Gate().running_with("made", claim="lock"):
+        (owner,) = lock_owners("default")
+        assert lock_owners("default", "made") == [replace(owner, now=ANY)]
+        assert lock_owners("default", "another") == []
+        with pytest.raises(CommandError, match=f"in flight, and its claim is a lock .* process {owner.pid}"):
+            call_command("idempotency_show", "made")
+        (listed,) = told("idempotency_list", "--situation", "live")
+        assert listed["locks"] == 1
+        call_command("idempotency_list", "--situation", "live")
+        assert f"process {owner.pid} of the database, for" in capsys.readouterr().out
+    assert owner.since < owner.now
+    assert lock_owners("default") == []
+
+
+# --- idempotency_show ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "standing", "what", "safe"),
+    [
+        ("live", "running", "In flight for", "Wait."),
+        ("held", "on hold", "it is not known whether the operation took place (its lease ran out)", "Find out"),
+        ("done", "completed", "It has its response, 201", "nothing can be"),
+        ("free", "free to retry", "the last run failed", "Nothing has to be done"),
+    ],
+)
+def test_show_says_what_a_key_is_and_what_is_safe(one_of_each, told, key, standing, what, safe):
+    (shown,) = told("idempotency_show", key)
+    assert shown["standing"] == standing
+    assert what in shown["what"]
+    assert safe in shown["safe"]
+    assert shown["by_itself"]
+
+
+def test_show_tells_who_decided_and_why(anna, capsys, told):
+    held()
+    run("fail", "held", *BY_ANNA)
+    capsys.readouterr()
+    events = told("idempotency_show", "held")[0]["events"]
+    (told_of,) = [event["what"] for event in events if event["by"] == "anna"]
+    assert told_of.startswith("Marked as failed with the response 409. ")
+    call_command("idempotency_show", "held")
+    assert "asked the bank (by anna)" in capsys.readouterr().out
+
+
+def test_show_never_has_the_response_or_the_token(told):
+    settled("k", Keep(StoredResponse(200, (("X-Kept", "secret"),), b"secret")))
+    claimed = live()
+    for key in ("k", "live"):
+        shown = json.dumps(told("idempotency_show", key))
+        assert "secret" not in shown
+        assert str(claimed.token) not in shown
+
+
+@pytest.mark.parametrize("arguments", [("unheard-of",), ("held", "--scope=user:9")])
+def test_showing_an_unknown_key_is_an_error(capsys, arguments):
+    held()
+    with pytest.raises(CommandError, match=r"Unknown key|not in that scope, but in public"):
+        call_command("idempotency_show", *arguments, "--json")
+    assert "error" in json.loads(capsys.readouterr().out)

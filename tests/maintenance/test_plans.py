@@ -1,0 +1,158 @@
+"""Maintenance and statistics go by the indexes, however large the table is."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+
+from django_idempotency.maintenance import reap
+from django_idempotency.maintenance.cleaner import cleanup_in_batches, drop_bodies_in_batches
+from django_idempotency.maintenance.reaper import reap_in_batches
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.policy import Policy
+from django_idempotency.stats.queries import stats, totals
+from tests.support.callers import claim, shift
+from tests.support.maintained import HOLD, HOUR, TABLE, dead, done, fill, postgresql, run_sql
+from tests.support.plans import buffers, nodes
+
+pytestmark = pytest.mark.usefixtures("payer")
+
+
+def test_stats_tell_what_is_pending_stuck_and_due():
+    for number in range(10):
+        claim(f"live{number}", policy=Policy(mode="lease"))
+        shift(f"live{number}", locked_at=-number)
+    dead("stuck", since=HOUR)
+    fill(3, purge_at=-500)
+    found = stats()
+    assert (found.pending, found.stuck, found.due) == (11, 1, 3)
+    assert 4 <= found.pending_p50 <= found.pending_p95 <= found.pending_p99
+    assert HOUR <= found.pending_p99 <= HOUR + 120
+    assert 500 <= found.lag <= 520
+
+
+def test_totals_look_at_every_record():
+    done("a", expires_at=HOUR)
+    IdempotencyRecord.objects.update(replays=3)
+    dead("retry", mode="lease")
+    dead("hold", **HOLD)
+    reap()
+    found = totals()
+    assert (found.completed, found.failed, found.retryable, found.on_hold, found.replays) == (1, 2, 1, 1, 3)
+    assert found.deduplicated == 3 / 6
+
+
+@postgresql
+def test_stats_know_the_size_of_the_table():
+    fill(200, purge_at=HOUR)
+    run_sql(f"ANALYZE {TABLE}")
+    assert stats().rows == 200
+    assert stats().bytes > 8192
+
+
+LIVE, DUE, STUCK = 10_000, 10_000, 100
+FILL = f"""
+INSERT INTO {TABLE} (
+    id, scope, key, method, path, fingerprint, mode, created_at, status, token, locked_at, locked_until, updated_at,
+    expires_at, purge_at, response_status, response_headers, response_body
+)
+SELECT gen_random_uuid(), 's', i, 'POST', '/', ''::bytea, 'lease', now(), 'processing', gen_random_uuid(), now(),
+    now() + CASE WHEN i <= {STUCK} THEN interval '-1 hour' ELSE interval '1 hour' END, now(), now() + interval '1 day',
+    now() + interval '1 day', NULL, NULL::jsonb, NULL::bytea
+FROM generate_series(1, {LIVE}) AS i
+UNION ALL
+SELECT gen_random_uuid(), 's', i, 'POST', '/', ''::bytea, 'lease', now(), 'completed', NULL, NULL, NULL, now(),
+    now() + make_interval(secs => i - {DUE}), now() + make_interval(secs => i - {DUE} + (i % 2)), 200, '[]',
+    'body'
+FROM (SELECT i FROM generate_series(1, 2 * {DUE}) AS i ORDER BY random()) AS shuffled (i)
+"""
+
+
+@pytest.fixture
+def large_table(payer):
+    run_sql(f"VACUUM {TABLE}")  # what earlier tests have left
+    run_sql(FILL)
+    run_sql(f"ANALYZE {TABLE}")
+
+
+def plans(work):
+    """The plan of each statement on the table that ``work`` sends."""
+    found = []
+
+    def explain(execute, sql, params, *details):
+        if TABLE in sql:
+            with connection.connection.cursor() as cursor:
+                if connection.in_atomic_block:  # elsewhere it only reads
+                    cursor.execute("SAVEPOINT explained")
+                cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", params)
+                found.append(cursor.fetchone()[0][0]["Plan"])
+                if connection.in_atomic_block:
+                    cursor.execute("ROLLBACK TO explained")
+        return execute(sql, params, *details)
+
+    with connection.execute_wrapper(explain):
+        work()
+    return found
+
+
+def indexes(plan):
+    """Those by which the table is read, or how else it is."""
+    scans = [node for node in nodes(plan) if "Scan" in node["Node Type"]]
+    return {node.get("Index Name", node["Node Type"]) for node in scans} - {"Bitmap Heap Scan", "CTE Scan"}
+
+
+@postgresql
+@pytest.mark.plain_table  # it names the indexes; test_partitions has the like
+@pytest.mark.usefixtures("large_table")
+def test_the_reaper_reads_by_the_partial_index_alone():
+    *watch, look, write = plans(lambda: next(reap_in_batches(batch=STUCK)))
+    assert all(indexes(plan) == {"idempotency_record_reap"} for plan in watch)
+    assert indexes(look) == {"idempotency_record_reap"}
+    assert indexes(write) == {f"{TABLE}_pkey"}
+    assert look["Actual Rows"] == STUCK
+    assert buffers(look) < 10 * STUCK
+    assert buffers(look) + buffers(write) < 30 * STUCK
+
+
+@postgresql
+@pytest.mark.plain_table
+@pytest.mark.usefixtures("large_table")
+@pytest.mark.parametrize(
+    ("steps", "index", "most"),
+    [(cleanup_in_batches, "idempotency_record_purge", 6), (drop_bodies_in_batches, "idempotency_record_bodies", 20)],
+)
+def test_a_sweep_is_one_statement_by_the_partial_index(steps, index, most):
+    (sweep,) = plans(lambda: next(steps(batch=100)))
+    assert indexes(sweep) == {index, "Tid Scan"}
+    assert [node["Actual Rows"] for node in nodes(sweep) if node["Node Type"] == "LockRows"] == [100]
+    assert buffers(sweep) < most * 100
+
+
+@postgresql
+@pytest.mark.usefixtures("large_table")
+def test_a_later_batch_skips_what_was_deleted(other_thread):
+    """While somebody's old snapshot keeps the dead rows, each batch would walk all of those before it."""
+    other_thread(take_a_snapshot)
+    steps = cleanup_in_batches(batch=1000, pause=0)
+    (first,) = plans(lambda: next(steps))
+    for _ in range(6):
+        next(steps)
+    (last,) = plans(lambda: next(steps))
+    assert buffers(last) < 1.5 * buffers(first)
+
+
+def take_a_snapshot():
+    """And keep it for as long as this thread's connection is open."""
+    connection.set_autocommit(False)
+    run_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    assert IdempotencyRecord.objects.exists()
+
+
+@postgresql
+def test_the_index_of_bodies_is_empty_without_an_audit_tier():
+    fill(50, purge_at=HOUR)
+    IdempotencyRecord.objects.update(response_body=b"body")
+    run_sql(f"VACUUM {TABLE}")
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT reltuples FROM pg_class WHERE relname = 'idempotency_record_bodies'")
+        assert cursor.fetchone() == (0,)

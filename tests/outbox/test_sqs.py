@@ -1,0 +1,109 @@
+"""The publisher for SQS, against moto's server."""
+
+from __future__ import annotations
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+from django_idempotency.outbox.publishers.base import Confirmed, PublisherUnavailable, Refused
+from django_idempotency.outbox.publishers.sqs import SQSPublisher
+from tests.outbox.events import TRACE, event, sent
+from tests.support.pgbouncer import free_port
+
+pytestmark = [
+    pytest.mark.sqs,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+ACCOUNT = {"region_name": "eu-west-1", "aws_access_key_id": "test", "aws_secret_access_key": "test"}
+
+
+@pytest.fixture(scope="module")
+def options():
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield {"endpoint_url": f"http://{host}:{port}", **ACCOUNT}
+    server.stop()
+
+
+@pytest.fixture
+def sqs(options):
+    import boto3
+
+    client = boto3.client("sqs", **options)
+    yield client
+    client.close()
+
+
+def received(sqs, url):
+    found = []
+    while batch := sqs.receive_message(
+        QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"], AttributeNames=["All"]
+    ).get("Messages"):
+        found += batch
+        for message in batch:
+            sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+    return found
+
+
+def attributes(message):
+    return {name: value["StringValue"] for name, value in message["MessageAttributes"].items()}
+
+
+def test_a_message_has_the_events_id_and_headers(sqs, options):
+    url = sqs.create_queue(QueueName="plain")["QueueUrl"]
+    one = event("charge.created")
+    assert sent(SQSPublisher(url, **options), one) == [Confirmed(one)]
+    (message,) = received(sqs, url)
+    assert message["Body"] == one.payload.decode()
+    assert attributes(message) == {
+        "event-id": str(one.id),
+        "topic": "charge.created",
+        "content-type": "application/json",
+        "traceparent": TRACE,
+    }
+
+
+def test_a_fifo_queue_deduplicates_by_the_id_and_groups_by_the_key(sqs, options):
+    url = sqs.create_queue(QueueName="charges.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
+    one, publisher = event("charge.created", key="order 7"), SQSPublisher(url, **options)
+    for _ in range(2):
+        assert sent(publisher, one) == [Confirmed(one)]
+    (message,) = received(sqs, url)
+    assert message["Attributes"]["MessageDeduplicationId"] == str(one.id)
+    assert message["Attributes"]["MessageGroupId"] == "b3JkZXIgNw=="
+
+
+def test_more_than_a_call_takes_go_in_several(sqs, options):
+    sqs.create_queue(QueueName="many")
+    url = options["endpoint_url"] + "/123456789012/{topic}"
+    events = [event("many") for _ in range(23)]
+    assert sent(SQSPublisher(url, **options), *events) == [Confirmed(one) for one in events]
+
+
+def test_bytes_go_as_base64(sqs, options):
+    url = sqs.create_queue(QueueName="bytes")["QueueUrl"]
+    sent(SQSPublisher(url, **options), event("a", b"\xff\x00"))
+    (message,) = received(sqs, url)
+    assert (message["Body"], attributes(message)["content-encoding"]) == ("/wA=", "base64")
+
+
+def test_what_fails_in_a_call_is_told_apart(sqs, options):
+    url = sqs.create_queue(QueueName="partial")["QueueUrl"]
+    good, many = event("a"), event("a", headers={f"name-{number}": "x" for number in range(8)})
+    outcomes = sent(SQSPublisher(url, **options), good, many)
+    assert outcomes[0] == Confirmed(good)
+    assert outcomes[1] == Refused(many, "SQS takes 10 attributes, headers among them", permanent=True)
+
+
+def test_a_queue_that_is_not_there_refuses(options):
+    (outcome,) = sent(SQSPublisher(options["endpoint_url"] + "/123456789012/none", **options), event("a"))
+    assert isinstance(outcome, Refused)
+    assert "NonExistentQueue" in outcome.reason
+
+
+def test_a_service_that_is_down_is_said_to_be():
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(PublisherUnavailable):
+        sent(SQSPublisher(f"{url}/1/queue", endpoint_url=url, **ACCOUNT), event("a"))

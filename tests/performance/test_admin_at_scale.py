@@ -1,0 +1,176 @@
+"""The pages of the admin on 1,000,000 records: what the database does for each, and for how long."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import contextmanager
+from itertools import product
+
+import pytest
+from django.contrib import admin
+from django.db import connection
+from django.urls import path
+
+from django_idempotency.admin.filters import TimeFilter
+from django_idempotency.admin.lists import SITUATIONS
+from django_idempotency.keys import record_id
+from django_idempotency.maintenance.interventions import Act, version
+from django_idempotency.models import IdempotencyRecord
+
+# A partition with a few rows is read from end to end, and may be.
+pytestmark = [pytest.mark.postgresql, pytest.mark.plain_table]
+
+LIST = "/admin/django_idempotency/idempotencyrecord/"
+TABLE = IdempotencyRecord._meta.db_table
+MILLION = 1_000_000
+MOST_SECONDS = 1.0  # of a machine that does other things, too
+
+# 20,000 in flight, 2,000 of them stuck; 1,000 on hold; 30,000 free to retry; the rest have ended over a day. The stuck
+# ones and the failures lie between the others, as they would.
+FILL = f"""
+INSERT INTO {TABLE} (
+    id, scope, key, method, path, fingerprint, mode, hold_on_crash, created_at, status, attempts, on_hold, reason,
+    token, locked_at, locked_until, updated_at, expires_at, purge_at, replays, response_status,
+    response_headers, response_body
+)
+SELECT
+    gen_random_uuid(), 'user:' || i % 5000, 'key-' || i, (ARRAY['POST', 'POST', 'POST', 'PUT', 'PATCH'])[1 + i % 5],
+    '/api/' || (ARRAY['charges', 'refunds', 'orders', 'payouts'])[1 + i % 4] || '/' || i % 100000 || '/',
+    decode(repeat('ab', 32), 'hex'), CASE WHEN i % 3 = 0 THEN 'lease' ELSE 'atomic' END, false, at,
+    CASE WHEN kind < 20 THEN 'processing' WHEN kind < 51 THEN 'failed' ELSE 'completed' END, 1 + i % 3, kind = 20, '',
+    CASE WHEN kind < 20 THEN gen_random_uuid() END, CASE WHEN kind < 20 THEN at END,
+    CASE WHEN kind < 2 THEN at + interval '1 minute' WHEN kind < 20 THEN now() + random() * interval '1 hour' END,
+    at, at + interval '1 day', at + interval '1 day', CASE WHEN i % 97 = 0 THEN i % 7 ELSE 0 END,
+    CASE WHEN kind >= 51 THEN 201 END, CASE WHEN kind >= 51 THEN '[["Content-Type", "application/json"]]'::jsonb END,
+    CASE WHEN kind >= 51 THEN convert_to(repeat('{{"id": 7}} ', 10), 'UTF8') END
+FROM (
+    SELECT i, i % 1000 AS kind, now() - interval '1 day' + i * interval '86.4 ms' AS at
+    FROM generate_series(1, {MILLION}) AS i
+) AS made
+"""
+
+
+def run_sql(*statements):
+    with connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+@pytest.fixture(scope="module")
+def million(django_db_setup, django_db_blocker):
+    with django_db_blocker.unblock():
+        try:
+            run_sql("SET synchronous_commit = off", FILL, "RESET synchronous_commit", f"VACUUM ANALYZE {TABLE}")
+            yield
+        finally:
+            run_sql(f"TRUNCATE {TABLE}")
+
+
+@pytest.fixture
+def person(million, db, client, django_user_model, settings):
+    settings.ROOT_URLCONF = (path("admin/", admin.site.urls),)
+    client.force_login(django_user_model.objects.create(username="person", is_staff=True, is_superuser=True))
+    client.get(LIST)  # fills the cache of the content types
+    return client
+
+
+@contextmanager
+def watched():
+    """Each statement on the records with its seconds, and in the end its plan."""
+    statements = []
+
+    def watch(execute, sql, params, *details):
+        began = time.perf_counter()
+        result = execute(sql, params, *details)
+        statements.append((sql, params, time.perf_counter() - began))
+        return result
+
+    with connection.execute_wrapper(watch):
+        yield statements
+
+
+def cheap(statements):
+    """Nothing read from end to end, and all of it within bounds."""
+    plans = [_plan(sql, params) for sql, params, _seconds in statements if TABLE in sql]
+    assert plans
+    assert not [plan for plan in plans if re.search(rf"Seq Scan on {TABLE}", plan)]
+    seconds = _seconds(statements)
+    slowest = max(statements, key=lambda statement: statement[2])
+    assert seconds < MOST_SECONDS, f"{seconds:.3f} s, of which {slowest[2]:.3f} s for {_plan(*slowest[:2])}"
+
+
+def _seconds(statements):
+    return sum(seconds for _sql, _params, seconds in statements)
+
+
+def _plan(sql, params):
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN {sql}", params)
+        return f"{sql}\n" + "\n".join(line for (line,) in cursor.fetchall())
+
+
+def get(person, query):
+    for _attempt in range(3):  # a machine that stood still just then does not do so each time
+        with watched() as statements:
+            response = person.get(LIST + query)
+        assert response.status_code == 200
+        if _seconds(statements) < MOST_SECONDS:
+            break
+    cheap(statements)
+    return response
+
+
+CHOSEN = ["&path=/api/charges/", "&path=/none/", "&method=PATCH", "&mode__exact=lease", "&p=2"]
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_a_list_is_answered_by_its_index_whatever_is_chosen_in_it(person, situation):
+    found = get(person, f"?situation={situation}").context["cl"]
+    assert 50 <= found.result_count <= 10_000
+    for chosen in [*CHOSEN, f"&p={found.paginator.num_pages}", "&all="]:
+        get(person, f"?situation={situation}{chosen}")
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_a_list_may_be_put_in_any_order(person, situation):
+    for column, direction in product(range(1, 9), ("", "-")):
+        get(person, f"?situation={situation}&o={direction}{column}")
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_a_list_is_narrowed_to_a_day_and_an_hour(person, situation):
+    filters = get(person, f"?situation={situation}").context["cl"].filter_specs
+    (days,) = [spec.lookup_choices for spec in filters if isinstance(spec, TimeFilter)]
+    assert days
+    for day, _title in days:
+        get(person, f"?situation={situation}&when={day}")
+        get(person, f"?situation={situation}&when={day}T12&path=/api/")
+
+
+def test_a_key_and_an_id_are_found_wherever_they_are(person):
+    id = record_id("user:1", "wanted")
+    IdempotencyRecord.objects.filter(pk=IdempotencyRecord.objects.filter(status="completed")[:1].get().pk).update(
+        id=id, scope="user:1", key="wanted"
+    )
+    for term in ("wanted", str(id), f"{id.hex}&situation=on_hold"):
+        assert [record.key for record in get(person, f"?q={term}").context["cl"].result_list] == ["wanted"]
+    assert not get(person, "?q=unheard-of").context["cl"].result_list
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_what_begins_with_a_term_is_looked_for_in_the_list_alone(person, situation):
+    assert get(person, f"?situation={situation}&q=user:1").context["cl"].result_list
+    assert not get(person, f"?situation={situation}&q=unheard-of").context["cl"].result_list
+
+
+def test_a_record_its_history_and_what_is_done_to_it(person):
+    stuck = list(SITUATIONS["stuck"].first(IdempotencyRecord.objects.filter(mode="lease"))[:4])
+    for act, record in zip(Act, stuck, strict=True):
+        get(person, f"{record.pk}/change/")
+        get(person, f"{record.pk}/history/")
+        get(person, f"intervene/{act}/?id={record.pk}")
+        given = {"status": 410, "content_type": "text/plain", "seconds": 60, "note": "why"}
+        with watched() as statements:
+            person.post(f"{LIST}intervene/{act}/", {"record": f"{record.pk} {version(record)}", **given})
+        cheap(statements)

@@ -1,0 +1,264 @@
+"""What exactly-once costs on PostgreSQL: round trips, WAL flushes, and plans that stay the same as the table grows."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from uuid import uuid4
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.db import connection, transaction
+from django.http import HttpResponse
+from django.test import RequestFactory
+
+from django_idempotency import engine
+from django_idempotency.decorators import idempotent
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.outcomes import Claimed, InFlight, Keep, OnHold, Operation, StoredResponse
+from django_idempotency.policy import Policy
+from django_idempotency.stores import postgresql
+from django_idempotency.stores.database import ahead
+from testproject.models import LedgerEntry
+from tests.support.plans import buffers, nodes
+from tests.support.statements import sent_statements
+from tests.support.threads import OtherThread
+
+pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db")]
+
+STUCK = 100_000
+OURS = "django_idempotency_"
+MODES = pytest.mark.parametrize("mode", ["atomic", "lease"])
+
+
+@pytest.fixture(autouse=True)
+def fresh_connection(transactional_db):
+    """On which nothing is prepared, and nothing will be at its first claim."""
+    connection.close()
+
+
+@pytest.fixture
+def user():
+    return get_user_model().objects.create_user("carol")
+
+
+def pay(request):
+    LedgerEntry.objects.record(user=request.user, amount=1, reference="r")
+    return HttpResponse("paid")
+
+
+def statements_of(view, user, **headers):
+    request = RequestFactory().post("/pay/", {"amount": 1}, headers=headers)
+    request.user = user
+    with sent_statements() as sent:
+        assert view(request).content == b"paid"
+    return sent
+
+
+def test_atomic_mode_adds_three_statements_to_a_first_request(user):
+    plain = statements_of(transaction.atomic(pay), user)
+    protected = statements_of(idempotent(pay), user, idempotency_key="k")
+    assert len(protected.all) - len(plain.all) == 3
+    claim, lock, complete = protected.on(OURS)
+    assert protected.all[0] == claim
+    assert protected.all[1:3] == ["BEGIN", lock]
+    assert protected.all[-2:] == [complete, "COMMIT"]
+    for statement in (lock, complete):
+        assert "AND ctid = " in statement  # so that it reads no index
+        assert "AND created_at = " in statement  # it leads to the partition
+
+
+def test_a_claim_by_lock_adds_two_statements_to_a_first_request_and_begins_and_ends_a_replay(user):
+    view = idempotent(claim="lock")(pay)
+    plain = statements_of(transaction.atomic(pay), user)
+    first, replay = (statements_of(view, user, idempotency_key="k") for _request in range(2))
+    assert len(first.all) - len(plain.all) == 2
+    claim, insert = first.on(OURS)
+    assert first.all[:2] == ["BEGIN", claim]
+    assert first.all[-2:] == [insert, "COMMIT"]
+    assert replay.all == ["BEGIN", claim, "COMMIT"]
+
+
+def test_lease_mode_adds_two_statements_to_a_first_request(user):
+    plain = statements_of(pay, user)
+    protected = statements_of(idempotent(mode="lease")(pay), user, idempotency_key="k")
+    assert len(protected.all) - len(plain.all) == 2
+    assert [protected.all[0], protected.all[-1]] == protected.on(OURS)
+
+
+@MODES
+def test_a_replay_takes_one_statement_in_all(user, mode):
+    view = idempotent(mode=mode)(pay)
+    statements_of(view, user, idempotency_key="k")
+    assert len(statements_of(view, user, idempotency_key="k").all) == 1
+
+
+def test_a_request_without_a_key_costs_nothing(user):
+    assert len(statements_of(idempotent(pay), user).all) == len(statements_of(pay, user).all)
+
+
+@pytest.mark.drf
+def test_statements_of_an_endpoint_under_atomic_requests(user, monkeypatch, client):
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    from rest_framework.authtoken.models import Token
+
+    def charge(**headers):
+        with sent_statements() as sent:
+            body = {"amount": 1, "currency": "EUR", "reference": "r"}
+            assert client.post("/api/charges/", body, headers=headers).status_code == 201
+        return sent.all
+
+    authorization = f"Token {Token.objects.create(user=user)}"
+    plain = charge(authorization=authorization)
+    assert len(charge(authorization=authorization, idempotency_key="k")) == len(plain) + 3
+    authentication, replay = charge(authorization=authorization, idempotency_key="k")
+    assert "authtoken_token" in authentication
+    assert OURS in replay
+
+
+@MODES
+def test_a_duplicate_in_flight_takes_one_statement(mode):
+    policy = Policy(mode=mode)
+    operation = Operation("user:1", "k", bytes(32))
+    owner = OtherThread()
+    run = engine.execution(owner(engine.claim, operation, policy), policy)
+    entered = owner(run.__enter__)
+    try:
+        with sent_statements() as sent:
+            assert isinstance(engine.claim(operation, policy), InFlight)
+        assert len(sent.all) == 1
+    finally:
+        entered.settle(Keep(StoredResponse(200)))
+        owner(run.__exit__, None, None, None)
+        owner.close()
+
+
+def test_statements_of_a_takeover():
+    policy = Policy(takeover_grace=0)
+    operation = Operation("user:1", "k", bytes(32))
+    engine.claim(operation, policy)
+    with sent_statements() as sent:
+        assert engine.claim(operation, policy).taken_over
+    assert len(sent.all) == 5
+    assert sent.all[1] == "BEGIN"
+    assert sent.all[-1] == "COMMIT"
+
+
+def test_putting_a_run_on_hold_takes_one_short_transaction():
+    policy = Policy(mode="lease", on_crash="hold")
+    operation = Operation("user:1", "k", bytes(32))
+    engine.claim(operation, policy)
+    IdempotencyRecord.objects.update(locked_until=ahead(-1))
+    with sent_statements() as sent:
+        assert engine.claim(operation, policy) == OnHold(engine.decisions.LEASE_LAPSED)
+    assert len(sent.all) == 5
+    assert (sent.all[1], sent.all[-1]) == ("BEGIN", "COMMIT")
+
+
+# --- The claim's commit ----------------------------------------------------------------------------------------------
+
+
+def test_only_the_completing_commit_waits_for_the_disk(slow_disk):
+    claims, completions = zip(*(_timed_run(Policy(), key) for key in "abcde"), strict=True)
+    assert statistics.median(claims) < slow_disk / 2
+    assert statistics.median(completions) > slow_disk / 2
+
+
+def test_in_lease_mode_the_claim_is_on_disk_before_anything_is_done(slow_disk):
+    claims, completions = zip(*(_timed_run(Policy(mode="lease"), key) for key in "abcde"), strict=True)
+    assert statistics.median(claims) > slow_disk / 2
+    assert statistics.median(completions) > slow_disk / 2
+
+
+@pytest.fixture
+def slow_disk():
+    """Have each flush of the WAL that a commit of this session waits for take so many seconds.
+
+    Less, where another database of the server flushes it meanwhile.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("SET commit_siblings = 0")
+        cursor.execute("SET commit_delay = 100000")
+    yield 0.1
+    connection.close()
+
+
+def _timed_run(policy: Policy, key: str) -> tuple[float, float]:
+    began = time.monotonic()
+    claim = engine.claim(Operation("user:1", key, bytes(32)), policy)
+    assert isinstance(claim, Claimed)
+    claimed = time.monotonic()
+    with engine.execution(claim, policy) as run:
+        run.settle(Keep(StoredResponse(200)))
+    return claimed - began, time.monotonic() - claimed
+
+
+# --- Plans -----------------------------------------------------------------------------------------------------------
+
+FILL = f"""
+INSERT INTO {postgresql.TABLE} (
+    id, scope, key, method, path, fingerprint, mode, created_at, updated_at, expires_at, purge_at, status, token,
+    locked_at, locked_until, response_status, response_headers
+)
+SELECT gen_random_uuid(), 'user:1', i, 'POST', '/', '', 'atomic', now(), now(), now() + '1 day', now() + '1 day', %s
+FROM generate_series(1, %s) AS i
+"""
+COMPLETED = "'completed', NULL, NULL, NULL, 200, '[]'"
+PROCESSING = "'processing', gen_random_uuid(), now(), now() + '1 minute', NULL, NULL"
+
+
+@pytest.fixture
+def stuck():
+    """Records stuck in processing since the last ANALYZE, for which the index of the live ones was still empty."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(FILL % (COMPLETED, 5000))
+        cursor.execute(f"ANALYZE {postgresql.TABLE}")
+        cursor.execute(FILL % (PROCESSING, STUCK))
+        yield cursor
+        transaction.set_rollback(True)
+
+
+@pytest.mark.plain_table
+def test_statements_go_by_primary_key_beside_100000_stuck_records(stuck):
+    policy = Policy()
+    whose = (Operation("user:1", "k", bytes(32)).id, uuid4())
+    answer = ("completed", 200, "[]", b"")
+    created = {"created_at": "2026-11-21 12:00:00.123456+00"}
+    ways = {"": {}, " of a new record": created, " at its place": {"ctid": "(1,1)", **created}}
+    statements = {
+        f"{what}{way}": (postgresql.stated(statement, policy, *known), (*values, *whose, *known.values()))
+        for what, statement, values in (
+            ("the row lock", postgresql.LOCK, ()),
+            ("the completion", postgresql.COMPLETE, answer),
+        )
+        for way, known in ways.items()
+    }
+    statements |= {
+        "the count of replays": (postgresql.COUNT_REPLAYS, ([whose[0]], [1])),
+    }
+    for name, (statement, values) in statements.items():
+        stuck.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", values)
+        plan = stuck.fetchone()[0][0]["Plan"]
+        scans = [node for node in nodes(plan) if node.get("Relation Name") == postgresql.TABLE]
+        used = {node.get("Index Name", "no index") for node in scans if node["Node Type"] != "ModifyTable"}
+        assert used == {"no index" if "at its place" in name else f"{postgresql.TABLE}_pkey"}, name
+        assert buffers(plan) < 60, name
+
+
+@pytest.mark.plain_table
+@MODES
+@pytest.mark.parametrize("claims", [2, 10], ids=["planned for its values", "planned for all"])
+def test_a_claim_reads_few_pages_beside_100000_stuck_records(stuck, mode, claims):
+    """Planned afresh five times in a session, then once for all."""
+    claim = postgresql.stated(postgresql.CLAIM, Policy(mode=mode))
+    for key in range(claims):
+        id = Operation("user:1", str(key), bytes(32)).id
+        new = (id, "user:1", str(key), "POST", "/", bytes(32), uuid4(), None)
+        stuck.execute(claim, new)
+    for kind in ("old", "new"):
+        plans = []
+        for _time in range(3):  # a session that has just heard of an ANALYZE reads the catalogue too
+            id = new[0] if kind == "old" else uuid4()
+            stuck.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {claim}", (id, *new[1:]))
+            plans.append(stuck.fetchone()[0][0]["Plan"])
+        assert min(map(buffers, plans)) < 60, kind

@@ -1,0 +1,215 @@
+"""A cache in front of the database: replays without a statement, and faults that cost speed and nothing else."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+from django.core.cache import caches
+from django.core.cache.backends.locmem import LocMemCache
+from django.core.management import call_command
+from django.db import connection, transaction
+
+from django_idempotency import engine
+from django_idempotency.models import IdempotencyRecord, Status
+from django_idempotency.outcomes import Claimed, Keep, Mismatch, Operation, Replay, StoredResponse
+from django_idempotency.policy import Policy
+from django_idempotency.stores import cached, store_for
+from django_idempotency.stores.database import DatabaseStore
+from django_idempotency.testing.stores import RESPONSE, StoreContract
+from tests.support.callers import stop_heartbeat
+from tests.support.threads import in_threads
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("transactional_db")
+POLICY = Policy()
+
+
+class FaultyCache(LocMemCache):
+    fault = None
+
+    def get(self, key, *args, **named):
+        return super().get(key, *args, **named) if self.fault is None else self.fault()
+
+    def add(self, key, *args, **named):
+        return super().add(key, *args, **named) if self.fault is None else bool(self.fault())
+
+    def set(self, key, *args, **named):
+        return super().set(key, *args, **named) if self.fault is None else self.fault()
+
+
+@pytest.fixture(autouse=True)
+def cached_store(settings, monkeypatch):
+    name = uuid4().hex
+    settings.CACHES = {"default": {"BACKEND": f"{__name__}.FaultyCache", "LOCATION": name}}
+    settings.IDEMPOTENCY = {"STORES": {"default": {"BACKEND": "django_idempotency.stores.cached.CachedStore"}}}
+    cached._guards.clear()
+    yield
+    FaultyCache.fault = None
+    stop_heartbeat()
+
+
+class TestBehindACache(StoreContract):
+    pass
+
+
+def operation(body: bytes = b"1" * 32, key: str = "") -> Operation:
+    return Operation("test", key or str(uuid4()), body, "POST", "/")
+
+
+def done(one: Operation, response: StoredResponse = RESPONSE) -> None:
+    claim = engine.claim(one, POLICY)
+    assert isinstance(claim, Claimed)
+    with engine.execution(claim, POLICY) as execution:
+        execution.settle(Keep(response))
+
+
+def asked(one: Operation):
+    """The outcome, and how many statements it took."""
+    statements = []
+
+    def count(execute, sql, *details):
+        statements.append(sql)
+        return execute(sql, *details)
+
+    with connection.execute_wrapper(count):
+        return engine.claim(one, POLICY), len(statements)
+
+
+def test_a_replay_takes_no_statement():
+    one = operation()
+    done(one)
+    assert asked(one) == (Replay(RESPONSE), 0)
+
+
+def test_a_replay_tells_the_trace_of_the_run_without_a_statement_and_with_one():
+    one = replace(operation(), trace=bytes(range(24)))
+    done(one)
+    for statements in (0, 1, 0):
+        outcome, asked_for = asked(replace(one, trace=None))
+        assert (outcome.trace, asked_for) == (one.trace, statements)
+        if not statements:
+            caches["default"].clear()
+
+
+def test_another_request_with_the_key_is_the_databases_to_refuse():
+    one = operation()
+    done(one)
+    outcome, statements = asked(operation(b"2" * 32, one.key))
+    assert outcome == Mismatch()
+    assert statements == 1
+
+
+def test_a_response_that_was_rolled_back_is_not_served():
+    one = operation()
+    claim = engine.claim(one, POLICY)
+    store = store_for(POLICY)
+    with transaction.atomic():
+        assert store.complete(store.lock(claim) or claim, RESPONSE)
+        transaction.set_rollback(True)
+    assert store._cached(one) is None
+
+
+@pytest.mark.postgresql  # elsewhere drivers send statements of their own when they connect
+def test_a_miss_fills_the_cache_once_for_many_threads(settings):
+    settings.IDEMPOTENCY = {
+        "STORES": {"default": {"BACKEND": "django_idempotency.stores.cached.CachedStore", "OPTIONS": {"patience": 30}}}
+    }
+    one = operation()
+    done(one)
+    caches["default"].clear()
+    asks = []
+
+    def ask(_number):
+        asks.append(asked(one))
+
+    in_threads(8, ask)
+    assert {type(outcome) for outcome, _statements in asks} == {Replay}
+    assert sum(statements for _outcome, statements in asks) == 1
+
+
+def test_a_deleted_record_is_served_for_max_age_seconds_at_most(settings):
+    settings.IDEMPOTENCY = {
+        "STORES": {"default": {"BACKEND": "django_idempotency.stores.cached.CachedStore", "OPTIONS": {"max_age": 1}}}
+    }
+    one = operation()
+    done(one)
+    IdempotencyRecord.objects.filter(pk=one.id).delete()
+    assert asked(one)[0] == Replay(RESPONSE)
+    assert eventually(lambda: isinstance(asked(one)[0], Claimed))
+
+
+def test_what_was_read_replaces_nothing():
+    one = operation()
+    done(one)
+    store_for(POLICY)._keep(one, Status.COMPLETED, StoredResponse(200, (), b"old"), 100)
+    assert asked(one)[0] == Replay(RESPONSE)
+
+
+def test_the_response_of_a_new_run_replaces_that_of_a_deleted_record():
+    one, other = operation(), StoredResponse(200, (), b"new")
+    done(one)
+    IdempotencyRecord.objects.filter(pk=one.id).delete()
+    claim = DatabaseStore.bind(POLICY, one, "default", None).claim(one, uuid4())
+    with engine.execution(claim, POLICY) as execution:
+        execution.settle(Keep(other))
+    assert asked(one) == (Replay(other), 0)
+
+
+def test_a_long_body_and_an_old_record_are_not_cached():
+    one = operation()
+    done(one, StoredResponse(200, (), b"x" * (64 * 1024 + 1)))
+    assert asked(one)[1] == 1
+    store_for(POLICY)._keep(one, Status.COMPLETED, RESPONSE, 0.5)
+    assert store_for(POLICY)._cached(one) is None
+
+
+def broken():
+    raise ConnectionError("no cache")
+
+
+def slow():
+    time.sleep(0.3)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [broken, slow, lambda: b"", lambda: b"x" * 99, lambda: {"a": 1}, lambda: "text", lambda: 7],
+    ids=["down", "slow", "empty", "bytes", "a dict", "text", "a number"],
+)
+def test_a_cache_in_whatever_state_costs_speed_alone(fault):
+    one = operation()
+    FaultyCache.fault = staticmethod(fault)
+    done(one)
+    assert asked(one)[0] == Replay(RESPONSE)
+    assert asked(operation(b"2" * 32, one.key))[0] == Mismatch()
+
+
+def test_a_cache_that_fails_or_is_slow_is_left_alone_for_a_while():
+    calls = []
+    FaultyCache.fault = staticmethod(lambda: calls.append(1) or broken())
+    one = operation()
+    done(one)
+    for _ in range(5):
+        asked(one)
+    assert len(calls) == 1
+
+
+def test_an_entry_that_was_changed_is_no_entry():
+    one = operation()
+    done(one)
+    key = store_for(POLICY)._key(one.id)
+    packed = bytearray(caches["default"].get(key))
+    packed[-1] ^= 1
+    caches["default"].set(key, bytes(packed))
+    assert asked(one) == (Replay(RESPONSE), 1)
+
+
+def test_an_erased_response_is_replayed_no_more(capsys):
+    one = operation()
+    done(one)
+    call_command("idempotency_store", "erase", "--store", "default", "--scope", one.scope)
+    assert capsys.readouterr().out.startswith("1 record erased")
+    assert isinstance(engine.claim(one, POLICY), Claimed)

@@ -1,0 +1,90 @@
+"""The claim's function in PostgreSQL: its text in the migration, and the advisory lock that it takes."""
+
+from __future__ import annotations
+
+import ast
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from django.db import connection, transaction
+
+import django_idempotency
+from django_idempotency import engine
+from django_idempotency.exceptions import StoreUnavailable
+from django_idempotency.keys import record_id
+from django_idempotency.outcomes import Claimed, Operation
+from django_idempotency.policy import Policy
+from django_idempotency.stores import store_for
+from django_idempotency.stores.claim_function import FUNCTION, FUNCTION_BY_LOCK, KEY_LOCKS
+from tests.support.threads import in_threads
+from tests.support.waiting import eventually, someone_waits_for_a_lock
+
+OPERATION = Operation("s", "k", bytes(32))
+MIGRATIONS = Path(django_idempotency.__file__).parent / "migrations"
+
+
+def test_no_migration_depends_on_code_that_will_change():
+    imported = {
+        node.module
+        for path in MIGRATIONS.glob("0*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+    }
+    assert not {module for module in imported if module.startswith("django_idempotency")}
+
+
+def test_the_newest_migration_of_the_functions_makes_their_newest_texts():
+    migration = import_module("django_idempotency.migrations.0008_claim_by_lock_on_postgresql")
+    assert (migration.FUNCTION, migration.FUNCTION_BY_LOCK) == (FUNCTION, FUNCTION_BY_LOCK)
+
+
+@pytest.mark.postgresql
+@pytest.mark.parametrize("lock", ["uuid_hash_extended(%s, 0)", "uuid_hash(%s)", "1, uuid_hash(%s)"])
+def test_the_applications_advisory_locks_block_no_claim(transactional_db, other_thread, lock):
+    other_thread(lambda: connection.cursor().execute(f"SELECT pg_advisory_lock({lock})", [record_id("s", "k")]))
+    with connection.cursor() as cursor:
+        cursor.execute("SET lock_timeout = '1s'")
+        try:
+            assert isinstance(engine.claim(OPERATION, Policy()), Claimed)
+        finally:
+            cursor.execute("RESET lock_timeout")
+
+
+@pytest.mark.postgresql
+def test_a_client_frozen_before_its_commit_blocks_nobody(transactional_db, other_thread, monkeypatch):
+    monkeypatch.setattr(engine.claims, "PATIENCE", 0.2)
+    frozen = transaction.atomic()
+    other_thread(frozen.__enter__)
+    try:
+        other_thread(run_sql, "SELECT pg_advisory_xact_lock(%s, uuid_hash(%s))")
+        with pytest.raises(ExceptionGroup) as raised:
+            in_threads(1, lambda _: engine.claim(OPERATION, Policy()), timeout=30)
+        assert raised.group_contains(StoreUnavailable)
+    finally:
+        other_thread(frozen.__exit__, None, None, None)
+    assert isinstance(engine.claim(OPERATION, Policy()), Claimed)
+
+
+@pytest.mark.postgresql
+def test_waiting_for_a_claim_leaves_the_lock_timeout_as_it_was(transactional_db, other_thread):
+    other_thread(run_sql, "SELECT pg_advisory_lock(%s, uuid_hash(%s))")
+
+    def let_go():
+        eventually(someone_waits_for_a_lock)
+        connection.close()
+        other_thread(run_sql, "SELECT pg_advisory_unlock(%s, uuid_hash(%s))")
+
+    with ThreadPoolExecutor(1) as pool, transaction.atomic():
+        letting_go = pool.submit(let_go)
+        assert isinstance(store_for(Policy()).claim(OPERATION, uuid4()), Claimed)
+        letting_go.result(10)
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW lock_timeout")
+            assert cursor.fetchone() == ("0",)
+
+
+def run_sql(statement):
+    connection.cursor().execute(statement, [KEY_LOCKS, record_id("s", "k")])

@@ -1,0 +1,488 @@
+"""Encrypted at rest: without the key no response is read, and no other record takes it."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import sys
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import Permission
+from django.core.cache import caches
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connection
+from django.http import HttpResponse
+from django.urls import path
+
+from django_idempotency import conf, logs
+from django_idempotency.checks.settings import check_settings
+from django_idempotency.keys import record_id
+from django_idempotency.log_ids import shown_id
+from django_idempotency.maintenance import reencrypt
+from django_idempotency.maintenance.cleaner import drop_bodies
+from django_idempotency.maintenance.interventions import Done, Refusal, Refused, fail, resolve
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.outcomes import StoredResponse
+from django_idempotency.policy import Policy
+from django_idempotency.stores.codec import Life, decoded, encoded, is_encrypted, key_id, stored_response
+from django_idempotency.stores.encryption import OVERHEAD, decrypt, encrypt
+from tests.stores.test_privacy import SECRET, card, everything_stored, without_card
+from tests.support.callers import MODES, OF_A_REPLAY, claim, effects, entry_point, is_replay, paying, record, row, shift
+from tests.support.proxy import Cut
+from tests.support.statements import sent_statements
+from tests.support.views import code
+
+pytestmark = pytest.mark.usefixtures("payer")
+modes = pytest.mark.parametrize("mode", MODES)
+
+
+def new_key():
+    return base64.urlsafe_b64encode(os.urandom(32)).decode()
+
+
+OLD, NEW, DIGEST = new_key(), new_key(), new_key()
+LIFE = Life(record_id("s", "k"), "s", "k", b"f" * 32, datetime(2026, 1, 1, tzinfo=UTC))
+
+
+@pytest.fixture(autouse=True)
+def keys(settings):
+    """Have other keys in the settings."""
+    logs._said.clear()
+
+    def have(*texts):
+        settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": list(texts), "DIGEST_KEYS": [DIGEST]}
+
+    have(OLD)
+    return have
+
+
+@modes
+def test_a_replay_is_exact_and_the_table_shows_nothing_of_it(mode):
+    def answering(request):
+        response = card(request)
+        response.set_cookie("session", SECRET)
+        return response
+
+    send = entry_point(answering, mode=mode, encrypt=True, store_cookies=True)
+    first, second = send(), send()
+    assert (second.status_code, second.content, is_replay(second), effects()) == (201, first.content, True, 1)
+    assert dict(second.headers) == {**first.headers, **OF_A_REPLAY}
+    assert second.cookies.output() == first.cookies.output()
+    table = everything_stored()
+    assert SECRET not in table
+    assert SECRET.encode().hex() not in table
+    assert "X-Card" not in table
+
+
+def test_without_encryption_it_could(keys):
+    entry_point(card)()
+    assert SECRET in everything_stored()
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        StoredResponse(200, (), b""),
+        StoredResponse(200, (("A", "ü"), ("A", "2")), bytes(range(256))),
+        StoredResponse(201, (("A", "b"),), None),
+        StoredResponse(204, (("A", "b"),), b""),
+        StoredResponse(200, (), b"\0" * 100),
+    ],
+)
+@pytest.mark.parametrize("padding", [0, 1, 7.5, 1000])
+def test_what_was_sealed_is_opened_as_it_was(response, padding):
+    stored = encoded(response, LIFE, Policy(encrypt=True, encrypt_padding=padding))
+    assert is_encrypted(stored)
+    assert decoded(stored, LIFE) == response
+    assert stored.body != encoded(response, LIFE, Policy(encrypt=True)).body, "never twice the same"
+
+
+def test_where_there_is_nothing_to_hide_nothing_is_encrypted():
+    nothing = StoredResponse(200, (), None)
+    assert encoded(nothing, LIFE, Policy(encrypt=True)) == nothing
+    plain = StoredResponse(200, (("A", "b"),), b"x")
+    assert encoded(plain, LIFE, Policy()) is plain
+    assert decoded(plain, LIFE) is plain
+
+
+# --- Lengths ---------------------------------------------------------------------------------------------------------
+
+
+def stored_lengths():
+    return [len(body) for body in IdempotencyRecord.objects.order_by("key").values_list("response_body", flat=True)]
+
+
+@modes
+@pytest.mark.parametrize(("padding", "lengths"), [(0, 4), (512, 2)])
+def test_with_padding_a_length_tells_less(mode, padding, lengths):
+    texts = {"a": b"approved", "b": b"declined: no funds", "c": b"", "d": b"x" * 512}
+
+    def view(request):
+        return HttpResponse(texts[request.idempotency.key])
+
+    send = entry_point(view, mode=mode, encrypt=True, encrypt_padding=padding)
+    for _time in range(2):
+        assert [send(key).content for key in texts] == [*texts.values()]
+    assert len(set(stored_lengths())) == lengths
+    assert {length - OVERHEAD for length in stored_lengths()} == {512, 1024} or not padding
+
+
+def test_an_operators_response_is_padded_by_the_setting(settings):
+    settings.IDEMPOTENCY |= {"ENCRYPT_PADDING": 2048}
+    claim(policy=Policy(mode="lease"))
+    shift(locked_until=-1)
+    assert isinstance(resolve(record().pk, StoredResponse(201, TEXT, b"done")), Done)
+    assert stored_lengths() == [2048 + OVERHEAD]
+    assert stored_response(record()).body == b"done"
+
+
+@pytest.mark.parametrize(("padding", "length"), [(0, 512), (100, 600), (512, 512), (4096, 4096)])
+def test_what_is_encrypted_again_keeps_its_padding(keys, settings, padding, length):
+    send = entry_point(paying, encrypt=True, encrypt_padding=512)
+    first = send()
+    keys(NEW, OLD)
+    settings.IDEMPOTENCY |= {"ENCRYPT_PADDING": padding}
+    assert reencrypt().reencrypted == 1
+    assert stored_lengths() == [length + OVERHEAD]
+    assert send().content == first.content
+
+
+# --- Keys ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_key_in_front_encrypts_and_the_old_one_still_opens(keys):
+    send = entry_point(paying, encrypt=True)
+    before = send("before")
+    keys(NEW, OLD)
+    after = send("after")
+    assert [send("before").content, send("after").content] == [before.content, after.content]
+    marks = {key: record(key).response_headers[0][1] for key in ("before", "after")}
+    assert marks == {
+        "before": key_id(base64.urlsafe_b64decode(OLD)),
+        "after": key_id(base64.urlsafe_b64decode(NEW)),
+    }
+    keys(NEW)
+    assert send("after").content == after.content
+
+
+def gone(keys):
+    keys(NEW)
+
+
+def not_even_one(keys):
+    keys()
+
+
+def moved(keys):
+    """The answer of another record of the same caller."""
+    entry_point(card, encrypt=True)("another")
+    other = record("another")
+    IdempotencyRecord.objects.filter(key="k").update(response_body=other.response_body)
+
+
+def another_status(keys):
+    IdempotencyRecord.objects.filter(key="k").update(response_status=202)
+
+
+def a_changed_byte(keys):
+    body = bytearray(record().response_body)
+    body[-20] ^= 1
+    IdempotencyRecord.objects.filter(key="k").update(response_body=bytes(body))
+
+
+def cut_short(keys):
+    IdempotencyRecord.objects.filter(key="k").update(response_body=b"short")
+
+
+@modes
+@pytest.mark.parametrize("harm", [gone, not_even_one, moved, another_status, a_changed_byte, cut_short])
+def test_an_undecryptable_response_is_never_replayed_or_rerun(mode, harm, keys, caplog):
+    send = entry_point(card, mode=mode, encrypt=True)
+    send()
+    harm(keys)
+    before = effects()
+    caplog.clear()
+    again = send()
+    assert (again.status_code, code(again), is_replay(again)) == (record().response_status, "response_not_stored", True)
+    assert effects() == before
+    (said,) = [entry for entry in caplog.records if entry.levelno == logging.ERROR]
+    assert f"{shown_id(record().pk)} could not be decrypted" in said.getMessage()
+    assert SECRET not in caplog.text
+
+
+OTHER_LIVES = [
+    replace(LIFE, scope="t"),
+    replace(LIFE, key="l"),
+    replace(LIFE, scope="sk", key=""),
+    replace(LIFE, fingerprint=b"g" * 32),
+    replace(LIFE, fingerprint=b""),
+    replace(LIFE, created_at=LIFE.created_at + timedelta(microseconds=1)),
+]
+
+
+@pytest.mark.parametrize("other", OTHER_LIVES)
+def test_another_life_of_a_record_does_not_open_a_response(other):
+    stored = encoded(StoredResponse(201, (("A", "b"),), b"x"), LIFE, Policy(encrypt=True))
+    assert decoded(stored, other) == StoredResponse(201, (), None)
+
+
+@modes
+def test_a_response_of_an_earlier_life_is_not_replayed(store, mode):
+    send = entry_point(card, mode=mode, encrypt=True)
+    first = send()
+    columns = ("response_status", "response_headers", "response_body")
+    earlier = {name: value for name, value in row().items() if name in columns}
+    shift(expires_at=-1)
+    second = send()
+    assert (second.content != first.content, is_replay(second), effects()) == (True, False, 2)
+    assert send().content == second.content
+    IdempotencyRecord.objects.filter(key="k").update(**earlier)
+    assert (code(send()), effects()) == ("response_not_stored", 2)
+
+
+# --- Required --------------------------------------------------------------------------------------------------------
+
+
+@modes
+def test_where_it_is_required_an_encrypted_response_is_replayed(store, mode):
+    send = entry_point(card, mode=mode, encrypt="require")
+    first, second = send(), send()
+    assert (second.content, is_replay(second), effects()) == (first.content, True, 1)
+    assert SECRET not in everything_stored()
+
+
+@modes
+def test_a_successors_encrypted_response_is_replayed(store, mode):
+    claim(policy=Policy(mode=mode, takeover_grace=0))
+    shift(locked_until=-1)
+    send = entry_point(card, mode=mode, encrypt="require", takeover_grace=0)
+    first, second = send(), send()
+    assert (is_replay(first), is_replay(second), second.content) == (False, True, first.content)
+
+
+def clear_columns():
+    return {"response_headers": [["Content-Type", "text/plain"]], "response_body": b"forged"}
+
+
+def without_headers():
+    return {"response_headers": [], "response_body": b"forged"}
+
+
+def without_body():
+    return {"response_headers": [["X-Forged", "1"]], "response_body": None}
+
+
+@modes
+@pytest.mark.parametrize("forged", [clear_columns, without_headers, without_body])
+def test_where_it_is_required_what_is_in_clear_is_not_replayed(mode, forged, caplog):
+    send = entry_point(card, mode=mode, encrypt="require")
+    send()
+    IdempotencyRecord.objects.filter(key="k").update(**forged())
+    again = send()
+    assert (again.status_code, code(again), effects()) == (201, "response_not_stored", 1)
+    assert b"forged" not in again.content
+    assert "X-Forged" not in again
+    (said,) = [entry for entry in caplog.records if entry.levelno == logging.ERROR]
+    assert f"{shown_id(record().pk)} is not encrypted, and is not replayed" in said.getMessage()
+    assert is_replay(entry_point(card, mode=mode, encrypt=True)()), "where it is not required, it is"
+
+
+def test_where_it_is_required_a_cache_replays_nothing_in_clear(keys, settings):
+    settings.IDEMPOTENCY |= {"STORES": {"default": {"BACKEND": "django_idempotency.stores.cached.CachedStore"}}}
+    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": new_key()}}
+    entry_point(card)("clear")
+    assert code(entry_point(card, encrypt="require")("clear")) == "response_not_stored"
+
+
+@pytest.mark.parametrize("first_in", [True, False], ids=["written at COMMIT", "read since"])
+def test_an_encrypted_response_is_replayed_from_a_cache(store, first_in, settings, django_assert_num_queries):
+    settings.IDEMPOTENCY |= {"STORES": {"default": {"BACKEND": "django_idempotency.stores.cached.CachedStore"}}}
+    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": new_key()}}
+    send = entry_point(card, encrypt="require")
+    first = send()
+    if not first_in:
+        caches["default"].clear()
+    send()
+    with django_assert_num_queries(0):
+        again = send()
+    assert (again.content, is_replay(again)) == (first.content, True)
+
+
+@pytest.mark.parametrize("wrong", ["required", "", 1, None])
+def test_encrypt_is_true_false_or_require(wrong):
+    with pytest.raises(ImproperlyConfigured, match='it must be True, False or "require"'):
+        Policy(encrypt=wrong)
+
+
+@pytest.mark.postgresql
+@modes
+def test_encryption_adds_no_statement(mode):
+    counts = []
+    for how in (False, "require"):
+        send = entry_point(paying, mode=mode, encrypt=how)
+        for _warm in range(2):
+            connection.close()
+            with sent_statements() as sent:
+                send(f"{how} {_warm}")
+            with sent_statements() as sent_again:
+                send(f"{how} {_warm}")
+        counts.append((len(sent.all), len(sent_again.all)))
+    assert counts[0] == counts[1]
+
+
+def test_an_error_is_logged_once_a_minute_for_each_key(keys, caplog, monkeypatch):
+    send = entry_point(card, encrypt=True)
+    send("a")
+    send("b")
+    keys(NEW, OLD)
+    send("c")
+    keys()
+    for key in "abca":
+        assert code(send(key)) == "response_not_stored"
+    assert len(errors(caplog)) == 2
+    now = time.monotonic()
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now + 61)
+    assert code(send("b")) == "response_not_stored"
+    assert len(errors(caplog)) == 3
+
+
+def errors(caplog):
+    return [entry for entry in caplog.records if entry.levelno == logging.ERROR]
+
+
+def test_a_record_kept_for_audit_has_no_response(keys, caplog):
+    send = entry_point(card, encrypt=True)
+    send()
+    shift(expires_at=-1, purge_at=7200)
+    assert drop_bodies().rows == 1
+    shift(expires_at=3600)
+    assert (code(send()), effects()) == ("response_not_stored", 1)
+    assert not [entry for entry in caplog.records if entry.levelno == logging.ERROR], "nothing is wrong"
+
+
+@modes
+def test_without_a_key_the_response_is_given_and_not_stored(mode, keys, caplog):
+    keys()
+    send = entry_point(card, mode=mode, encrypt=True)
+    assert (SECRET in send().content.decode(), effects()) == (True, 1)
+    assert (code(send()), effects(), record().status) == ("response_not_stored", 1, "completed")
+    assert SECRET not in everything_stored()
+    assert "could not be encrypted, and is not stored: IndexError" in caplog.text
+
+
+@pytest.mark.parametrize("wrong", ["short", "é" * 44, base64.b64encode(b"x" * 31).decode(), b"x" * 44, 7, None])
+def test_a_key_that_is_none_is_an_error_that_does_not_tell_it(keys, wrong):
+    keys(OLD, wrong)
+    with pytest.raises(ImproperlyConfigured) as refused:
+        conf.conf()
+    assert str(refused.value) == 'IDEMPOTENCY["ENCRYPTION_KEYS"]: the key at index 1 must be 32 bytes in base64.'
+
+
+def test_a_string_is_not_a_list_of_keys(settings):
+    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": OLD}
+    with pytest.raises(
+        ImproperlyConfigured,
+        match=r'"\]: it must be a list of strings, each 32 bytes in base64\.$',
+    ):
+        conf.conf()
+
+
+def test_both_alphabets_of_base64_are_the_same_key(keys):
+    raw = b"\xfb\xff" * 16
+    keys(base64.b64encode(raw).decode(), base64.urlsafe_b64encode(raw).decode())
+    assert conf.conf().encryption == (raw, raw)
+
+
+def test_the_settings_do_not_show_the_keys():
+    assert OLD not in repr(conf.conf())
+
+
+def test_each_encryption_has_its_own_key_and_context():
+    key = os.urandom(32)
+    twice = [encrypt(b"same", key, b"id") for _ in range(2)]
+    assert twice[0] != twice[1]
+    assert decrypt(twice[0], key, b"id") == b"same"
+    for wrong in ((key, b"other"), (os.urandom(32), b"id")):
+        with pytest.raises(Exception, match=r"^$") as refused:
+            decrypt(twice[0], *wrong)
+        assert type(refused.value).__name__ == "InvalidTag"
+
+
+# --- An operator's answer --------------------------------------------------------------------------------------------
+
+
+TEXT = (("Content-Type", "text/plain"),)
+
+
+@pytest.mark.parametrize("act", [fail, partial(resolve, response=StoredResponse(201, TEXT, SECRET.encode()))])
+def test_an_operators_response_must_be_encrypted(act, monkeypatch, caplog):
+    claim(policy=Policy(mode="lease"))
+    shift(locked_until=-1)
+    before = row()
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "django_idempotency.stores.encryption", None)
+        assert act(record().pk) == Refused(Refusal.NOT_ENCRYPTED)
+    assert row() == before
+    (said,) = [entry for entry in caplog.records if entry.levelno == logging.ERROR]
+    assert "could not be encrypted" in said.getMessage()
+    assert isinstance(act(record().pk), Done)
+    assert SECRET not in everything_stored()
+
+
+# --- COMMIT ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.postgresql
+def test_an_encrypted_response_is_recognized_after_a_lost_commit(proxy):
+    """Though it is never encrypted in the same way twice."""
+    send = entry_point(commits_next(proxy), encrypt=True, redact=without_card)
+    first = send()
+    assert (first.status_code, is_replay(first), SECRET in first.content.decode()) == (201, False, True)
+    assert (effects(), proxy.cuts) == (1, 1)
+    second = send()
+    assert (second.status_code, is_replay(second), code(second), effects()) == (201, True, None, 1)
+
+
+def commits_next(proxy):
+    def view(request):
+        response = card(request)
+        proxy.cut = Cut.AFTER_COMMIT
+        return response
+
+    return view
+
+
+def test_the_system_check_is_content_with_a_key_and_the_package(settings):
+    settings.IDEMPOTENCY |= {"ENCRYPT": True}
+    assert check_settings(None) == []
+
+
+# --- Looking at it ---------------------------------------------------------------------------------------------------
+
+
+def test_stored_response_is_decrypted(keys):
+    send = entry_point(card, encrypt=True)
+    first = send()
+    response = stored_response(record())
+    assert (response.body, dict(response.headers)["X-Card"]) == (first.content, SECRET)
+    keys(NEW)
+    assert stored_response(record()) == StoredResponse(201, (), None)
+
+
+@pytest.mark.parametrize("permitted", [True, False])
+def test_the_admin_shows_a_body_decrypted_to_those_who_may_see_it(client, django_user_model, settings, permitted):
+    settings.ROOT_URLCONF = (path("admin/", admin.site.urls),)
+    entry_point(card, encrypt=True)()
+    staff = django_user_model.objects.create_user("staff", is_staff=True)
+    wanted = ["view_idempotencyrecord", *["view_response_idempotencyrecord"] * permitted]
+    staff.user_permissions.set(Permission.objects.filter(codename__in=wanted))
+    client.force_login(staff)
+    page = client.get(f"/admin/django_idempotency/idempotencyrecord/{record().pk}/change/")
+    assert page.status_code == 200
+    assert (SECRET in page.content.decode()) == permitted

@@ -1,0 +1,314 @@
+"""What the database itself holds of the record's rules: constraints, moves, indexes, migrations."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from importlib import import_module
+from itertools import product
+from uuid import uuid4
+
+import pytest
+from django.apps.registry import Apps
+from django.core.management import call_command
+from django.core.management.sql import emit_post_migrate_signal
+from django.db import IntegrityError, connection, transaction
+from django.test import override_settings
+
+from django_idempotency import engine
+from django_idempotency.checks.databases import check_claim_function
+from django_idempotency.exceptions import IllegalMove
+from django_idempotency.keys import record_id
+from django_idempotency.models import ABSENT, IdempotencyRecord, Status, check_move
+from django_idempotency.outcomes import Claimed, Operation
+from django_idempotency.policy import Policy
+from django_idempotency.stores import postgresql
+from django_idempotency.stores.claim_function import FUNCTION, can_claim
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+CLAIM = {"token": uuid4(), "locked_at": NOW, "locked_until": NOW}
+NO_CLAIM = dict.fromkeys(CLAIM)
+RESPONSE = {"response_status": 201, "response_headers": [["A", "b"]], "response_body": b"\0"}
+NO_RESPONSE = dict.fromkeys(RESPONSE)
+TABLE = IdempotencyRecord._meta.db_table
+
+
+def columns(status, **changed):
+    """A record as it has to be in this status, but for what is ``changed``."""
+    claim = CLAIM if status in ("started", "processing") else NO_CLAIM
+    answer = RESPONSE if status == "completed" else NO_RESPONSE
+    times = dict.fromkeys(("created_at", "updated_at", "expires_at", "purge_at"), NOW)
+    request = {"scope": "s", "key": "k", "method": "POST", "path": "/", "fingerprint": b"f" * 32, "mode": "atomic"}
+    return {"id": record_id("s", "k"), "status": status} | request | times | claim | answer | changed
+
+
+def inserted(values):
+    return _refusal(lambda: IdempotencyRecord.objects.bulk_create([IdempotencyRecord(**values)]))
+
+
+def updated(values):
+    IdempotencyRecord.objects.bulk_create([IdempotencyRecord(**columns(values["status"]))])
+    return _refusal(lambda: IdempotencyRecord.objects.update(**values))
+
+
+def _refusal(write):
+    """The constraint by which the database refused it; ``None`` if it took it."""
+    try:
+        with transaction.atomic():
+            write()
+    except IntegrityError as error:
+        return re.search(r"idempotency_record_(\w+)", str(error))[1]
+    return None
+
+
+@pytest.fixture(params=[inserted, updated], ids=["insert", "update"])
+def refusal(request, db):
+    """Writes columns by a statement that no Python of ours looks at; which constraint refused it."""
+    return lambda status, **changed: request.param(columns(status, **changed))
+
+
+# --- Constraints -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", Status.values)
+def test_a_record_as_it_should_be_is_taken(refusal, status):
+    assert refusal(status) is None
+
+
+def test_an_unknown_status_or_mode_is_refused(db):
+    assert inserted(columns("completed") | {"status": "done"})
+    assert inserted(columns("completed", mode="optimistic")) == "mode"
+
+
+@pytest.mark.parametrize("status", Status.values)
+@pytest.mark.parametrize("has", list(product([True, False], repeat=3)))
+def test_a_claim_is_there_whole_exactly_while_started_or_processing(refusal, status, has):
+    claim = {name: value if there else None for (name, value), there in zip(CLAIM.items(), has, strict=True)}
+    whole, none = all(has), not any(has)
+    legal = whole if status in ("started", "processing") else none
+    assert refusal(status, **claim) == (None if legal else "claim")
+
+
+@pytest.mark.parametrize("status", Status.values)
+@pytest.mark.parametrize("has", list(product([True, False], repeat=3)))
+def test_a_response_is_there_exactly_where_it_must_be(refusal, status, has):
+    """One without its body is an answer (streamed, or too large); a part of one is none."""
+    answer = {name: value if there else None for (name, value), there in zip(RESPONSE.items(), has, strict=True)}
+    answered, none = has[:2] == (True, True), not any(has)
+    legal = {"started": none, "processing": none, "completed": answered, "failed": answered or none}
+    assert refusal(status, **answer) == (None if legal[status] else "response")
+
+
+@pytest.mark.parametrize("status", Status.values)
+def test_only_a_failure_without_a_response_can_be_put_on_hold(refusal, status):
+    assert refusal(status, on_hold=True) == (None if status == "failed" else "on_hold")
+
+
+def test_a_terminal_failure_cannot_be_put_on_hold(refusal):
+    assert refusal("failed", on_hold=True, **RESPONSE) == "on_hold"
+
+
+def test_an_audit_copy_cannot_end_before_the_key_does(refusal):
+    assert refusal("completed", purge_at=NOW - timedelta(seconds=1)) == "sane"
+
+
+def test_attempts_start_at_one(refusal):
+    assert refusal("completed", attempts=0) == "sane"
+
+
+def test_a_key_cannot_be_there_twice(db):
+    assert inserted(columns("completed")) is None
+    with pytest.raises(IntegrityError), transaction.atomic():
+        IdempotencyRecord.objects.bulk_create([IdempotencyRecord(**columns("processing"))])
+
+
+def test_a_path_has_no_length_that_a_real_url_could_hit(refusal):
+    assert refusal("completed", path="/" + "x" * 20_000, scope="s" * 5000, key="k" * 255) is None
+
+
+# --- Moves -----------------------------------------------------------------------------------------------------------
+
+STATES = [ABSENT, *Status]
+LEGAL = {
+    (ABSENT, "started"),
+    (ABSENT, "processing"),
+    (ABSENT, "completed"),
+    (ABSENT, "failed"),
+    ("started", "processing"),
+    ("started", "failed"),
+    ("processing", "processing"),
+    ("processing", "completed"),
+    ("processing", "failed"),
+    ("processing", ABSENT),
+    ("failed", "processing"),
+}
+LEGAL_BY_DECISION = {("started", "completed"), ("failed", "completed"), ("failed", "failed")}
+LEGAL_ONCE_EXPIRED = {("completed", "processing"), ("completed", ABSENT), ("failed", ABSENT)}
+
+
+@pytest.mark.parametrize("decided", [False, True])
+@pytest.mark.parametrize("expired", [False, True])
+@pytest.mark.parametrize(("before", "after"), list(product(STATES, STATES)))
+def test_a_record_makes_the_moves_of_the_table_and_no_other(before, after, expired, decided):
+    legal = LEGAL | (LEGAL_ONCE_EXPIRED if expired else set()) | (LEGAL_BY_DECISION if decided else set())
+    if (before, after) in legal:
+        check_move(before, after, expired=expired, decided=decided)
+    else:
+        with pytest.raises(IllegalMove, match=f"from {before or 'absent'} to {after or 'absent'}"):
+            check_move(before, after, expired=expired, decided=decided)
+
+
+def test_a_status_that_there_is_not_makes_no_move():
+    with pytest.raises(ValueError, match="done"):
+        check_move("done", "processing")
+
+
+# --- Finding ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_found_in_every_scope_and_no_other_key_with_it(db):
+    for scope, key in product(("user:1", "user:2"), ("k", "kk")):
+        assert not inserted(columns("completed", id=record_id(scope, key), scope=scope, key=key))
+    found = IdempotencyRecord.objects.with_key("k")
+    assert sorted(found.values_list("scope", "key")) == [("user:1", "k"), ("user:2", "k")]
+
+
+# --- Migrations ------------------------------------------------------------------------------------------------------
+
+
+def migrate(target):
+    call_command("migrate", "django_idempotency", *target, verbosity=0)
+
+
+def storage_parameters():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT reloptions FROM pg_class WHERE oid = %s::regclass", [TABLE])
+        return dict(option.split("=") for option in cursor.fetchone()[0] or [])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_migrations_go_back_and_forth_again():
+    try:
+        migrate(["zero"])
+        assert TABLE not in connection.introspection.table_names()
+    finally:
+        migrate([])
+    assert inserted(columns("completed")) is None
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.postgresql
+def test_storage_parameters_are_set_and_reset():
+    parameters = import_module("django_idempotency.migrations.0002_tune_record_on_postgresql").PARAMETERS
+    assert storage_parameters() == {name: str(value) for name, value in parameters.items()}
+    try:
+        migrate(["0001"])
+        assert storage_parameters() == {}
+    finally:
+        migrate([])
+    assert storage_parameters()
+
+
+@pytest.mark.postgresql
+def test_besides_the_primary_key_there_are_only_partial_indexes(db):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = %s", [TABLE])
+        definitions = dict(cursor.fetchall())
+    primary = definitions.pop("django_idempotency_record_pkey")
+    assert primary.endswith("(id)")
+    # PostgreSQL casts here or there, by whether the table was ever partitioned.
+    plain = partial(re.sub, r"::(character varying|text)(\[\])?|[()]", "")
+    assert {name: plain(definition.partition("USING ")[2]) for name, definition in definitions.items()} == {
+        "idempotency_record_reap": "btree locked_until WHERE status = ANY ARRAY['started', 'processing'] OR on_hold",
+        "idempotency_record_bodies": "btree expires_at WHERE purge_at > expires_at AND response_body IS NOT NULL",
+        "idempotency_record_undecided": "btree on_hold, updated_at WHERE response_status IS NULL AND status = 'failed'",
+        "idempotency_record_purge": "btree purge_at WHERE status = ANY ARRAY['completed', 'failed']",
+    }
+
+
+def test_no_migration_is_missing(db):
+    call_command("makemigrations", "django_idempotency", check=True, dry_run=True, verbosity=0)
+
+
+# --- The claim's function ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.postgresql
+def test_tables_made_without_migrations_get_the_claim_function(transactional_db):
+    with connection.cursor() as cursor:
+        cursor.execute("DROP FUNCTION django_idempotency_claim")
+    emit_post_migrate_signal(verbosity=0, interactive=False, db="default")
+    assert can_claim(connection)
+    assert isinstance(engine.claim(Operation("s", "k", bytes(32)), Policy()), Claimed)
+
+
+@pytest.mark.postgresql
+def test_a_function_that_is_there_is_left_as_it_is(transactional_db):
+    """Whoever migrates later may not be the one who made it."""
+    before = _version_of_the_function()
+    emit_post_migrate_signal(verbosity=0, interactive=False, db="default")
+    assert _version_of_the_function() == before
+
+
+def _version_of_the_function():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT xmin FROM pg_proc WHERE proname = 'django_idempotency_claim'")
+        return cursor.fetchall()
+
+
+class Nowhere:
+    def allow_migrate(self, db, app_label, **hints):
+        return False
+
+
+@pytest.mark.postgresql
+def test_a_database_that_is_not_for_the_records_gets_no_function(transactional_db):
+    with connection.cursor() as cursor:
+        cursor.execute("DROP FUNCTION django_idempotency_claim")
+    try:
+        with override_settings(DATABASE_ROUTERS=[Nowhere()]):
+            emit_post_migrate_signal(verbosity=0, interactive=False, db="default")
+        assert not can_claim(connection)
+    finally:
+        emit_post_migrate_signal(verbosity=0, interactive=False, db="default")
+    assert can_claim(connection)
+
+
+# By the digest of its parameters and columns. Never change a line of a release: take a new name, and add it.
+CLAIM_FUNCTIONS = {"django_idempotency_claim": "96d332b84ee1af23"}
+
+
+def test_the_claim_functions_name_tells_its_signature():
+    """A connection that has it prepared could not call it with others (SQLSTATE 0A000)."""
+    name, columns = re.search(r"FUNCTION (\w+)\(\n(.*?)\n\)\nLANGUAGE", FUNCTION, re.DOTALL).groups()
+    assert name in postgresql.CLAIM
+    digest = hashlib.sha256(" ".join(columns.split()).encode()).hexdigest()[:16]
+    assert CLAIM_FUNCTIONS.get(name) == digest
+
+
+@pytest.mark.postgresql
+def test_a_database_without_tables_gets_no_function(transactional_db):
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE SCHEMA elsewhere; SET search_path = elsewhere")
+    try:
+        emit_post_migrate_signal(verbosity=0, interactive=False, db="default", apps=Apps())
+        assert can_claim(connection)
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("RESET search_path; DROP SCHEMA elsewhere")
+
+
+@pytest.mark.postgresql
+@pytest.mark.parametrize("lacks", ["REVOKE EXECUTE ON FUNCTION django_idempotency_claim FROM PUBLIC", "nothing"])
+def test_a_role_that_may_not_call_it_is_told_by_a_check(transactional_db, lacks):
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("CREATE ROLE idempotency_clerk; GRANT USAGE ON SCHEMA public TO idempotency_clerk")
+        if lacks != "nothing":
+            cursor.execute(lacks)
+        cursor.execute("SET LOCAL ROLE idempotency_clerk")
+        found = [message.id for message in check_claim_function(None, databases=["default"])]
+        assert found == ([] if lacks == "nothing" else ["django_idempotency.W025"])
+        cursor.execute("RESET ROLE")
+        transaction.set_rollback(True)

@@ -1,0 +1,126 @@
+"""The database and the clock that a store uses."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pytest
+from django.db import (
+    connection,
+    transaction,
+)
+from django.utils import timezone
+
+from django_idempotency import engine
+from django_idempotency.exceptions import (
+    ClaimInsideTransaction,
+)
+from django_idempotency.maintenance import cleanup, reap
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.outcomes import (
+    Fail,
+    Keep,
+    OnHold,
+    Release,
+    Replay,
+)
+from django_idempotency.policy import Policy
+from django_idempotency.stats import stats
+from tests.stores.contract import ATOMIC, MODES, RESPONSE, claimed, operation, shift
+
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
+
+ZONES = {"postgresql": "SET TIME ZONE 'Asia/Tokyo'", "mysql": "SET time_zone = '+09:00'", "sqlite": "SELECT 1"}
+
+
+@pytest.mark.row_locks
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+def test_records_are_in_the_policys_database(store, other_alias, mode):
+    policy = Policy(using=other_alias, mode=mode, takeover_grace=0)
+    holding = Policy(using=other_alias, mode="lease", on_crash="hold")
+    records = IdempotencyRecord.objects.using(other_alias)
+
+    def run(verdict, key="k"):
+        with engine.execution(engine.claim(operation(key), policy), policy) as run:
+            run.settle(verdict)
+
+    def lapse(claim):
+        long_ago = store(policy).now() - timedelta(days=9)
+        records.filter(pk=claim.id).update(locked_at=long_ago, locked_until=long_ago)
+
+    run(Release())
+    assert not records.exists()
+    run(Fail("broke"))
+    run(Keep(RESPONSE))
+    assert engine.claim(operation(), policy) == Replay(RESPONSE)
+    assert engine.duplicate(operation(), policy) == Replay(RESPONSE)
+    store(policy).count_replays({operation().id: 2})
+    assert records.get().replays == 2
+
+    lapse(engine.claim(operation("dead"), policy))
+    taken = engine.claim(operation("dead"), policy)
+    assert taken.taken_over
+    assert store(policy).renew([taken]) == {taken.token}
+    lapse(engine.claim(operation("on_hold"), holding))
+    assert isinstance(engine.claim(operation("on_hold"), holding), OnHold)
+    assert records.count() == 3
+
+
+def test_the_stores_time_is_now_whatever_it_has(store):
+    claim = claimed(store)
+    shift(claim, created_at=-timedelta(days=9))
+    assert timedelta(seconds=-1) < store(ATOMIC).now() - _database_time() < timedelta(seconds=9)
+
+
+def test_times_are_the_databases_own_in_whatever_time_zone_it_is(store, monkeypatch):
+    began = _database_time()
+    monkeypatch.setattr(timezone, "now", lambda: pytest.fail("the application's clock was asked"))
+    connection.cursor().execute(ZONES[connection.vendor])
+    claim = claimed(store)
+    connection.close()
+    record = store(ATOMIC).read(claim.id)
+    for told in (record.created_at, record.locked_at, record.now):
+        assert timedelta(seconds=-1) < told - began < timedelta(seconds=9)
+
+
+def _database_time() -> datetime:
+    """In UTC, by other means than the package's."""
+    seconds = {"postgresql": "extract(epoch FROM now())", "mysql": "UNIX_TIMESTAMP(NOW(6))", "sqlite": "unixepoch()"}
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {seconds[connection.vendor]}")
+        return datetime.fromtimestamp(float(cursor.fetchone()[0]), tz=timezone.get_fixed_timezone(0))
+
+
+@MODES
+def test_with_autocommit_off_nothing_is_claimed(store, policy):
+    transaction.set_autocommit(False)
+    try:
+        with pytest.raises(ClaimInsideTransaction):
+            engine.claim(operation(), policy)
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
+    assert store(policy).read(operation().id) is None
+
+
+class ReadsFromAReplica:
+    """``default`` stands for the replica, and leads nowhere."""
+
+    def db_for_read(self, model, **hints):
+        return "default"
+
+    def db_for_write(self, model, **hints):
+        return "elsewhere"
+
+
+@pytest.mark.row_locks
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+def test_records_are_read_where_they_are_written(other_alias, settings, mode):
+    settings.DATABASE_ROUTERS = [ReadsFromAReplica()]
+    policy = Policy(mode=mode)
+    with engine.execution(engine.claim(operation(), policy), policy) as run:
+        run.settle(Keep(RESPONSE))
+    assert engine.claim(operation(), policy) == Replay(RESPONSE)
+    assert (reap().failed, cleanup().rows, stats().pending) == (0, 0, 0)
+    IdempotencyRecord.objects.using(other_alias).all().delete()

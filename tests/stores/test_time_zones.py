@@ -1,0 +1,136 @@
+"""L9 in every time zone: in the hour that comes twice when summer time ends, a lease is neither longer nor shorter."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from contextlib import contextmanager
+from zoneinfo import ZoneInfo
+
+import pytest
+from django.db import connection, connections
+
+from django_idempotency import engine
+from django_idempotency.decorators import idempotent
+from django_idempotency.maintenance import interventions
+from django_idempotency.outcomes import InFlight
+from django_idempotency.policy import Policy
+from tests.support.callers import claim, entry_point, operation, paying, post, record
+
+pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("payer")]
+
+BERLIN = "Europe/Berlin"
+ONCE, AGAIN = (datetime.datetime(2026, 10, 25, hour, 50, tzinfo=datetime.UTC) for hour in (0, 1))
+ZONES = [
+    pytest.param({}, id="UTC"),
+    # What psycopg2 tells is without a fold: W057.
+    pytest.param({"USE_TZ": False, "TIME_ZONE": BERLIN}, id="USE_TZ=False", marks=pytest.mark.psycopg3),
+    pytest.param({"DATABASE": BERLIN}, id="a zone of the database's", marks=pytest.mark.psycopg3),
+]
+LEASE = Policy(mode="lease", lease=1200, retention=7200, scope="public")
+
+CLOCK = """
+CREATE SCHEMA clock;
+CREATE FUNCTION clock.statement_timestamp() RETURNS timestamptz LANGUAGE sql STABLE AS
+    $$ SELECT current_setting('clock.now')::timestamptz $$
+"""
+
+
+@pytest.fixture(params=ZONES)
+def zone(request, payer, settings, monkeypatch):
+    """The test project in a time zone."""
+    wanted = dict(request.param)
+    monkeypatch.setitem(connection.settings_dict, "TIME_ZONE", wanted.pop("DATABASE", None))
+    connection.close()
+    _forget_the_zone()
+    for name, value in wanted.items():
+        setattr(settings, name, value)
+    yield
+    connection.close()
+    _forget_the_zone()
+
+
+def _forget_the_zone() -> None:
+    for name in ("timezone", "timezone_name"):
+        connections["default"].__dict__.pop(name, None)
+
+
+@pytest.fixture
+def clock(zone) -> Iterator[None]:
+    """A function that is found before PostgreSQL's own, and tells the time that the test says."""
+    with connection.cursor() as cursor:
+        cursor.execute(CLOCK)
+        cursor.execute("SET search_path = clock, pg_catalog, public")
+    yield
+    with connection.cursor() as cursor:
+        cursor.execute("RESET search_path; DROP SCHEMA clock CASCADE")
+
+
+@contextmanager
+def at(time: datetime.datetime) -> Iterator[None]:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT set_config('clock.now', %s, false)", [time.isoformat()])
+    yield
+
+
+def minutes(number: int) -> datetime.timedelta:
+    return datetime.timedelta(minutes=number)
+
+
+def asked(policy: Policy = LEASE):
+    return engine.claim(operation(), policy)
+
+
+def test_the_two_passes_of_the_hour_look_alike():
+    """Or this file would test nothing."""
+    once, again = (time.astimezone(ZoneInfo(BERLIN)) for time in (ONCE, AGAIN))
+    assert (once.replace(tzinfo=None), once.fold, again.fold) == (again.replace(tzinfo=None), 0, 1)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_live_lease_is_live():
+    with at(ONCE):
+        claim(policy=LEASE)
+    with at(ONCE + minutes(2)):
+        assert isinstance(asked(), InFlight)
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_response_of_a_minute_ago_is_replayed():
+    keep = {"retention": 600}
+    with at(ONCE + minutes(5)):
+        first = entry_point(paying, **keep)()
+    with at(ONCE + minutes(7)):
+        assert entry_point(paying, **keep)().content == first.content
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_response_that_has_expired_is_not_replayed():
+    keep = {"retention": 600}
+    with at(ONCE - minutes(20)):
+        first = entry_point(paying, **keep)()
+    with at(ONCE + minutes(30)):
+        assert entry_point(paying, **keep)().content != first.content
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_request_is_as_old_as_it_is(settings):
+    settings.IDEMPOTENCY = {"REQUEST_TIME_HEADER": "X-Sent", "MAX_REQUEST_AGE": 600}
+
+    def sent(time: datetime.datetime) -> int:
+        request = post("late")
+        request.META["HTTP_X_SENT"] = f"@{int(time.timestamp())}"
+        return idempotent(scope="public")(paying)(request).status_code
+
+    with at(ONCE + minutes(12)):
+        assert sent(ONCE) == 410
+        assert sent(ONCE + minutes(8)) == 201
+
+
+@pytest.mark.usefixtures("clock")
+def test_an_operator_ends_no_live_lease():
+    with at(ONCE):
+        claim(policy=LEASE)
+    with at(ONCE + minutes(2)):
+        refused = interventions.allow_retry(record().pk)
+    assert refused == interventions.Refused(interventions.Refusal.LIVE)

@@ -1,0 +1,48 @@
+"""Further aliases of databases, for as long as a test lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+from django.db import connection, connections
+
+from tests.support.callers import stop_heartbeat
+
+
+@contextmanager
+def role(*grants: str) -> Iterator[str]:
+    """Yield the name of a role of PostgreSQL's with these ``grants``, such as ``SELECT ON …``; its alone.
+
+    Roles belong to the server, which other runs of these tests may use now.
+    """
+    name = f"clerk_{uuid4().hex}"
+    with connection.cursor() as cursor:
+        cursor.execute(f"CREATE ROLE {name}")
+    try:
+        with connection.cursor() as cursor:
+            for grant in ("USAGE ON SCHEMA public", *grants):
+                cursor.execute(f"GRANT {grant} TO {name}")
+        yield name
+    finally:
+        connection.close()  # with whatever role it has by now
+        with connection.cursor() as cursor:
+            cursor.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+@contextmanager
+def another_alias(name: str, **changed: Any) -> Iterator[str]:
+    """Have the alias ``name``, with the settings of the default database but for ``changed``.
+
+    Afterwards no thread of the package has a connection to it: one that is not among the settings any more would be
+    closed by nobody.
+    """
+    connections.settings[name] = {**connection.settings_dict, "TEST": {}, **changed}
+    try:
+        yield name
+    finally:
+        stop_heartbeat()
+        connections[name].close()
+        del connections[name], connections.settings[name]

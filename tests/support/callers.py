@@ -1,0 +1,166 @@
+"""Calling a view behind an entry point without a server, and what is left of it: effects, and the record."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.db import connections
+from django.dispatch import Signal
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+from django.test import RequestFactory
+
+from django_idempotency import engine
+from django_idempotency.decorators import idempotent
+from django_idempotency.engine import leases
+from django_idempotency.engine.background import background
+from django_idempotency.http.requests import identify
+from django_idempotency.keys import record_id
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.outcomes import Claimed, Operation
+from django_idempotency.policy import Policy
+from django_idempotency.stores.database import ahead
+from testproject.models import LedgerEntry
+
+SCOPE = "public"
+BODY = b'{"amount": 5}'
+PAYER = "payer"
+MODES = ("atomic", "lease")
+
+
+def post(key: str = "k", body: bytes = BODY, path: str = "/pay/", content_type: str = "application/json") -> Any:
+    """A request with ``key``, of nobody in particular."""
+    return RequestFactory().post(path, body, content_type, headers={"Idempotency-Key": f'"{key}"'})
+
+
+def entry_point(view: Callable[..., HttpResponseBase], **policy: Any) -> Callable[..., Any]:
+    """``view`` behind ``@idempotent``; takes what ``post`` takes."""
+    protected = idempotent(**{"scope": SCOPE} | policy)(view)
+    return lambda *args, **sent: protected(post(*args, **sent))
+
+
+def operation(*args: Any, **sent: Any) -> Operation:
+    """What such a ``post`` asks for."""
+    found = identify(post(*args, **sent), Policy(scope=SCOPE), sender=None)
+    assert found is not None
+    return found
+
+
+def claim(*args: Any, policy: Policy, **sent: Any) -> Claimed:
+    """The claim of such a ``post``, by somebody who goes no further."""
+    outcome = engine.claim(operation(*args, **sent), policy)
+    assert isinstance(outcome, Claimed), outcome
+    return outcome
+
+
+def pay(reference: str = "r") -> LedgerEntry:
+    """One effect."""
+    payer = get_user_model().objects.get(username=PAYER)
+    return LedgerEntry.objects.create(kind="order", user=payer, amount=5, currency="EUR", reference=reference)
+
+
+def paying(request: Any) -> HttpResponse:
+    """A view with one effect, whose answer differs with every run."""
+    return HttpResponse(pay().id.hex, status=201)
+
+
+def effects(reference: str = "r") -> int:
+    """How many have committed."""
+    return LedgerEntry.objects.filter(reference=reference).count()
+
+
+def all_effects() -> int:
+    """How many have committed, whatever their reference."""
+    return LedgerEntry.objects.count()
+
+
+def payment(reference: str, amount: int = 5) -> dict[str, Any]:
+    """What the test project's endpoints take."""
+    return {"amount": amount, "currency": "EUR", "reference": reference}
+
+
+def record(key: str = "k", scope: str = SCOPE) -> IdempotencyRecord | None:
+    return IdempotencyRecord.objects.filter(pk=record_id(scope, key)).first()
+
+
+def row(key: str = "k", scope: str = SCOPE) -> Any:
+    """All columns of the record, to be compared."""
+    return IdempotencyRecord.objects.filter(pk=record_id(scope, key)).values().get()
+
+
+def shift(key: str = "k", **seconds: float) -> None:
+    """Set times of the record, so many seconds from the database's now: ``shift(locked_until=-1)``."""
+    if seconds.get("locked_until", 1) < 0:  # a lease that was found expired ends where it began
+        seconds = {"locked_at": seconds["locked_until"]} | seconds
+    times = {name: ahead(offset) for name, offset in seconds.items()}
+    assert IdempotencyRecord.objects.filter(pk=record_id(SCOPE, key)).update(**times) == 1
+
+
+def stop_heartbeat() -> None:
+    """Have the threads forget what they owe, and end."""
+    for worker in (background, *leases._keepers.values()):
+        worker.forget()
+        worker.join(10)
+
+
+@contextmanager
+def heard(signal: Signal) -> Iterator[list[dict[str, Any]]]:
+    """What is sent by ``signal`` inside the block."""
+    sent = []
+
+    def hear(**named: Any) -> None:
+        sent.append(named)
+
+    signal.connect(hear)
+    try:
+        yield sent
+    finally:
+        signal.disconnect(hear)
+
+
+# What a replay has and the first response had not.
+OF_A_REPLAY = {"Idempotent-Replayed": "true", "Cache-Control": "no-store"}
+
+
+def is_replay(response: HttpResponseBase) -> bool:
+    return response.headers.get("Idempotent-Replayed") == "true"
+
+
+class Gate:
+    """A view that pays, and stays until it is let go."""
+
+    def __init__(self) -> None:
+        self.entered, self.let_go = threading.Event(), threading.Event()
+
+    def __call__(self, request: Any) -> HttpResponse:
+        response = paying(request)
+        self.entered.set()
+        assert self.let_go.wait(30)
+        return response
+
+    @contextmanager
+    def running(self, **policy: Any) -> Iterator[Future[Any]]:
+        """The view runs, in a thread, until the block is left; its answer is a future."""
+        with self.running_with("k", **policy) as answer:
+            yield answer
+
+    @contextmanager
+    def running_with(self, key: str, **policy: Any) -> Iterator[Future[Any]]:
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(self._send, key, policy)
+            try:
+                assert self.entered.wait(30)
+                yield answer
+            finally:
+                self.let_go.set()
+
+    def _send(self, key: str, policy: dict[str, Any]) -> Any:
+        try:
+            return entry_point(self, **policy)(key)
+        finally:
+            connections.close_all()

@@ -1,0 +1,60 @@
+"""A process that has a lease and forks; its child has another. What they do they say in lines."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from tests.support.waiting import eventually
+
+LEASE = 2
+# By PyDLL, which keeps the GIL: what forks without it may leave its child a GIL that nobody gives back.
+FORKS = {"os.fork": os.fork, "without Python's hooks": ctypes.PyDLL(None).fork}
+
+
+def say(line: str) -> None:
+    os.write(1, f"{line}\n".encode())
+
+
+def hold(key: str, entered: threading.Event) -> None:
+    from django.http import HttpResponse
+
+    from tests.support.callers import entry_point
+
+    def view(_request: Any) -> HttpResponse:
+        say(f"{key} {os.getpid()}")
+        entered.set()
+        threading.Event().wait(120)
+        return HttpResponse()
+
+    entry_point(view, mode="lease", lease=LEASE)(key)
+
+
+def asleep() -> bool:
+    """Whether the thread that renews the parent's lease has nothing to do for now."""
+    from django_idempotency.engine import leases
+
+    (keeper,) = leases._keepers.values()
+    return keeper._sleeps_until > time.monotonic() + LEASE / 10
+
+
+def main(how: str) -> None:
+    import django
+
+    django.setup()
+    entered = threading.Event()
+    threading.Thread(target=hold, args=("parent", entered), daemon=True).start()
+    assert entered.wait(30)
+    eventually(asleep, within=30)  # what another thread does at the fork stays half done in the child
+    if FORKS[how]() == 0:
+        hold("child", threading.Event())
+    else:
+        threading.Event().wait(120)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

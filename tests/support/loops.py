@@ -1,0 +1,37 @@
+"""Coroutines run to their end, and the database connections of their threads closed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import connections
+
+from django_idempotency import engine
+
+
+def run(main: Callable[[], Awaitable[Any]]) -> Any:
+    """Run ``main`` in a loop of its own."""
+
+    async def closing() -> Any:
+        try:
+            return await main()
+        finally:
+            await sync_to_async(connections.close_all)()
+
+    return asyncio.run(closing())
+
+
+def waiting_for_an_owner(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """An event that is set once a caller waits for the owner of its key."""
+    waits, until_due = asyncio.Event(), engine.until_due
+
+    async def wait(pending: engine.Pending) -> None:
+        waits.set()
+        await until_due(pending)
+
+    monkeypatch.setattr(engine, "until_due", wait)
+    return waits

@@ -1,0 +1,94 @@
+"""Records for maintenance to work on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from uuid import UUID, uuid4
+
+import pytest
+from django.db import connection, connections
+
+from django_idempotency.models import IdempotencyRecord, Status
+from django_idempotency.outcomes import Claimed
+from django_idempotency.policy import Policy
+from django_idempotency.stores import store_for
+from django_idempotency.stores.database import ahead
+from tests.support.callers import claim, entry_point, paying, shift
+from tests.support.threads import just_before
+
+row_locks = pytest.mark.row_locks
+postgresql = pytest.mark.postgresql
+
+
+TABLE = IdempotencyRecord._meta.db_table
+HOUR, DAY = 3600, 24 * 3600
+HOLD = {"mode": "lease", "on_crash": "hold"}
+
+
+def dead(key="k", *, since=HOUR, **policy):
+    """A key whose owner went no further than its claim, and whose lease ran out so long ago."""
+    claimed = claim(key, policy=Policy(**policy))
+    shift(key, locked_at=-since - 0.3, locked_until=-since)
+    return claimed
+
+
+def done(key="k", *, purge_at=-HOUR, expires_at=-HOUR, **policy):
+    """A key with an answer, whose times are so many seconds from now."""
+    assert entry_point(paying, **policy)(key).status_code == 201
+    shift(key, expires_at=expires_at, purge_at=max(purge_at, expires_at))
+
+
+def keys(**condition):
+    return set(IdempotencyRecord.objects.filter(**condition).values_list("key", flat=True))
+
+
+LOCKING = "SELECT .* FOR (NO KEY )?UPDATE"
+
+
+def run_sql(sql):
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+
+
+def fill(count, *, purge_at):
+    """So many answers, the oldest of them due in ``purge_at`` seconds, the others a second apart."""
+    IdempotencyRecord.objects.bulk_create(
+        IdempotencyRecord(
+            id=uuid4(),
+            scope="s",
+            key=f"k{number}",
+            fingerprint=bytes(32),
+            mode="atomic",
+            status=Status.COMPLETED,
+            created_at=ahead(-DAY),
+            updated_at=ahead(-DAY),
+            expires_at=ahead(purge_at + number),
+            purge_at=ahead(purge_at + number),
+            response_status=200,
+            response_headers=[],
+        )
+        for number in range(count)
+    )
+
+
+@contextmanager
+def renewed_before_the_update(claimed: Claimed, policy: Policy) -> Iterator[list[Future[set[UUID]]]]:
+    """Try, in another thread, to renew a claim's lease just before this thread's UPDATE; what came of it."""
+    renewals: list[Future[set[UUID]]] = []
+
+    def renew() -> set[UUID]:
+        try:
+            return store_for(policy).renew([claimed])
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool:
+
+        def try_to_renew() -> None:
+            renewals.append(pool.submit(renew))
+            wait(renewals, timeout=0.5)  # long enough, were it let
+
+        with just_before("UPDATE", try_to_renew):
+            yield renewals

@@ -1,0 +1,39 @@
+"""A partitioned record table for tests, divided more finely than anybody would, so that they cross its bounds.
+
+With ``IDEMPOTENCY_PARTITIONED=1`` in the environment, a whole run of the suite has one.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timedelta
+from itertools import pairwise
+
+from django.db import connection, transaction
+
+from django_idempotency.partitions.catalog import read_layout
+from django_idempotency.partitions.conversion import enable
+from django_idempotency.partitions.layout import TABLE, Bounds
+from django_idempotency.partitions.templates import creation, template
+
+WANTED = os.environ.get("IDEMPOTENCY_PARTITIONED") == "1"
+WIDTH, COUNT = timedelta(seconds=10), 30
+
+
+def divide(*bounds: datetime) -> None:
+    """Partitions that end at each of ``bounds``, and a last one without end, for a table without rows."""
+    enable()
+    found = read_layout()
+    with transaction.atomic(), connection.cursor() as cursor:
+        like = template(cursor, found.partitions)
+        for partition in found.partitions:
+            cursor.execute(f"DROP TABLE {partition.name}")
+        for number, (lower, upper) in enumerate(pairwise([None, *bounds, None])):
+            name = f"{found.schema}.{TABLE}_p{number}"
+            for statement in creation(found.schema, name, Bounds(lower, upper), like):
+                cursor.execute(statement)
+
+
+def divide_finely() -> None:
+    """Minutes of partitions, from now on."""
+    divide(*(read_layout().now + number * WIDTH for number in range(COUNT)))

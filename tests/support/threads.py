@@ -1,0 +1,100 @@
+"""Real threads that start together."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import connection, connections
+
+
+def in_threads(count: int, work: Callable[[int], Any], *, timeout: float = 60, return_exceptions: bool = False) -> list:
+    """What ``work(0)`` … ``work(count - 1)`` returned, each run in a thread of its own, all let go at once.
+
+    Exceptions are raised together, as an ``ExceptionGroup``, or take their result's place with ``return_exceptions``.
+    Each thread closes its database connections, so that the test database can be dropped.
+    """
+    barrier = threading.Barrier(count)
+
+    def run(index: int) -> Any:
+        try:
+            barrier.wait(timeout)
+            return work(index)
+        except Exception as error:
+            return error
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(count) as pool:
+        futures = [pool.submit(run, index) for index in range(count)]
+        outcomes = [future.result(timeout) for future in futures]
+    errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    if errors and not return_exceptions:
+        raise ExceptionGroup(f"{len(errors)} of {count} threads failed", errors)
+    return outcomes
+
+
+class OtherThread:
+    """A thread with database connections of its own, which does one thing after the other as it is told."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1)
+
+    def __call__(self, work: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        return self._pool.submit(work, *args, **named).result(60)
+
+    def close(self) -> None:
+        self(connections.close_all)
+        self._pool.shutdown()
+
+
+IMPATIENCE = {
+    "postgresql": "SET statement_timeout = '5s'",
+    "mysql": "SET max_statement_time = 5",
+    "sqlite": "PRAGMA busy_timeout = 50",  # it finds a live owner's lock only by waiting for it
+}
+
+
+def wait_little_for_locks() -> None:
+    """Have this thread's connection fail where it would wait for a lock that nobody is going to give back."""
+    connection.cursor().execute(IMPATIENCE[connection.vendor])
+
+
+@contextmanager
+def just_before(statement: str, act: Callable[[], Any]) -> Iterator[None]:
+    """Call ``act`` once, just before this thread sends its first statement that matches."""
+    with _at(statement, before=[act]):
+        yield
+
+
+@contextmanager
+def just_after(statement: str, act: Callable[[], Any]) -> Iterator[None]:
+    """Call ``act`` once, when this thread's first statement that matches has been executed, but is not committed."""
+    with _at(statement, after=[act]):
+        yield
+
+
+@contextmanager
+def _at(
+    statement: str, *, before: Sequence[Callable[[], Any]] = (), after: Sequence[Callable[[], Any]] = ()
+) -> Iterator[None]:
+    seen: list[str] = []
+
+    def wrapper(execute: Any, sql: str, *details: Any) -> Any:
+        if seen or not re.match(statement, sql, re.DOTALL):
+            return execute(sql, *details)
+        seen.append(sql)
+        for act in before:
+            act()
+        result = execute(sql, *details)
+        for act in after:
+            act()
+        return result
+
+    with connection.execute_wrapper(wrapper):
+        yield
+    assert seen, f"no statement {statement!r} was sent"

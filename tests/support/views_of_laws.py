@@ -1,0 +1,48 @@
+"""Views and values that the tests of several laws share."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+
+from django_idempotency.policy import Policy
+from django_idempotency.stores import store_for
+from tests.support.callers import (
+    MODES,
+    claim,
+)
+from tests.support.threads import in_threads
+
+row_locks = pytest.mark.row_locks
+postgresql = pytest.mark.postgresql
+in_both_modes = pytest.mark.parametrize("mode", MODES)
+
+HOUR = 3600
+OTHER_BODY = b'{"amount": 6}'
+
+
+def terminate(*pids):
+    """End these backends as an administrator, or a failover, would; returns once they are gone."""
+
+    def from_elsewhere(_index):
+        with connection.cursor() as cursor:
+            for pid in pids:
+                cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+                assert cursor.fetchone() == (True,)
+
+    in_threads(1, from_elsewhere)
+
+
+def completed(answer):
+    return answer if answer.status_code == 201 else None
+
+
+COMPLETION = r"\s*UPDATE .?django_idempotency_record"
+
+
+def fail(*_args, **_named):
+    raise ArithmeticError("asked for")
+
+
+def on_hold(mode):
+    store_for(Policy()).fail(claim(policy=Policy(mode=mode)), "crashed", on_hold=True)

@@ -1,0 +1,31 @@
+"""Waiting for what another process or thread does, with a bound; other databases of the server are not asked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from django.db import connection
+
+T = TypeVar("T")
+
+
+def eventually(probe: Callable[[], T], *, within: float = 60.0, every: float = 0.02) -> T:
+    """The first true answer of ``probe``; ``TimeoutError`` when there is none within so many seconds."""
+    deadline = time.monotonic() + within
+    while not (answer := probe()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{probe!r} was still {answer!r} after {within} s")
+        threading.Event().wait(every)
+    return answer
+
+
+def someone_waits_for_a_lock() -> bool:
+    """On PostgreSQL."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' LIMIT 1"
+        )
+        return cursor.fetchone() is not None

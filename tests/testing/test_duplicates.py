@@ -1,0 +1,101 @@
+"""``duplicates_at_once``: threads with connections of their own, and what a peer without a claim does."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+from django.db import connection, transaction
+
+from django_idempotency.testing import duplicates_at_once
+from testproject.models import LedgerEntry
+from tests.testing import shop
+
+pytestmark = [pytest.mark.usefixtures("payer"), pytest.mark.row_locks]
+
+
+@pytest.mark.parametrize("path", ["/orders/", "/lease/"])
+def test_one_of_the_duplicates_is_executed(client, path):
+    before = LedgerEntry.objects.count()
+    response = duplicates_at_once(client, "POST", path, {"item": "book"}, count=4)
+    assert response.status_code == 201
+    assert LedgerEntry.objects.count() == before + 2, "one, and the one that measured"
+
+
+def test_each_thread_has_a_connection_of_its_own(client, monkeypatch):
+    used = []
+    monkeypatch.setattr(shop, "numbers", Told(lambda: used.append(connection.connection)))
+    monkeypatch.setattr(shop, "together", threading.Barrier(3))
+    with pytest.raises(AssertionError):
+        duplicates_at_once(client, "POST", "/remembered/", count=3, once={"testproject.LedgerEntry": 1})
+    assert len(set(used)) == 3
+
+
+class Told:
+    def __init__(self, tell):
+        self.tell = tell
+
+    def __next__(self):
+        self.tell()
+        return 1
+
+
+def test_a_peer_that_looks_and_then_acts_fails(client, monkeypatch):
+    monkeypatch.setattr(shop, "together", threading.Barrier(2))
+    with pytest.raises(AssertionError, match=r"'testproject.LedgerEntry': 2\} were added"):
+        duplicates_at_once(client, "POST", "/remembered/", count=2, once={"testproject.LedgerEntry": 1})
+
+
+def test_responses_that_differ_fail_though_one_was_executed(client):
+    with pytest.raises(AssertionError, match="duplicate"):
+        duplicates_at_once(client, "POST", "/pointed/", count=3, once=1, effects=LedgerEntry.objects.all())
+
+
+class Counting:
+    """A client that notes in which threads it is called."""
+
+    def __init__(self):
+        self.threads = set()
+
+    def post(self, path, **options):
+        self.threads.add(threading.get_ident())
+        return SimpleNamespace(status_code=200, content=b"", headers={})
+
+
+def test_no_request_is_sent_before_all_can_be():
+    client = Counting()
+    duplicates_at_once(client, "POST", "/", count=8, once={})
+    assert len(client.threads) == 8
+
+
+def test_effects_are_told_by_number(client, monkeypatch):
+    options = {"count": 2, "once": 1, "effects": LedgerEntry.objects.all()}
+    duplicates_at_once(client, "POST", "/orders/", **options)
+    with pytest.raises(AssertionError, match=r"one execution adds {'effects': 1}, and {'effects': 2} were added"):
+        duplicates_at_once(client, "POST", "/unprotected/", **options)
+
+
+def test_what_one_execution_adds_is_measured_first(client):
+    with pytest.raises(AssertionError, match=r"adds {'testproject.LedgerEntry': 1}, and {'.*': 3} were added"):
+        duplicates_at_once(client, "POST", "/unprotected/", count=3)
+
+
+def test_what_can_not_be_measured_is_to_be_stated(client):
+    with pytest.raises(AssertionError, match="state once="):
+        duplicates_at_once(client, "POST", "/nothing/", count=2)
+
+
+def test_who_is_never_answered_fails(client):
+    with pytest.raises(AssertionError, match=r"was not answered in 0.1 s: 409"):
+        duplicates_at_once(client, "POST", "/busy/", count=2, patience=0.1, once={})
+
+
+def test_effects_without_a_size_are_refused(client):
+    with pytest.raises(TypeError, match="number or a collection"):
+        duplicates_at_once(client, "POST", "/orders/", count=2, effects=object)
+
+
+def test_it_is_refused_in_a_transaction(client):
+    with transaction.atomic(), pytest.raises(RuntimeError, match="real commits"):
+        duplicates_at_once(client, "POST", "/orders/")

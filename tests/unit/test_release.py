@@ -1,0 +1,70 @@
+"""What a release says of itself in several places is the same everywhere."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import django_idempotency
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+README, INSTALL = (ROOT / "README.md").read_text(), (ROOT / "docs" / "install.md").read_text()
+CHANGELOG, SECURITY = (ROOT / "CHANGELOG.md").read_text(), (ROOT / "SECURITY.md").read_text()
+CATEGORIES = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}  # of Keep a Changelog
+
+
+def supported(what):
+    """The versions of Python or of Django in the classifiers, oldest first."""
+    found = re.compile(rf"{what} :: (\d+\.\d+)").fullmatch
+    return [match[1] for classifier in PROJECT["project"]["classifiers"] if (match := found(classifier))]
+
+
+@pytest.mark.parametrize(
+    ("what", "classifier"), [("Python", "Programming Language :: Python"), ("Django", "Framework :: Django")]
+)
+def test_the_supported_versions_are_the_same_everywhere(what, classifier):
+    versions = supported(classifier)
+    (row,) = re.findall(rf"^\| {what} \| (.*) \|$", INSTALL, re.MULTILINE)
+    assert re.findall(r"\d+\.\d+", row) == versions
+    assert f"{what} ≥ {versions[0]}" in README
+
+
+def test_the_versions_that_ci_runs_are_supported_and_the_others_are_named():
+    part = (ROOT / "docs" / "compatibility.md").read_text().partition("## Versions")[2].partition("\n## ")[0]
+    run = re.findall(r"^\| (\d+\.\d+) \| (\d+\.\d+)", part, re.MULTILINE)
+    for number, classifier in enumerate(["Programming Language :: Python", "Framework :: Django"]):
+        versions = {row[number] for row in run}
+        assert versions <= set(supported(classifier))
+        assert supported(classifier)[0] in versions
+        (sentence,) = [line for line in part.splitlines() if "not run in CI" in line]
+        assert all(version in sentence for version in set(supported(classifier)) - versions)
+
+
+def test_nothing_older_is_accepted():
+    project = PROJECT["project"]
+    assert project["requires-python"] == f">={supported('Programming Language :: Python')[0]}"
+    assert f"django>={supported('Framework :: Django')[0]}" in project["dependencies"]
+    assert PROJECT["tool"]["ruff"]["target-version"] == "py" + project["requires-python"].strip(">=").replace(".", "")
+
+
+def test_the_changelog_begins_with_this_version():
+    releases = re.findall(r"^## \[(.*?)\] - (.*)$", CHANGELOG, re.MULTILINE)
+    assert releases[0][0] == django_idempotency.__version__
+    assert all(re.fullmatch(r"\d{4}-\d{2}-\d{2}", date) for _version, date in releases[1:])
+    versions = [tuple(map(int, version.split("."))) for version, _date in releases]
+    assert versions == sorted(versions, reverse=True)
+    assert set(re.findall(r"^### (.*)$", CHANGELOG, re.MULTILINE)) <= CATEGORIES
+    assert (releases[0][1] == "Unreleased") == (f"{releases[0][0]} is not released yet" in SECURITY)
+
+
+def test_the_map_of_the_house_names_every_room():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| .* \|$", page, re.MULTILINE)))) - {"django_idempotency"}
+    package = Path(django_idempotency.__file__).parent
+    rooms = {path.parent.name for path in package.glob("*/__init__.py")} - {"migrations", "templatetags"}
+    assert rooms - named == set()
+    assert {name for name in named if not (package / name).is_dir() and not (package / f"{name}.py").is_file()} == set()

@@ -1,0 +1,72 @@
+"""The public API as type checkers see it: nothing here runs, mypy reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, assert_type
+
+from django.http import HttpRequest, HttpResponse
+from django.views import View
+from rest_framework.views import APIView
+
+from django_idempotency.decorators import idempotency_exempt, idempotent
+from django_idempotency.engine import Context
+from django_idempotency.exceptions import TerminalFailure
+from django_idempotency.policy import Mode, OnCrash, Policy
+from django_idempotency.rest_framework import IdempotentMixin
+
+
+@idempotent
+def bare(request: HttpRequest, pk: int) -> HttpResponse:
+    raise TerminalFailure(HttpResponse(status=409))
+
+
+@idempotent(required=True, mode="lease", on_crash=OnCrash.HOLD, scope=lambda request: request.headers.get("X-Tenant"))
+def with_options(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+@idempotency_exempt
+def exempt(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+@idempotent(mode=Mode.LEASE)
+async def asynchronous(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+@idempotent
+class Order(View):
+    number = 7
+
+
+class Charge(IdempotentMixin, APIView):
+    idempotency_policy = Policy(required=True, methods={"POST"}, fingerprint=lambda request: request.body)
+
+
+def seen(context: Context) -> None:
+    assert_type(context.key, str)
+    assert_type(context.scope, str)
+    assert_type(context.attempt, int)
+    assert_type(context.child_key("gateway"), str)
+    context.renew()
+
+
+assert_type(bare(HttpRequest(), 7), HttpResponse)
+assert_type(with_options(HttpRequest()), HttpResponse)
+assert_type(exempt(HttpRequest()), HttpResponse)
+assert_type(Order.number, int)
+assert_type(Policy().lease, float)
+view: Callable[..., Any] = Order.as_view()
+entry_point: Callable[[HttpRequest], HttpResponse] = exempt
+
+
+# Each of these is an error; one that mypy lets pass is reported as an unused comment.
+bare("request")  # type: ignore[arg-type, call-arg]
+idempotent(mood="lease")  # type: ignore[call-overload]
+idempotent(lease="60")  # type: ignore[call-overload]
+Policy(required="yes")  # type: ignore[arg-type]
+Policy(True)  # type: ignore[call-arg]
+Policy().lease = 5  # type: ignore[misc]
+TerminalFailure("text")  # type: ignore[arg-type]
