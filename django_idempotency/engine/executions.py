@@ -33,7 +33,7 @@ from django_idempotency.stores.base import Unlocked
 
 FIRST_PAUSE = 0.02
 PATIENCE = 5.0
-RIVALS = 5  # how often a transaction that was in the way is waited for
+WRITES = 5  # how often a response is written, if other transactions are in the way
 
 
 @dataclass(slots=True, eq=False)
@@ -328,15 +328,15 @@ class AtomicExecution(Execution):
 
     def _keep_after_rollback(self, verdict: Keep) -> None:
         """Raises ``StoreConflict``: a response that was told but not stored would not be that of a retry."""
-        for _try in range(RIVALS):
+        for _attempt in range(WRITES):
             try:
                 return self.finish(verdict)
             except StoreConflict as error:
-                rival = error
+                conflict = error
                 time.sleep(FIRST_PAUSE)
             except StoreUnavailable as error:
                 return self.report(error)
-        raise rival
+        raise conflict
 
     def _give_up(self, error: BaseException) -> NoReturn:
         """Nothing was committed: leave the record to a retry, and let the error pass."""

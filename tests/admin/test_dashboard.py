@@ -123,6 +123,11 @@ def test_an_unknown_view_has_a_page_that_says_that_nothing_was_counted(client, s
     assert "<script>" not in html
 
 
+def test_a_view_that_no_name_can_be_is_none(client, staff):
+    happen("shop.views.pay", claimed=90)
+    assert "shop.views.pay" in words(shown(client, "?view=%00"))
+
+
 # --- As a file -------------------------------------------------------------------------------------------------------
 
 

@@ -525,10 +525,12 @@ def test_what_has_no_name_is_refused_at_once():
 
 
 def test_an_error_is_in_one_language(settings):
+    def refused():
+        return text(calls(serving(public(charge)), lambda client: call(client, key=5))[0])
+
+    english = refused()
     settings.LANGUAGE_CODE = "de"
-    refused = calls(serving(public(charge)), lambda client: call(client, key=5))[0]
-    assert "Do not repeat" in text(refused) or "A new key is safe" in text(refused)
-    assert "Schlüssel" not in text(refused)
+    assert refused() == english
 
 
 def test_outside_a_request_a_tool_just_runs():

@@ -23,6 +23,7 @@ from django_idempotency.stores import lock_claims, postgresql, store_for
 from django_idempotency.stores.base import Owned, Unlocked
 from django_idempotency.stores.postgresql import PostgreSQLStore, request_lock
 from tests.laws.test_ended_transaction import COMMITTED, ROLLED_BACK
+from tests.partitions.table import run_sql
 from tests.support.callers import (
     Gate,
     claim,
@@ -441,6 +442,30 @@ def test_at_repeatable_read_a_snapshot_older_than_the_lock_runs_nothing_twice(is
         patch.setattr(PostgreSQLStore, "transaction", with_a_snapshot)
         answer = by_lock(paying)()
     assert (is_replay(answer), answer.content, effects()) == (True, first[0].content, 1)
+
+
+# The statement has its snapshot before it waits.
+CLAIM_THAT_WAITS = """
+WITH held_up AS MATERIALIZED (SELECT pg_advisory_lock_shared(77) IS NOT NULL AS ended)
+SELECT pg_backend_pid(), current_schemas(false), claim.*
+FROM held_up, LATERAL django_idempotency_claim_by_lock(CASE WHEN ended THEN %s END, %s) AS claim
+"""
+WAITING = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = 77 AND NOT granted"
+
+
+def test_at_repeatable_read_a_look_that_began_before_the_commit_is_repeated(other_thread, monkeypatch):
+    policy = Policy(claim="lock", scope="public")
+    run = engine.execution(claimed := engine.claim(operation(), policy), policy)
+    run.__enter__().settle(Keep(StoredResponse(201)))
+    monkeypatch.setattr(lock_claims, "CLAIM_BY_LOCK", CLAIM_THAT_WAITS)
+    run_sql("SELECT pg_advisory_lock(77)")
+    other_thread(run_sql, "SET default_transaction_isolation = 'repeatable read'")
+    with ThreadPoolExecutor(1) as pool:
+        look = pool.submit(other_thread, store_for(policy).look_after_commit, claimed)
+        eventually(lambda: run_sql(WAITING))
+        run.__exit__(None, None, None)
+        run_sql("SELECT pg_advisory_unlock(77)")
+        assert look.result(10).response == StoredResponse(201)
 
 
 @pytest.mark.parametrize(("level", "kind"), [("REPEATABLE_READ", "lock"), ("SERIALIZABLE", "record")])

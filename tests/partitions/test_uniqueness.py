@@ -68,14 +68,17 @@ def test_of_many_who_use_an_expired_key_again_at_once_one_runs(days):
 LEVELS = ["read committed", "repeatable read", "serializable"]
 
 
-def divide_before_midnight():
-    """Divide the table at a time that a first claim is still in time for, however busy the machine is."""
+def divide_before_midnight(count=1):
+    """Divide the table ``count`` times, 100 ms apart, from a time that a first claim is still in time for, however busy
+    the machine is. Return the last of these times.
+    """
+    times = [number * timedelta(milliseconds=100) for number in range(count)]
     began = read_layout().now
-    divide(began)
+    divide(*(began + time for time in times))
     needed = read_layout().now - began
-    midnight = read_layout().now + 3 * needed + timedelta(milliseconds=500)
-    divide(midnight)
-    return midnight
+    first = read_layout().now + 3 * needed + timedelta(milliseconds=500)
+    divide(*(first + time for time in times))
+    return first + times[-1]
 
 
 @postgresql
@@ -147,16 +150,14 @@ def test_a_run_across_midnight_keeps_the_key_whose_claim_is_a_lock(table, other)
 @plain_table
 @pytest.mark.parametrize("kinds", [("record", "record"), ("lock", "record")])
 def test_callers_who_come_at_midnight_run_each_key_once(table, kinds):
-    midnights = [read_layout().now + number * timedelta(milliseconds=100) for number in range(2, 22)]
-    divide(*midnights)
-    done = threading.Event()
+    last_midnight, done = divide_before_midnight(count=10), threading.Event()
 
     def pay(number):
         count = 0
         while not done.is_set():
             answer = entry_point(paying, claim=kinds[number % 2])(f"k{count}")
             count += answer.status_code == 201  # everybody has had an answer to it, or will get the same one
-            if read_layout().now > midnights[-1]:
+            if read_layout().now > last_midnight:
                 done.set()
         return count
 
