@@ -47,7 +47,7 @@ def start_worker(django_db_setup, rabbitmq_url, tmp_path_factory) -> Iterator[Ca
             worker = Worker(queue or name, process, log_file)
             stack.callback(_delete_queue, rabbitmq_url, worker.queue)
             stack.callback(lambda: process.poll() is None and worker.kill())
-            eventually(lambda: " ready." in worker.log() or process.poll() is not None, within=30)
+            eventually(lambda: " ready." in worker.log() or process.poll() is not None)
             assert process.poll() is None, worker.log()
             return worker
 

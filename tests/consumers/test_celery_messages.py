@@ -40,7 +40,7 @@ def ends(worker, task_id, count=1):
         told = [line for line in worker.told(task_id) if not line.startswith(("received", "retry:"))]
         return told if len(told) >= count else None
 
-    return eventually(ended, within=30)
+    return eventually(ended)
 
 
 def effects():
@@ -91,7 +91,7 @@ def test_a_retry_with_other_arguments_runs(worker, send):
 
 def test_a_task_that_replaces_itself_keeps_its_effects(worker, send):
     task_id = send(worker, tasks.replaces_itself, "r", 2)
-    eventually(lambda: "'replaced'" in worker.told(task_id), within=30)
+    eventually(lambda: "'replaced'" in worker.told(task_id))
     assert effects() == [("r-0", 5), ("r-1", 5), ("r-2", 5)]
 
 
@@ -113,10 +113,10 @@ def test_a_task_that_calls_another_ones_run_runs_it(worker, send, parent):
 def test_callbacks_of_a_replay_have_the_ids_of_the_first(worker, send):
     began = len(worker.log())
     task_id = send(worker, tasks.child, "r", link=tasks.child.si("linked").set(queue=worker.queue))
-    eventually(lambda: ("linked", 5) in effects(), within=30)
+    eventually(lambda: ("linked", 5) in effects())
     send(worker, tasks.child, "r", task_id=task_id, link=tasks.child.si("linked").set(queue=worker.queue))
     ends(worker, task_id, 2)
-    (first, second) = eventually(lambda: _ids_of_linked(worker, began), within=30)
+    (first, second) = eventually(lambda: _ids_of_linked(worker, began))
     assert first == second
     assert effects() == [("linked", 5), ("r", 5)]
 
@@ -158,9 +158,9 @@ def test_a_message_in_flight_keeps_serializer_and_correlation(start_worker, send
     second = start_worker(first.queue, **settings)
     task = tasks.dawdles_and_has_acknowledged
     task_id = send(first, task, "r", 3, serializer="pickle")
-    eventually(lambda: "dawdles r" in first.log() + second.log(), within=30)
+    eventually(lambda: "dawdles r" in first.log() + second.log())
     send(first, task, "r", 3, serializer="pickle", task_id=task_id)
-    eventually(lambda: [*first.told(task_id), *second.told(task_id)].count("'r'") == 2, within=30)
+    eventually(lambda: [*first.told(task_id), *second.told(task_id)].count("'r'") == 2)
     assert effects() == [("r", 5)]
     assert "NotNow" in first.log() + second.log()
 

@@ -97,10 +97,10 @@ def test_one_that_waits_holds_its_own_partition_alone(cluster):
         cluster.publish("slow", "behind", partition=0)
         assert gate.entered.wait(60)
         cluster.publish("a", "b", partition=1)
-        eventually(lambda: runner.counts["Done"] == 2, within=30)
+        eventually(lambda: runner.counts["Done"] == 2)
         done = set(LedgerEntry.objects.values_list("reference", flat=True))
         gate.opened.set()
-        eventually(lambda: runner.counts["Done"] == 4, within=30)
+        eventually(lambda: runner.counts["Done"] == 4)
     assert done == {"a", "b"}
 
 
@@ -195,7 +195,7 @@ def test_a_partition_that_was_paused_goes_on_when_it_comes_back(cluster, monkeyp
             eventually(lambda: second._epochs and not first._full)
         for _topic, moved in second._epochs:
             cluster.publish(f"after-{moved}", partition=moved)
-        eventually(lambda: effects() == 3, within=30)
+        eventually(lambda: effects() == 3)
 
 
 def test_a_message_that_waits_when_its_partition_is_taken_away_is_handled(cluster):

@@ -86,9 +86,9 @@ def test_a_message_that_is_handled_elsewhere_comes_later(queue):
         assert gate.entered.wait(30)
         queue.publish("m")
         with running(second):
-            eventually(lambda: second.counts["InFlightElsewhere"], within=30)
+            eventually(lambda: second.counts["InFlightElsewhere"])
             gate.opened.set()
-            eventually(lambda: first.counts["AlreadyDone"] + second.counts["AlreadyDone"], within=30)
+            eventually(lambda: first.counts["AlreadyDone"] + second.counts["AlreadyDone"])
     assert (gate.runs, effects()) == (1, 1)
 
 
@@ -104,7 +104,7 @@ def test_a_handler_that_fails_is_tried_again_until_it_succeeds(queue):
     runner = rabbitmq(queue, handle)
     with running(runner):
         queue.publish("m")
-        eventually(lambda: runner.counts["Done"], within=30)
+        eventually(lambda: runner.counts["Done"])
     assert (attempts, effects(), queue.count()) == ([1, 2, 3], 1, 0)
 
 
@@ -114,7 +114,7 @@ def test_a_message_that_can_not_be_handled_goes_to_the_dead_letters(queue):
 
     with running(rabbitmq(queue, refuse)):
         queue.publish("m", b'{"a": 1}', headers={"tenant": "x"}, correlation_id="c", priority=3)
-        dead = eventually(queue.dead, within=30)
+        dead = eventually(queue.dead)
     assert dead.body == b'{"a": 1}'
     assert dead.headers["idempotency-reason"].strip() == "no such account"
     assert (dead.headers["tenant"], dead.properties["message_id"]) == ("x", "m")
@@ -126,7 +126,7 @@ def test_a_message_that_can_not_be_handled_goes_to_the_dead_letters(queue):
 def test_a_message_without_an_id_is_a_dead_letter_with_a_reason(queue, id):
     with running(rabbitmq(queue, pay)):
         queue.publish(id)
-        dead = eventually(queue.dead, within=30)
+        dead = eventually(queue.dead)
     assert dead.headers["idempotency-reason"].startswith("its id is")
     assert effects() == 0
 
@@ -137,13 +137,13 @@ def test_a_replayed_dead_letter_is_handled(queue):
 
     with running(rabbitmq(queue, crash, max_attempts=2)):
         queue.publish("m")
-        dead = eventually(queue.dead, within=30)
+        dead = eventually(queue.dead)
     assert dead.headers["idempotency-attempts"] == "2"
     assert "attempt 2 of 2 failed: LookupError: broken" in dead.headers["idempotency-reason"]
     queue.publish("m", dead.body, headers=dead.headers)
     runner = rabbitmq(queue, pay, max_attempts=2)
     with running(runner):
-        eventually(lambda: runner.counts["Done"], within=30)
+        eventually(lambda: runner.counts["Done"])
     assert effects() == 1
 
 
@@ -164,7 +164,7 @@ def test_a_queue_with_other_arguments_ends_the_runner(queue, suffix, arguments, 
     queue.publish("m")
     with pytest.raises(ImproperlyConfigured, match=rf"{queue.name}{suffix}' exists .*inequivalent arg '{differs}'"):
         rabbitmq(queue, crash).run()
-    eventually(lambda: queue.count() == 1, within=30)
+    eventually(lambda: queue.count() == 1)
 
 
 def test_the_command_fails_over_a_queue_with_other_arguments(queue, start_consumer, monkeypatch):
@@ -189,7 +189,7 @@ def test_a_queue_that_is_there_is_consumed_as_it_is(queue):
     queue.publish("m")
     runner = rabbitmq(queue, pay)
     with running(runner):
-        eventually(lambda: runner.counts["Done"], within=30)
+        eventually(lambda: runner.counts["Done"])
     assert effects() == 1
 
 
@@ -203,9 +203,9 @@ def test_what_waits_waits_behind_nothing_that_waits_longer(queue):
     runner = rabbitmq(queue, handle, backoff=lambda _attempt: next(delays))
     with running(runner):
         queue.publish("long")
-        eventually(lambda: runner.counts["Retry"] == 1, within=30)
+        eventually(lambda: runner.counts["Retry"] == 1)
         queue.publish("short")
-        eventually(lambda: runner.counts["Done"], within=30)
+        eventually(lambda: runner.counts["Done"])
     assert LedgerEntry.objects.get().reference == "short"
 
 
@@ -216,9 +216,9 @@ def test_a_message_on_hold_is_looked_at_once_a_minute(queue):
     runner = rabbitmq(queue, crash)
     with running(runner):
         queue.publish("m")
-        eventually(lambda: runner.counts["Retry"], within=30)
+        eventually(lambda: runner.counts["Retry"])
         IdempotencyRecord.objects.update(on_hold=True)
-        eventually(lambda: runner.counts["AwaitsOperator"], within=30)
+        eventually(lambda: runner.counts["AwaitsOperator"])
     assert runner.counts["AwaitsOperator"] == 1
 
 
@@ -245,7 +245,7 @@ def test_what_was_done_when_the_broker_went_away_is_done_once(queue):
             assert gate.entered.wait(30)
             proxy.go_away()
             gate.opened.set()
-            eventually(effects, within=30)
+            eventually(effects)
             proxy.come_back()
             eventually(lambda: runner.counts["AlreadyDone"], within=60)
     assert (gate.runs, effects(), queue.count()) == (1, 1, 0)

@@ -73,7 +73,7 @@ def test_a_handler_that_ends_its_thread_ends_no_runner():
 
     runner = Memory(Consumer("tests", handle), "exit", "m")
     with running(runner):
-        eventually(lambda: runner.counts["Done"] and runner.put_off, within=30)
+        eventually(lambda: runner.counts["Done"] and runner.put_off)
     assert [received for received, _delay in runner.put_off] == ["exit"]
     assert effects() == 1
 
@@ -87,7 +87,7 @@ def test_the_health_endpoint_says_whether_messages_are_looked_for():
         with urlopen(f"http://127.0.0.1:{port}/healthz") as answer:
             state = json.load(answer)
         gate.opened.set()
-        eventually(lambda: runner.counts["Done"], within=30)
+        eventually(lambda: runner.counts["Done"])
     assert (answer.status, state["healthy"], state["at_work"]) == (200, True, 1)
     assert not runner.is_healthy
 

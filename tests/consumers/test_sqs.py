@@ -81,7 +81,7 @@ def test_a_long_message_is_not_received_again(client, queue):
         assert gate.entered.wait(30)
         eventually(lambda: len(hidden) >= 8, within=60)
         gate.opened.set()
-        eventually(lambda: first.counts["Done"] + second.counts["Done"], within=30)
+        eventually(lambda: first.counts["Done"] + second.counts["Done"])
     assert gate.runs == 1
     assert sum((first.counts + second.counts).values()) == 1
 
@@ -134,10 +134,10 @@ def test_an_error_that_sqs_returns_ends_no_runner(client, monkeypatch):
     client.delete_queue(QueueUrl=queue)
     runner = sqs(client, queue, pay)
     with running(runner):
-        eventually(lambda: runner.ticked, within=30)
+        eventually(lambda: runner.ticked)
         client.create_queue(QueueName="comes-and-goes")
         publish(client, queue, "m")
-        eventually(lambda: runner.counts["Done"], within=30)
+        eventually(lambda: runner.counts["Done"])
     client.delete_queue(QueueUrl=queue)
 
 
@@ -151,6 +151,6 @@ def test_a_dead_letter_that_is_not_taken_is_sent_again_later(client, queue, dead
     client.delete_queue(QueueUrl=dead)
     runner = sqs(client, queue, refuse, dead_letters=dead)
     with running(runner):
-        eventually(lambda: runner.counts["Refused"], within=30)
+        eventually(lambda: runner.counts["Refused"])
         client.create_queue(QueueName="dead")
-        eventually(lambda: "Messages" in client.receive_message(QueueUrl=dead), within=30)
+        eventually(lambda: "Messages" in client.receive_message(QueueUrl=dead))

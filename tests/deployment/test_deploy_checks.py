@@ -181,11 +181,11 @@ def test_the_hints_of_w013_and_w014_can_be_pasted(on, clusters, remote):
         for id in ("W013", "W014"):
             for statement in look()[id].hint.partition(": ")[2].rstrip(";").split(";"):
                 primary.execute(statement)
-        eventually(lambda: look().keys() == {"W017"}, within=30)
+        eventually(lambda: look().keys() == {"W017"})
     finally:
         primary.execute("ALTER SYSTEM RESET ALL")
         primary.execute("SELECT pg_reload_conf()")
-        eventually(lambda: {"W013", "W014"} <= look().keys(), within=30)
+        eventually(lambda: {"W013", "W014"} <= look().keys())
 
 
 @postgresql
@@ -293,14 +293,14 @@ def test_w013_w017_and_w018_on_a_server_that_is_as_wrong_as_can_be(on, clusters,
     standby.copy(primary)
     standby.start()
     try:
-        eventually(lambda: look().keys() == {"W014", "W017", "W018"}, within=30)
+        eventually(lambda: look().keys() == {"W014", "W017", "W018"})
         assert "synchronous_standby_names" in look()["W018"].hint
         primary.execute("CREATE ROLE application LOGIN")
         assert count_standbys(primary, "application") == 1, "whoever may see no more than that they are there"
         primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
         primary.execute("ALTER DATABASE postgres SET synchronous_commit = 'local'")
         primary.execute("SELECT pg_reload_conf()")
-        eventually(lambda: look().keys() == {"W014", "W016", "W017"}, within=30)
+        eventually(lambda: look().keys() == {"W014", "W016", "W017"})
         assert "a failover may lose responses" in look()["W016"].msg
     finally:
         standby.stop()

@@ -88,7 +88,7 @@ def test_of_concurrent_duplicates_one_takes_effect(deployed, name):
 def test_a_killed_owner_is_taken_over_at_once(deployed, name):
     with pytest.raises(httpx.TransportError):
         deployed.post("/api/charges/", payment(name), key=name, simulate={"kill": "after"})
-    answer = eventually(lambda: _unless_in_flight(deployed.post("/api/charges/", payment(name), key=name)), within=3)
+    answer = eventually(lambda: _unless_in_flight(deployed.post("/api/charges/", payment(name), key=name)), within=20)
     assert answer.status_code == 201
     assert deployed.ledger(name) == 1
 

@@ -80,7 +80,7 @@ def _hang_up_and_ask(server: Server, key: str, seconds: float, after: float) -> 
         assert answer.status_code in (201, 409), answer.content
         return answer.json()["id"] if answer.status_code == 201 else None
 
-    return key, eventually(asked, within=30)
+    return key, eventually(asked)
 
 
 def _hang_up(server: Server, key: str, body: str, after: float) -> None:

@@ -53,7 +53,7 @@ def _node(directory: Path, socket: str, stack: ExitStack) -> Node:
 
 def _follow(replica: Node, master: Node) -> None:
     replica.client.replicaof("127.0.0.1", str(master.port))
-    eventually(lambda: replica.client.info("replication")["master_link_status"] == "up", within=30)
+    eventually(lambda: replica.client.info("replication")["master_link_status"] == "up")
 
 
 def _lead_to(node: Node, directory: Path) -> None:

@@ -81,7 +81,7 @@ def running(view: Run, **policy: Any) -> Iterator[list[Any]]:
 
 
 def until_its_lease_has_run_out(direct: psycopg.Connection) -> None:
-    eventually(lambda: direct.execute(LEFT).fetchone() == (0,), within=30)
+    eventually(lambda: direct.execute(LEFT).fetchone() == (0,))
 
 
 def retried(view: Run, **policy: Any) -> list[int]:
@@ -102,7 +102,7 @@ def test_a_live_owner_has_its_lease_again_after(proxy, outage):
         until_its_lease_has_run_out(direct)
         end(proxy)
         assert set(retried(view)) == {409}
-        eventually(lambda: direct.execute(LEFT).fetchone() == (1,), within=30)
+        eventually(lambda: direct.execute(LEFT).fetchone() == (1,))
         assert set(retried(view)) == {409}
         view.let_go.set()
     assert (view.runs, answers[0].status_code, effects()) == (["run"], 201, 1)
@@ -114,11 +114,11 @@ def test_a_finished_run_is_stored_before_another_begins(proxy, on_crash):
     with behind(proxy) as direct, running(view, on_crash=on_crash) as answers:
         proxy.go_away()
         view.let_go.set()
-        eventually(lambda: answers, within=30)
+        eventually(lambda: answers)
         until_its_lease_has_run_out(direct)
         proxy.come_back()
         assert 409 in retried(view, on_crash=on_crash) or is_replay(entry_point(view, mode="lease")())
-    replayed = eventually(lambda: _replay(view, on_crash), within=30)
+    replayed = eventually(lambda: _replay(view, on_crash))
     assert (view.runs, replayed.content, effects()) == (["run"], answers[0].content, 1)
 
 
@@ -169,7 +169,7 @@ def test_a_dead_owner_is_taken_over_soon_after_its_lease():
         owner.kill()
     view = Run()
     view.let_go.set()
-    answer = eventually(lambda: _success(view), within=30)
+    answer = eventually(lambda: _success(view))
     assert (answer.status_code, view.runs, record().attempts) == (201, ["run"], 2)
 
 

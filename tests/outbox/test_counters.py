@@ -53,10 +53,10 @@ def seen(outbox, relay, registry, reader):
         ids = [publish("good" if number < 3 else "bad", {"number": number}) for number in range(5)]
     one = relay()
     one.publisher.refuses = lambda event: "no" if event.topic == "bad" else None
-    eventually(lambda: one.step() == 0 and maintenance.dead_letters().count() == 2, within=30)
+    eventually(lambda: one.step() == 0 and maintenance.dead_letters().count() == 2)
     assert maintenance.requeue([ids[3]]) == 1
     one.publisher.refuses = lambda event: None
-    eventually(lambda: one.step() == 0 and len(one.publisher.events) == 4, within=30)
+    eventually(lambda: one.step() == 0 and len(one.publisher.events) == 4)
     counters.flush()
     yield
     counters._reset()

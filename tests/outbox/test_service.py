@@ -53,7 +53,7 @@ def test_nothing_is_told_of_a_charge_that_did_not_commit(shop, topic, fault):
 
 
 def test_a_charge_is_told_of_after_its_relay_was_killed(shop, topic, rabbitmq_url, start_server):
-    relay = eventually(lambda: next(relays_of(os.getpid()), None), within=30)
+    relay = eventually(lambda: next(relays_of(os.getpid()), None))
     relay.send_signal(signal.SIGKILL)
     relay.wait(10)
     charge(shop, f"meanwhile-{topic}")

@@ -91,7 +91,7 @@ def cut(cluster, master):
     replica.client.config_set("masterauth", "wrong")
     replica.client.execute_command("CLIENT", "KILL", "TYPE", "master")
     master.client.execute_command("CLIENT", "KILL", "TYPE", "replica")
-    eventually(lambda: replica.client.info("replication")["master_link_status"] == "down", within=20)
+    eventually(lambda: replica.client.info("replication")["master_link_status"] == "down")
     return replica
 
 

@@ -122,7 +122,7 @@ def test_a_dead_owner_is_taken_over_at_once_and_its_effects_are_gone(store, othe
     lock_in(other_thread, store, claim, policy)
     other_thread(LedgerEntry.objects.create, user=user, amount=1, reference="k")
     other_thread(lambda: connection.close())
-    outcome = eventually(lambda: _run_if_claimed(user, policy), within=2)
+    outcome = eventually(lambda: _run_if_claimed(user, policy), within=20)
     assert (outcome.attempt, outcome.taken_over) == (2, True)
     assert LedgerEntry.objects.count() == 1
     assert not store(policy).complete(claim, RESPONSE)

@@ -49,7 +49,7 @@ def main(how: str) -> None:
     entered = threading.Event()
     threading.Thread(target=hold, args=("parent", entered), daemon=True).start()
     assert entered.wait(30)
-    eventually(asleep, within=30)  # what another thread does at the fork stays half done in the child
+    eventually(asleep)  # what another thread does at the fork stays half done in the child
     if FORKS[how]() == 0:
         hold("child", threading.Event())
     else:

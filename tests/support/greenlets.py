@@ -45,7 +45,7 @@ def main() -> None:
         with transaction.atomic():
             IdempotencyRecord.objects.select_for_update().get(key="waited-for")
             locked.set()
-            eventually(somebody_waits, within=30)
+            eventually(somebody_waits)
 
     def somebody_waits() -> Any:
         with connection.cursor() as cursor:

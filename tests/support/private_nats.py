@@ -27,7 +27,7 @@ class PrivateNATS:
         self.process = subprocess.Popen(
             [str(program()), *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        eventually(self._listens, within=30)
+        eventually(self._listens)
 
     def _listens(self) -> bool:
         assert self.process.poll() is None, "nats-server ended"

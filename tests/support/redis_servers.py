@@ -59,7 +59,7 @@ class Node:
 
 def _started(command: Sequence[str], port: int) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    eventually(lambda: _answers(port, process), within=30)
+    eventually(lambda: _answers(port, process))
     return process
 
 

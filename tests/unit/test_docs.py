@@ -459,7 +459,7 @@ class Reader:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        eventually(self.is_serving, within=30)
+        eventually(self.is_serving)
 
     def stop_serving(self):
         if self.server:
