@@ -24,6 +24,7 @@ PEERS = {  # what docs/migrating.md tells of, by distribution
     "djangorestframework-idempotency-key": "rest_framework_idempotency_key",
     "idemkit": "idemkit",
 }
+ADOPTED = ROOT / ".venv" / "openwisp-ipam"  # an environment with a project that nobody here wrote
 OURS = {"django_idempotency", "testproject", "tests"}
 
 
@@ -98,6 +99,13 @@ REQUIREMENTS = {
         "runs the packages that docs/migrating.md tells of",
         lambda: all(map(_installed, PEERS.values())),
         "pip install -e '.[peers]', which needs Django 5.2",
+        always_in_ci=False,
+    ),
+    "adopted": Requirement(
+        "protects openwisp-ipam",
+        lambda: (ADOPTED / "bin" / "python").exists(),
+        "python -m venv .venv/openwisp-ipam && .venv/openwisp-ipam/bin/pip install -e '.[drf]' openwisp-ipam==1.3.1 "
+        "'psycopg[binary]' drf-spectacular pytest-django",
         always_in_ci=False,
     ),
     "schemathesis": Requirement(

@@ -411,6 +411,7 @@ class Reader:
         self.environment = inherited | {"PYTHONPATH": path}
         self.databases: list[str] = []
         self.replaced: dict[str, str] = {}
+        self.warnings = "error"
         self.server = None
         self.shown = 0
 
@@ -442,7 +443,7 @@ class Reader:
 
     def run(self, *arguments):
         done = subprocess.run(
-            [self.python, "-W", "error", *arguments],
+            [self.python, "-W", self.warnings, *arguments],
             cwd=self.directory,
             env=self.environment,
             capture_output=True,
@@ -516,13 +517,13 @@ def follow_the_quickstart(someone, page="quickstart.md"):
 
 
 @contextmanager
-def reader_with_postgresql(directory):
+def reader_with_postgresql(directory, **found):
     """A reader who has a PostgreSQL server, and makes a database there that has another name than on the page."""
     server, name = connection.settings_dict, f"{connection.settings_dict['NAME']}_shop"
     libpq = {"PGHOST": server["HOST"], "PGPORT": server["PORT"], "PGUSER": server["USER"]}
     create_database(name, directory)
     try:
-        with reader(directory) as someone:
+        with reader(directory, **found) as someone:
             someone.environment |= {variable: str(value) for variable, value in libpq.items() if value}
             someone.environment |= {"PGPASSWORD": server["PASSWORD"]} if server["PASSWORD"] else {}
             someone.replaced = {'"NAME": "shop"': f'"NAME": "{name}"'}
