@@ -23,7 +23,7 @@ click(100);
 
 
 @pytest.fixture
-def form(browser: Browser, django_user_model, settings) -> Browser:
+def form(browser: Browser, django_user_model) -> Browser:
     """The window with the form filled in, for somebody who is signed in."""
     django_user_model.objects.create_superuser("anna", password="secret")
     browser.sign_in("anna", "secret")
