@@ -95,7 +95,8 @@ class RowLocked(Func):
     def as_postgresql(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, list[Any]]:
         (column,) = self.get_source_expressions()
         running = "SELECT transactionid FROM pg_locks WHERE locktype = 'transactionid' AND granted"
-        return f"({compiler.quote_name_unless_alias(column.alias)}.xmax IN ({running}))", []
+        quote = getattr(compiler, "quote_name", None) or compiler.quote_name_unless_alias  # its name before Django 6.1
+        return f"({quote(column.alias)}.xmax IN ({running}))", []
 
 
 class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
@@ -38,9 +39,15 @@ def prepare() -> None:
 
 @contextmanager
 def running(
-    port: int = 0, *, workers: int = 2, threads: int = 8, log: Any = None, environ: Mapping[str, str] | None = None
+    port: int = 0,
+    *,
+    workers: int = 2,
+    threads: int = 8,
+    log: Any = None,
+    environ: Mapping[str, str] | None = None,
+    code: Path | None = None,
 ) -> Iterator[Service]:
-    """The service on ``port`` (0: a free one) for as long as the context is open."""
+    """The service on ``port`` (0: a free one) for as long as the context is open, or the one in ``code``."""
     environ = {**os.environ, "DJANGO_SETTINGS_MODULE": "testproject.settings", **(environ or {})}
     kind = environ.get("WORKER_CLASS", "gthread")
     with ExitStack() as stack:
@@ -57,6 +64,7 @@ def running(
                 *(("--threads", f"{threads}") if kind == "gthread" else ()),
                 *("--graceful-timeout", "3", "--log-level", "warning"),
                 env={**environ, "GATEWAY_URL": gateway_url},
+                cwd=code or settings.BASE_DIR,
                 stdout=log,
                 stderr=log,
             )
@@ -86,10 +94,9 @@ def _on_broker(
 def _process(listener: socket.socket | None, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(
         [sys.executable, *arguments],
-        cwd=settings.BASE_DIR,
         pass_fds=[listener.fileno()] if listener else [],
         stdin=subprocess.PIPE,
-        **options,
+        **{"cwd": settings.BASE_DIR, **options},
     ) as process:
         try:
             yield process

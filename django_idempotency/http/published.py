@@ -31,6 +31,18 @@ REPLAYED = {
     }
 }
 WITH_RETRY_AFTER = ("409", "429", "503")
+CODES = {
+    "400": (
+        *("idempotency_key_missing", "idempotency_key_malformed", "idempotency_key_anonymous"),
+        *("request_incomplete", "request_time_malformed"),
+    ),
+    "403": ("replay_forbidden",),
+    "409": ("idempotency_key_in_use", "idempotency_key_on_hold"),
+    "410": ("request_too_old",),
+    "422": ("idempotency_key_reused",),
+    "429": ("idempotency_key_not_admitted",),
+    "503": ("idempotency_store_unavailable",),
+}
 
 
 def key_schema(policy: Policy) -> dict[str, Any]:
@@ -54,7 +66,7 @@ def key_description(policy: Policy) -> str:
 
 
 def own_responses(policy: Policy) -> dict[str, str]:
-    """Return what the package itself may respond, by status."""
+    """Return what the package itself may respond, by status, with the codes of its problem documents."""
     waits = " Requests wait for it first." if policy.on_conflict == OnConflict.WAIT else ""
     responses = {
         "400": "The key is missing, malformed, or not usable by an anonymous caller.",
@@ -69,7 +81,14 @@ def own_responses(policy: Policy) -> dict[str, str]:
         responses["410"] = "The request was first sent longer ago than its key is remembered."
     if not policy.fail_open:
         responses["503"] = "The idempotency store can't be reached. Retry with the same key."
-    return responses
+    return {status: f"{text} {_codes(status, policy)}" for status, text in responses.items()}
+
+
+def _codes(status: str, policy: Policy) -> str:
+    never = {"idempotency_key_missing"} if not policy.required else set()
+    never |= {"request_time_malformed"} if policy.max_request_age is None else set()
+    codes = [code for code in CODES[status] if code not in never]
+    return f"Code{'s' * (len(codes) > 1)}: {', '.join(codes)}."
 
 
 def retry_rules(policy: Policy) -> str:

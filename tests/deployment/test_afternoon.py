@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -49,6 +50,7 @@ def test_a_charge_has_an_amount(client):
 DESCRIBE = "manage.py spectacular --format openapi-json --validate --fail-on-warn --file openapi.json"
 TWICE = "-m pytest payments/tests.py --ds shop.settings -p no:cacheprovider --idempotency-twice"
 ALICE = {"Authorization": "Token alice"}
+KEY = '"charge-1"'
 SIGN_IN = """
 from django.contrib.auth.models import User
 from django.test import Client
@@ -76,18 +78,25 @@ def test_an_afternoon(tmp_path, db):
 def charged_over_a_bad_network(someone):
     """The charges that are there, after a client generated from the project's document has lost two responses."""
     someone.run(*DESCRIBE.split())
+    with client_over_a_bad_network(someone, ALICE) as (package, client):
+        charge = importlib.import_module(f"{package}.models").Charge(id=0, amount=500)
+        create = importlib.import_module(f"{package}.api.charges.charges_create")
+        made = create.sync_detailed(client=client, body=charge, idempotency_key=KEY)
+    assert (made.status_code, made.headers["Idempotent-Replayed"]) == (201, "true")
+    return httpx.get(f"http://127.0.0.1:{someone.port}/charges/", headers=ALICE, trust_env=False).json()
+
+
+@contextmanager
+def client_over_a_bad_network(someone, headers):
+    """A client generated from the project's document that loses two responses, and the name of its package."""
     document = json.loads((someone.directory / "openapi.json").read_text())
     server = f"http://127.0.0.1:{someone.port}"
     with generated_client(document, someone.directory) as package, running_relay(server) as relay:
         relay.plan = ["lose", "cut"]
         transport = IdempotentTransport(httpx.HTTPTransport(trust_env=False), Retries(first_wait=0.001))
-        charge = importlib.import_module(f"{package.__name__}.models").Charge(id=0, amount=500)
-        create = importlib.import_module(f"{package.__name__}.api.charges.charges_create")
-        with package.Client(base_url=relay.url, headers=ALICE, httpx_args={"transport": transport}) as client:
-            made = create.sync_detailed(client=client, body=charge, idempotency_key='"charge-1"')
-        assert (made.status_code, made.headers["Idempotent-Replayed"]) == (201, "true")
-        assert relay.keys == ['"charge-1"'] * 3
-    return httpx.get(f"{server}/charges/", headers=ALICE, trust_env=False).json()
+        with package.Client(base_url=relay.url, headers=headers, httpx_args={"transport": transport}) as client:
+            yield package.__name__, client
+        assert relay.keys == [KEY] * 3
 
 
 def dashboard(someone, session):

@@ -79,6 +79,16 @@ def test_our_responses_have_the_problem_document():
     ].keys()
 
 
+def test_the_codes_that_an_operation_can_answer_are_told():
+    paths = document(Payments)["paths"]
+    optional, required = (paths[path]["post"]["responses"] for path in ("/payments/", "/payments/refund/"))
+    assert optional["409"]["description"].endswith("Codes: idempotency_key_in_use, idempotency_key_on_hold.")
+    assert optional["422"]["description"].endswith("Code: idempotency_key_reused.")
+    told = ["idempotency_key_missing" in responses["400"]["description"] for responses in (optional, required)]
+    assert told == [False, True]
+    assert "request_time_malformed" not in optional["400"]["description"]
+
+
 def test_a_replay_is_marked():
     responses = document(Payments)["paths"]["/payments/"]["post"]["responses"]
     assert "Idempotent-Replayed" in responses["201"]["headers"]

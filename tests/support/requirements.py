@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ PEERS = {  # what docs/migrating.md tells of, by distribution
     "djangorestframework-idempotency-key": "rest_framework_idempotency_key",
     "idemkit": "idemkit",
 }
+ADOPTED = ROOT / ".venv" / "openwisp-ipam"  # an environment with a project that nobody here wrote
 OURS = {"django_idempotency", "testproject", "tests"}
 
 
@@ -44,6 +47,14 @@ def _engine() -> str:
 def without_extras() -> bool:
     """Whether this is the run that does without on purpose."""
     return settings.SETTINGS_MODULE == "tests.support.settings.bare"
+
+
+def older_version() -> str | None:
+    """What to upgrade from: the newest tag before this commit, or what ``UPGRADE_FROM`` names."""
+    tags = ["git", "tag", "--merged", "HEAD~", "--sort=-creatordate"]
+    if not (given := os.environ.get("UPGRADE_FROM")) and shutil.which("git"):
+        given = subprocess.run(tags, cwd=ROOT, capture_output=True, text=True, check=False).stdout.partition("\n")[0]
+    return given or None
 
 
 def _on_database(meaning: str, met: Callable[[], bool]) -> Requirement:
@@ -100,6 +111,13 @@ REQUIREMENTS = {
         "pip install -e '.[peers]', which needs Django 5.2",
         always_in_ci=False,
     ),
+    "adopted": Requirement(
+        "protects openwisp-ipam",
+        lambda: (ADOPTED / "bin" / "python").exists(),
+        "python -m venv .venv/openwisp-ipam && .venv/openwisp-ipam/bin/pip install -e '.[drf]' openwisp-ipam==1.3.1 "
+        "'psycopg[binary]' drf-spectacular pytest-django",
+        always_in_ci=False,
+    ),
     "schemathesis": Requirement(
         "runs a check of Schemathesis",
         lambda: _installed("schemathesis"),
@@ -130,6 +148,12 @@ REQUIREMENTS = {
     "server": _extra("starts the test project's server", "gunicorn", "httpx", "environ", "rest_framework"),
     "watched_logins": _extra("needs django-axes and django-otp", "axes", "django_otp", "rest_framework", "environ"),
     "build": _extra("builds the package", "build"),
+    "older_version": Requirement(
+        "runs an older version beside this one",
+        lambda: older_version() is not None,
+        "make test in a clone with a tag before this commit, or UPGRADE_FROM=… make test: a commit, or a wheel's path",
+        always_in_ci=False,
+    ),
     "twine": _extra("has twine look at what was built", "twine"),
     "rabbitmq": _broker("rabbitmq", "needs a RabbitMQ server"),
     "redis": _broker("redis", "needs a Redis server"),

@@ -86,13 +86,18 @@ def _environment(database_url: str) -> dict[str, str]:
 
 
 @contextmanager
-def running_server(database_url: str, directory: Path, *, workers: int = 2, **environment: str) -> Iterator[Server]:
-    """A server on a prepared database with faults switched on, under ``environment``, that serves already."""
+def running_server(
+    database_url: str, directory: Path, *, workers: int = 2, code: Path | None = None, **environment: str
+) -> Iterator[Server]:
+    """A server on a prepared database with faults switched on, under ``environment``, that serves already.
+
+    ``code``: the directory of another version of the package and the test project.
+    """
     given = _environment(database_url) | {"SIMULATE": "1"} | environment
     log_file = directory / f"server-{os.urandom(4).hex()}.log"
     with (
         log_file.open("wb") as log,
-        service.running(log=log, environ=given, workers=workers) as running,
+        service.running(log=log, environ=given, workers=workers, code=code) as running,
         httpx.Client(base_url=running.url, timeout=30, limits=NO_KEEPALIVE, trust_env=False) as http,
     ):
         server = Server(running.url, running.gateway_url, database_url, http, log_file, running.gunicorn.pid)

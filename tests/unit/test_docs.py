@@ -37,7 +37,7 @@ from django_idempotency.exceptions import (
     RequestIncomplete,
     StoreUnavailable,
 )
-from django_idempotency.http import problems
+from django_idempotency.http import problems, published
 from django_idempotency.instrumentation import metrics
 from django_idempotency.outbox import checks as outbox_checks
 from django_idempotency.outcomes import InFlight, Mismatch, OnHold
@@ -137,6 +137,11 @@ def test_every_problem_code_is_documented_under_its_anchor():
     codes = {heading for heading in headings(DOCS / "errors.md", 2) if "_" in heading or heading == "on_hold"}
     assert codes == known_problems().keys()
     assert all(slug(name) == name for name in codes)
+
+
+def test_every_problem_code_is_published_under_its_status():
+    made = {(str(problem.status), problem.code) for problem in map(problems.problem, REFUSALS)}
+    assert {(status, code) for status, codes in published.CODES.items() for code in codes} == made
 
 
 @pytest.mark.parametrize("problem", known_problems().values(), ids=lambda problem: problem.code)
@@ -411,6 +416,7 @@ class Reader:
         self.environment = inherited | {"PYTHONPATH": path}
         self.databases: list[str] = []
         self.replaced: dict[str, str] = {}
+        self.warnings = "error"
         self.server = None
         self.shown = 0
 
@@ -442,7 +448,7 @@ class Reader:
 
     def run(self, *arguments):
         done = subprocess.run(
-            [self.python, "-W", "error", *arguments],
+            [self.python, "-W", self.warnings, *arguments],
             cwd=self.directory,
             env=self.environment,
             capture_output=True,
@@ -516,13 +522,13 @@ def follow_the_quickstart(someone, page="quickstart.md"):
 
 
 @contextmanager
-def reader_with_postgresql(directory):
+def reader_with_postgresql(directory, **found):
     """A reader who has a PostgreSQL server, and makes a database there that has another name than on the page."""
     server, name = connection.settings_dict, f"{connection.settings_dict['NAME']}_shop"
     libpq = {"PGHOST": server["HOST"], "PGPORT": server["PORT"], "PGUSER": server["USER"]}
     create_database(name, directory)
     try:
-        with reader(directory) as someone:
+        with reader(directory, **found) as someone:
             someone.environment |= {variable: str(value) for variable, value in libpq.items() if value}
             someone.environment |= {"PGPASSWORD": server["PASSWORD"]} if server["PASSWORD"] else {}
             someone.replaced = {'"NAME": "shop"': f'"NAME": "{name}"'}

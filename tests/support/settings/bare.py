@@ -48,6 +48,7 @@ TEMPLATES = [
         },
     }
 ]
+MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}  # for Django 6.1
 IDEMPOTENCY = {"LEASE": 20}
 ROOT_URLCONF = "tests.support.admin_urls"
 USE_TZ = True
