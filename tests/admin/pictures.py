@@ -11,14 +11,14 @@ from typing import Any
 LIST = "/admin/django_idempotency/idempotencyrecord/"
 # Those in docs/img that this makes: page, width, height if not all of it, scheme. Without the admin's list of models.
 OF_DOCS: dict[str, tuple[str, int, int | None, str]] = {
-    "dashboard-light": ("dashboard", 1280, None, "light"),
-    "dashboard-dark": ("dashboard-week", 1280, 620, "dark"),
+    "dashboard-light": ("dashboard", 1440, None, "light"),
+    "dashboard-dark": ("dashboard-week", 1440, 620, "dark"),
     "dashboard-view": ("dashboard-view", 1024, None, "light"),
     "dashboard-narrow": ("dashboard-view", 390, 1180, "light"),
-    "admin-list": ("list", 1280, None, "light"),
+    "admin-list": ("list", 1440, None, "light"),
     "admin-narrow": ("list", 390, 1000, "light"),
-    "admin-record": ("record", 1280, None, "light"),
-    "admin-confirm-dark": ("confirm", 1280, None, "dark"),
+    "admin-record": ("record", 1440, None, "light"),
+    "admin-confirm-dark": ("confirm", 1440, None, "dark"),
     "admin-child-keys": ("child-keys", 1024, 460, "light"),
 }
 SIDEBAR = "'django.admin.navSidebarIsOpen'"

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ MIGRATIONS = (
     *("0007_create_observation", "0008_claim_by_lock_on_postgresql"),
 )
 HEADINGS = ("Operation", "Took", "Clients got", "Longest without an answer", "Slowest answer")
+SLOW = 0.5  # seconds: what takes longer is told of
 LIST = "/admin/django_idempotency/idempotencyrecord/"
 
 
@@ -51,10 +53,14 @@ class Deployment:
         begun = time.monotonic()
         work()
         ended = time.monotonic()
-        saw = seen(self.callers.since(begun, ended), begun)
+        answers = self.callers.since(begun, ended)
+        saw = seen(answers, begun)
         got = ", ".join(f"{how} ({many:,})" for how, many in sorted(saw.answers.items()))
         self.rows.append((title, _told(ended - begun), got, _told(saw.silence), _told(saw.slowest)))
         print(" | ".join(self.rows[-1]), file=sys.stderr, flush=True)
+        for sent, answered, how in answers:
+            if answered - sent > SLOW or not how.startswith(("201", "replayed")):
+                print(f"    {how} after {_told(answered - sent)}, sent at {sent - begun:.1f} s", file=sys.stderr)
 
     def command(self, *arguments: str, title: str = "", ends: tuple[int, ...] = (0,)) -> None:
         """A management command, whose exit code is one of ``ends``."""
@@ -84,7 +90,13 @@ class Deployment:
             http.get("/admin/login/").raise_for_status()
             form = {"username": "admin", "password": "admin", "csrfmiddlewaretoken": http.cookies["csrftoken"]}
             http.post("/admin/login/", data=form | {"next": "/admin/"}).raise_for_status()
-            self.note(title, lambda: http.get(path).raise_for_status())
+
+            def read() -> None:
+                ends = time.monotonic() + 5
+                while time.monotonic() < ends:
+                    http.get(path).raise_for_status()
+
+            self.note(f"{title}, again and again", read)
 
 
 def _told(seconds: float) -> str:
@@ -113,7 +125,6 @@ def maintain(deployment: Deployment) -> None:
         ("idempotency_list",),
         ("idempotency_reap",),
         ("idempotency_export", "--scope", SCOPE),
-        ("idempotency_erase", "--scope", SCOPE, "--dry-run"),
         ("idempotency_erase", "--scope", SCOPE),
         ("idempotency_cleanup", "--max-seconds", "20"),
     ):
@@ -128,9 +139,9 @@ def maintain(deployment: Deployment) -> None:
         f"ANALYZE {TABLE}",
         f"REINDEX INDEX CONCURRENTLY {TABLE}_pkey",
         f"CREATE INDEX CONCURRENTLY of_scopes ON {TABLE} (scope)",
-        "DROP INDEX CONCURRENTLY of_scopes",
     ):
         deployment.statement(statement)
+    deployment.cluster.execute("DROP INDEX CONCURRENTLY of_scopes")
 
 
 def partition(deployment: Deployment) -> None:
@@ -192,12 +203,12 @@ def _report(deployment: Deployment) -> None:
         "SELECT count(*), count(DISTINCT reference) FROM testproject_ledgerentry"
     )
     log = deployment.server.log()
-    errors = re.findall(r"^(?:\w+\.)*(?:\w+Error|\w+Exception)\b.*", log, re.MULTILINE)
+    causes = Counter(re.findall(r"The store failed.*|^(?:\w+\.)+\w*Error: .*", log, re.MULTILINE))
     print(
         f"{effects:,} effects of {keys:,} keys; {log.count('Traceback')} tracebacks in the service's log",
         file=sys.stderr,
     )
-    print(*sorted(set(errors)), sep="\n", file=sys.stderr)
+    print(*(f"{many} × {cause}" for cause, many in causes.items()), sep="\n", file=sys.stderr)
 
 
 def main() -> None:
