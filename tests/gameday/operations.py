@@ -1,7 +1,7 @@
 """What clients see of each operation of a deployment, on a large table: a table for docs/upgrading.md.
 
-``python -m tests.gameday.operations``; takes about ten minutes, and some 8 GB of disk while it runs. It starts a
-PostgreSQL of its own, with fsync on, and the test project's real service, whose callers run all the time.
+``python -m tests.gameday.operations``; takes about a quarter of an hour, and gigabytes of disk while it runs. It has a
+PostgreSQL of its own, with fsync on, and runs the test project's real service, whose callers run all the time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Deployment:
         ended = time.monotonic()
         answers = self.callers.since(begun, ended)
         saw = seen(answers, begun)
-        got = ", ".join(f"{how} ({many:,})" for how, many in sorted(saw.answers.items()))
+        got = ", ".join(f"{how} ({many:,})" for how, many in sorted(saw.answers.items())) or "–"
         self.rows.append((title, _told(ended - begun), got, _told(saw.silence), _told(saw.slowest)))
         print(" | ".join(self.rows[-1]), file=sys.stderr, flush=True)
         for sent, answered, how in answers:
@@ -90,13 +90,7 @@ class Deployment:
             http.get("/admin/login/").raise_for_status()
             form = {"username": "admin", "password": "admin", "csrfmiddlewaretoken": http.cookies["csrftoken"]}
             http.post("/admin/login/", data=form | {"next": "/admin/"}).raise_for_status()
-
-            def read() -> None:
-                ends = time.monotonic() + 5
-                while time.monotonic() < ends:
-                    http.get(path).raise_for_status()
-
-            self.note(f"{title}, again and again", read)
+            self.note(title, lambda: http.get(path).raise_for_status())
 
 
 def _told(seconds: float) -> str:
