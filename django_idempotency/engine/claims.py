@@ -133,6 +133,7 @@ class Pending:
         begun = time.monotonic()
         self.waits_until = begun + policy.wait_timeout if policy.on_conflict == OnConflict.WAIT else begun
         self.gives_up = self.waits_until + policy.takeover_grace + PATIENCE
+        self.asked = 0
         self.pause = 0.0
         self.in_flight = False
         self.counted = False
@@ -140,7 +141,9 @@ class Pending:
 
     def ask(self) -> Outcome | Pending:
         """Return an outcome, or this once more. Raises what ``claim`` raises."""
-        while (now := time.monotonic()) < self.gives_up:
+        # At least twice: the first time may have waited for the table for longer, and met another one in its place.
+        while (now := time.monotonic()) < self.gives_up or self.asked < 2:
+            self.asked += 1
             outcome = self.claimant.ask()
             if outcome is None:
                 continue

@@ -17,9 +17,10 @@ UNTIL, RETIRED = "idempotency_record_until", "idempotency_record_retired"
 NO_PARTITION = "There is no partition for a new record. Run manage.py idempotency_partitions ensure, and schedule it."
 
 # PostgreSQL, where another connection may help: a server that only reads, such as the primary before a failover; a
-# transaction that was idle, or lasted, for too long; and a prepared statement that is gone, because a pool sent
-# DISCARD ALL or DEALLOCATE ALL.
-STALE_STATES = ("25006", "25P03", "25P04", "26000")
+# transaction that was idle, or lasted, for too long; a prepared statement that is gone, because a pool sent
+# DISCARD ALL or DEALLOCATE ALL; and a table that was dropped while the claim's function was compiled, which waited for
+# it: "could not open relation with OID …", an internal error.
+STALE_STATES = ("25006", "25P03", "25P04", "26000", "XX000")
 # MariaDB and MySQL: a connection that an exception left in the middle of a statement. The driver itself raises this, in
 # closing a cursor, where Django translates no errors.
 OUT_OF_SYNC = 2014

@@ -85,19 +85,25 @@ def fill(name: str, rows: int, stuck: int) -> None:
 
 @contextmanager
 def filling(name: str) -> Iterator[Any]:
-    """The table without its indexes; behind the block it has them again, as if all of it had grown slowly."""
-    with connections[name].cursor() as cursor:
-        cursor.execute("SET maintenance_work_mem = '512MB'")
-        cursor.execute("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = %s", [TABLE])
-        indexes = {index: definition for index, definition in cursor.fetchall() if not index.endswith("_pkey")}
-        _drop_indexes(cursor, indexes)
+    """``refilling`` for a database by its alias; a cursor for the filling."""
+    with connections[name].cursor() as cursor, refilling(cursor):
         yield cursor
-        # Two thirds full, as keys that come in no order leave it.
-        cursor.execute(f"ALTER TABLE {TABLE} ADD PRIMARY KEY (id) WITH (fillfactor = 70)")
-        for definition in indexes.values():
-            cursor.execute(definition)
-        cursor.execute(f"VACUUM (ANALYZE, FREEZE) {TABLE}")
-        cursor.execute("CHECKPOINT")
+
+
+@contextmanager
+def refilling(cursor: Any) -> Iterator[None]:
+    """The table without its indexes; behind the block it has them again, as if all of it had grown slowly."""
+    cursor.execute("SET maintenance_work_mem = '512MB'")
+    cursor.execute("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = %s", [TABLE])
+    indexes = {index: definition for index, definition in cursor.fetchall() if not index.endswith("_pkey")}
+    _drop_indexes(cursor, indexes)
+    yield
+    # Two thirds full, as keys that come in no order leave it.
+    cursor.execute(f"ALTER TABLE {TABLE} ADD PRIMARY KEY (id) WITH (fillfactor = 70)")
+    for definition in indexes.values():
+        cursor.execute(definition)
+    cursor.execute(f"VACUUM (ANALYZE, FREEZE) {TABLE}")
+    cursor.execute("CHECKPOINT")
 
 
 def _drop_indexes(cursor: Any, indexes: Mapping[str, str]) -> None:

@@ -11,13 +11,17 @@ from typing import Any
 LIST = "/admin/django_idempotency/idempotencyrecord/"
 # Those in docs/img that this makes: page, width, height if not all of it, scheme. Without the admin's list of models.
 OF_DOCS: dict[str, tuple[str, int, int | None, str]] = {
-    "dashboard-light": ("dashboard", 1280, None, "light"),
-    "dashboard-dark": ("dashboard-week", 1280, 620, "dark"),
+    "dashboard-light": ("dashboard", 1440, None, "light"),
+    "dashboard-dark": ("dashboard-week", 1440, 620, "dark"),
     "dashboard-view": ("dashboard-view", 1024, None, "light"),
     "dashboard-narrow": ("dashboard-view", 390, 1180, "light"),
-    "admin-record": ("record", 1280, None, "light"),
+    "admin-list": ("list", 1440, None, "light"),
+    "admin-narrow": ("list", 390, 1000, "light"),
+    "admin-record": ("record", 1440, None, "light"),
+    "admin-confirm-dark": ("confirm", 1440, None, "dark"),
     "admin-child-keys": ("child-keys", 1024, 460, "light"),
 }
+SIDEBAR = "'django.admin.navSidebarIsOpen'"
 PAID = b'{"id": "9f1c", "amount": 4200, "currency": "EUR", "status": "paid", "lines": [{"sku": "book", "quantity": 2}]}'
 
 
@@ -93,16 +97,17 @@ def take(browser: Any, directory: Path, ids: dict[str, Any]) -> None:
             browser.resize((size[0], max(size[1], min(2000, _height(browser)))))
             browser.picture(directory / f"admin-{name}-{prefix}.png")
 
-    for scheme in ("light", "dark"):
-        for name, size in {"wide": (1440, 640), "medium": (1024, 640), "narrow": NARROW}.items():
-            shoot(f"{name}-{scheme}", size, scheme)
-    browser.driver.execute_script("localStorage.setItem('django.admin.navSidebarIsOpen', 'false')")
+    browser.driver.execute_script(f"localStorage.setItem({SIDEBAR}, 'false')")
     for picture, (page, width, height, scheme) in OF_DOCS.items():
         browser.prefer(scheme)
         browser.resize((width, 640))
         browser.open(pages[page])
         browser.resize((width, height or _height(browser)))
         browser.picture(directory / f"{picture}.png")
+    browser.driver.execute_script(f"localStorage.removeItem({SIDEBAR})")
+    for scheme in ("light", "dark"):
+        for name, size in {"wide": (1440, 640), "medium": (1024, 640), "narrow": NARROW}.items():
+            shoot(f"{name}-{scheme}", size, scheme)
     browser.prefer("light")
     browser.resize((1280, 640))
     browser.open(pages["record-on-hold"])

@@ -1,4 +1,4 @@
-"""The game day evaluates the rules of the documentation, and nothing else about them than their times is changed."""
+"""The game day evaluates the rules of the documentation, with only their times changed, and tells blocks truly."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import pytest
 import yaml
 
+from tests.gameday.callers import Answer, seen
 from tests.gameday.rules import PACE, quicker
 from tests.instrumentation.metered import MONITORING, alert_rules
 from tests.instrumentation.test_alerts import promtool
@@ -35,3 +36,14 @@ def test_the_times_are_divided_by_the_pace():
 def test_prometheus_takes_the_quicker_rules(tmp_path):
     (tmp_path / "rules.yml").write_text(yaml.safe_dump(quicker((MONITORING / "alerts.yml").read_text())))
     assert promtool("check", "rules", tmp_path / "rules.yml").returncode == 0
+
+
+def test_what_was_under_way_before_an_operation_counts_too():
+    answers = [Answer(9.5, 10.5, "201"), Answer(10.6, 14.0, "503"), Answer(13.9, 14.5, "201")]
+    saw = seen(answers, begun=10.0)
+    assert saw.answers == {"201": 2, "503": 1}
+    assert (saw.silence, saw.slowest) == (pytest.approx(3.5), pytest.approx(3.4))
+
+
+def test_a_silence_is_counted_from_the_beginning_of_the_operation():
+    assert seen([Answer(9.9, 16.0, "201")], begun=10.0).silence == pytest.approx(6.0)
