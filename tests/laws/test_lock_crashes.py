@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import suppress
 from itertools import cycle
 
 import pytest
 from django.db import connection
 
+from django_idempotency import engine
+from django_idempotency.policy import Policy
 from tests.laws.test_lock_claims import KINDS, by_lock, elsewhere
-from tests.support.callers import effects, entry_point, is_replay, paying, record
+from tests.support.callers import effects, entry_point, is_replay, operation, paying, record
 from tests.support.owner_process import AFTER_EFFECT, IN_VIEW, stopping
 from tests.support.threads import just_after, just_before
 from tests.support.views_of_laws import OTHER_BODY, completed, terminate
@@ -22,7 +25,7 @@ RUNNING = (f"after {CLAIM}", IN_VIEW, AFTER_EFFECT, f"before {INSERT}", f"after 
 BEFORE, AFTER = f"before {CLAIM}", "after COMMIT"
 
 
-@pytest.mark.parametrize(("point", "other"), zip((BEFORE, *RUNNING, AFTER), cycle(KINDS), strict=False))
+@pytest.mark.parametrize(("point", "other"), [*zip((BEFORE, *RUNNING, AFTER), cycle(KINDS), strict=False)])
 def test_an_owner_that_is_killed_leaves_all_or_nothing(point, other):
     retry = entry_point(paying, claim=other)
     with stopping(point, claim="lock") as owner:
@@ -46,3 +49,24 @@ def test_a_connection_that_breaks_leaves_all_or_nothing(moment, step):
     connection.close()
     assert by_lock(paying)().status_code == 201
     assert (effects(), record().response_status) == (1, 201)
+
+
+def test_a_claim_that_nobody_runs_is_no_end_for_other_threads(other_thread):
+    """Whichever thread collects it, as it may in the middle of a view."""
+
+    def abandon():
+        cycle = [engine.claim(operation("nobody"), Policy(claim="lock", scope="public"))]
+        cycle.append(cycle)
+
+    def view(request):
+        gc.collect()
+        return paying(request)
+
+    gc.disable()
+    try:
+        other_thread(abandon)
+        assert by_lock(view)().status_code == 201
+    finally:
+        gc.enable()
+    assert (effects(), record().response_status) == (1, 201)
+    assert other_thread(by_lock(paying), "next").status_code == 201
