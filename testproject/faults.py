@@ -30,6 +30,7 @@ from django.http.response import HttpResponseBase
 from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.stores.database import DatabaseStore
 from django_idempotency.stores.errors import store_errors
+from django_idempotency.stores.lock_claims import LockClaimStore
 from django_idempotency.stores.postgresql import PostgreSQLStore
 from testproject.models import LedgerEntry
 
@@ -197,7 +198,8 @@ def install() -> None:
     """Put the points into this process."""
     for step in STORE_STEPS:
         owner = PostgreSQLStore if step in vars(PostgreSQLStore) else DatabaseStore
-        setattr(owner, step, _between_points(step, getattr(owner, step)))
+        for store in (owner, LockClaimStore) if step in vars(LockClaimStore) else (owner,):
+            setattr(store, step, _between_points(step, getattr(store, step)))
     BaseDatabaseWrapper._commit = _between_points("commit", BaseDatabaseWrapper._commit)  # type: ignore[attr-defined]
     pre_save.connect(lambda **_named: reach("effect.before"), sender=LedgerEntry, weak=False)
     post_save.connect(lambda **_named: reach("effect.after"), sender=LedgerEntry, weak=False)

@@ -72,6 +72,7 @@ if SIMULATE and FAULTS_LOG:
     MIDDLEWARE.insert(0, "testproject.faults.faults")
 INSTRUMENTATION = env.list("INSTRUMENTATION", default=[])
 STORE = env.str("STORE", default="database")  # or "cached", "redis"; both at REDIS_URL
+CLAIM = env.str("CLAIM", default="record")  # or "lock": of the views in atomic mode
 STORES = {
     "database": {},
     "cached": {"default": {"BACKEND": "django_idempotency.stores.cached.CachedStore"}},
@@ -80,7 +81,7 @@ STORES = {
 LEASE_STORE = "redis" if STORE == "redis" else "default"  # of the endpoints in lease mode
 IDEMPOTENCY = {
     "STORES": STORES,
-    "CLAIM": env.str("CLAIM", default="record"),  # or "lock": of the views in atomic mode
+    "CLAIM": CLAIM,
     "LEASE": env.float("LEASE", default=20),  # short enough to watch a crash in lease mode
     "INSTRUMENTATION": INSTRUMENTATION,
     "METRICS_TOKENS": env.list("METRICS_TOKENS", default=["token-for-prometheus"]),

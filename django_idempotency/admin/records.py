@@ -43,6 +43,7 @@ from django_idempotency.admin.filters import (
 )
 from django_idempotency.admin.limits import page
 from django_idempotency.admin.lists import MOST, Records
+from django_idempotency.admin.locks import in_flight_by_lock
 from django_idempotency.admin.outbox import outbox_events
 from django_idempotency.admin.previews import readable
 from django_idempotency.admin.shards import database_of, query_of
@@ -165,6 +166,7 @@ class IdempotencyRecordAdmin(ModelAdmin):
             "most": MOST,
             "database_query": query_of(request),
             "alarms": alarms(database_of(request)),
+            "by_lock": in_flight_by_lock(request),
         }
         show = super().changelist_view
         return page(self, request, lambda: show(request, context | (extra_context or {})))

@@ -82,7 +82,20 @@ GAUGES = (
         {"50": "pending_p50", "95": "pending_p95", "99": "pending_p99", "100": "pending_oldest"},
         unit="s",
     ),
-    Gauge("stuck", "those of them whose lease ran out, and no owner is at work; 100,000 means or more", {"": "stuck"}),
+    Gauge(
+        "pending_by_lock", "runs in progress without a record, because their claims are locks", {"": "pending_by_lock"}
+    ),
+    Gauge(
+        "pending_by_lock_age",
+        "age of the oldest transaction of these that this role may see, 0 without one",
+        {"": "pending_by_lock_oldest"},
+        unit="s",
+    ),
+    Gauge(
+        "stuck",
+        "records started or processing whose lease ran out, and no owner is at work; 100,000 means or more",
+        {"": "stuck"},
+    ),
     Gauge(
         "stuck_age",
         "for how long the first of these leases has been over, 0 without one",

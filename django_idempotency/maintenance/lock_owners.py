@@ -2,49 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
-from django.db import connections
-
-from django_idempotency.keys import id_range
-from django_idempotency.stores.claim_function import OWNER_LOCKS
+from django_idempotency.keys import id_range, record_id
+from django_idempotency.maintenance.owners import SESSION, Owner
+from django_idempotency.stats.sessions import ask_postgresql
+from django_idempotency.stores.claim_function import LOCK_HOLDERS
 
 OWNERS = f"""
-SELECT held.pid, activity.xact_start, statement_timestamp()
-FROM pg_locks AS held
-JOIN pg_stat_activity AS activity USING (pid)
-JOIN pg_database AS here ON here.oid = held.database AND here.datname = current_database()
-CROSS JOIN LATERAL (
-    SELECT (held.classid::bigint << 32 | held.objid::bigint) # to_regclass('django_idempotency_record')::oid::bigint
-) AS key (lock)
-WHERE held.locktype = 'advisory' AND held.objsubid = 1 AND held.mode = 'ExclusiveLock' AND held.granted
-    AND key.lock >> 48 = {OWNER_LOCKS} AND (%s::bigint IS NULL OR key.lock >> 24 & x'ffffff'::bigint = %s)
-ORDER BY activity.xact_start, held.pid
+SELECT {SESSION}
+{LOCK_HOLDERS} AND owner.lock & %s = %s
+ORDER BY session.xact_start, held.pid
 """
+# Of a lock's 48 bits of the record's id, the first half is of the key's digest, the second of that of scope and key.
+OF_KEY, OF_SCOPE_AND_KEY = 0xFFFFFF000000, 0xFFFFFFFFFFFF
 
 
-@dataclass(frozen=True, slots=True)
-class LockOwner:
-    """A session of the database in which a claim by lock is in progress.
+def lock_owners(using: str, key: str | None = None, scope: str | None = None) -> list[Owner]:
+    """Return the sessions with a claim by lock: all, or those of a raw ``key``, in ``scope`` or any; the longest first.
 
-    ``since``: when its transaction began, as far as this role may see it. ``now``: the database's time.
+    Takes no locks. A lock has 24 bits of the key's digest, and 24 of that of scope and key: another key may be taken
+    for it, once in 16 million. None on databases other than PostgreSQL, or where the database does not tell.
     """
+    bits = 0
+    if key is not None:
+        id = id_range(key)[0] if scope is None else record_id(scope, key)
+        bits = id.int >> 104 << 24 | id.int >> 24 & 0xFFFFFF
+    of_what = 0 if key is None else OF_KEY if scope is None else OF_SCOPE_AND_KEY
+    found = ask_postgresql(OWNERS, [of_what, bits & of_what], using=using) or ()
+    return [Owner.of(row) for row in found]
 
-    pid: int
-    since: datetime | None
-    now: datetime
 
-
-def lock_owners(using: str, key: str | None = None) -> list[LockOwner]:
-    """Return the sessions with a claim by lock, of a raw ``key`` in whatever scope or of all; the longest first.
-
-    A lock has 24 bits of the key's digest: another key may be taken for it, once in 16 million. None on databases other
-    than PostgreSQL.
-    """
-    if connections[using].vendor != "postgresql":
+def told_lock_owners(owners: list[Owner], key: str | None = None, *, most: int = 10) -> list[str]:
+    """Say of the first ``most`` owners who they are, after what they are; nothing of none. ``key``: all are of it."""
+    if not owners:
         return []
-    bits = None if key is None else id_range(key)[0].int >> 104
-    with connections[using].cursor() as cursor:
-        cursor.execute(OWNERS, [bits, bits])
-        return [LockOwner(*row) for row in cursor.fetchall()]
+    told = ngettext(
+        "%(count)d run is in flight without a record: its claim is a lock.",
+        "%(count)d runs are in flight without a record: their claims are locks.",
+        len(owners),
+    )
+    title = _("The key is in flight without a record: its claim is a lock.") if key else told % {"count": len(owners)}
+    rest = [_("and %(count)d more") % {"count": len(owners) - most}] if len(owners) > most else []
+    return [title, *map(str, owners[:most]), *rest]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import DatabaseError, OperationalError, connections, transaction
+from django.db import connections
 from django.utils.translation import gettext as _
 
 from django_idempotency.maintenance.records import TABLE
@@ -13,6 +14,7 @@ from django_idempotency.models import LIVE
 from django_idempotency.policy import Mode
 from django_idempotency.printable import printable
 from django_idempotency.stats.formatting import age
+from django_idempotency.stats.sessions import ask_postgresql
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,21 @@ class Owner:
     transaction: float | None
     in_state: float | None
     waits_for: str | None
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Owner:
+        """Of the columns of ``SESSION``."""
+        pid, user, application, address, state, transaction, in_state, waits_for = row
+        return cls(
+            pid=pid,
+            user=user,
+            application=application,
+            address=None if state is None else address,
+            state=state,
+            transaction=None if transaction is None else float(transaction),
+            in_state=None if in_state is None else float(in_state),
+            waits_for=waits_for,
+        )
 
     def __str__(self) -> str:
         if self.pid is None:
@@ -56,10 +73,13 @@ class Owner:
 
 
 # A locked row has its transaction's number in xmax, and a running transaction has its own number locked.
-_SESSION = f"""
-    SELECT held.pid, usename, application_name, coalesce(host(client_addr), ''), state,
-        extract(epoch FROM clock_timestamp() - xact_start), extract(epoch FROM clock_timestamp() - state_change),
-        CASE WHEN state = 'active' AND wait_event_type <> 'Client' THEN wait_event_type || ': ' || wait_event END
+SESSION = """
+    held.pid, usename, application_name, coalesce(host(client_addr), ''), state,
+    extract(epoch FROM clock_timestamp() - xact_start), extract(epoch FROM clock_timestamp() - state_change),
+    CASE WHEN state = 'active' AND wait_event_type <> 'Client' THEN wait_event_type || ': ' || wait_event END
+"""
+OWNER = f"""
+    SELECT {SESSION}
     FROM {TABLE} record
     JOIN pg_locks held ON held.locktype = 'transactionid' AND held.granted AND held.transactionid = record.xmax
     LEFT JOIN pg_stat_activity session ON session.pid = held.pid
@@ -69,30 +89,8 @@ _SESSION = f"""
 
 def owner_of(record: Any) -> Owner | None:
     """Return who has the row of ``record`` locked; ``None`` if nobody has, or the database does not tell."""
-    using = record._state.db
-    if connections[using].vendor != "postgresql":
-        return None
-    try:
-        with transaction.atomic(using=using), connections[using].cursor() as cursor:
-            cursor.execute(_SESSION, [record.pk])
-            found = cursor.fetchone()
-    except OperationalError:  # not in time, or the connection is lost
-        raise
-    except DatabaseError:  # it only speaks PostgreSQL's protocol, or a right is missing
-        return None
-    if found is None:
-        return None
-    pid, user, application, address, state, transaction_, in_state, waits_for = found
-    return Owner(
-        pid=pid,
-        user=user,
-        application=application,
-        address=None if state is None else address,
-        state=state,
-        transaction=None if transaction_ is None else float(transaction_),
-        in_state=None if in_state is None else float(in_state),
-        waits_for=waits_for,
-    )
+    found = ask_postgresql(OWNER, [record.pk], using=record._state.db)
+    return Owner.of(found[0]) if found else None
 
 
 def told_owner(record: Any) -> str:

@@ -14,8 +14,9 @@ from django.utils.translation import gettext as _
 from django_idempotency.conf import conf
 from django_idempotency.maintenance.advice import advice, standing_of
 from django_idempotency.maintenance.interventions import Act, Done, Refusal, Refused, objection, version
-from django_idempotency.maintenance.lock_owners import LockOwner, lock_owners
+from django_idempotency.maintenance.lock_owners import lock_owners, told_lock_owners
 from django_idempotency.maintenance.log_entries import is_kept, write_entry
+from django_idempotency.maintenance.owners import Owner
 from django_idempotency.maintenance.records import records
 from django_idempotency.maintenance.stored import Standing, watched
 from django_idempotency.management.base import MaintenanceCommand
@@ -59,31 +60,29 @@ class KeyCommand(MaintenanceCommand):
         Sets ``complete``: whether each database was looked at.
         """
         self.found: list[tuple[str, Any]] = []
-        self.owners: list[LockOwner] = []
+        self.owners: list[Owner] = []
         self.complete = self.work_on_each(**options)
         scope = options["scope"]
         wanted = [(using, record) for using, record in self.found if scope in (None, record.scope)]
         if wanted:
             return wanted
+        if self.owners:
+            raise CommandError("\n  ".join(told_lock_owners(self.owners, options["key"])))
         if self.found:
             raise CommandError(_("The key is not in that scope, but in %(scopes)s.") % {"scopes": _scopes(self.found)})
         if not self.complete:
             raise CommandError(_("The key was not found, and a database could not be looked at."))
-        if self.owners:
-            told = _(
-                "There is no record of the key yet: it is in flight, and its claim is a lock of the database’s process "
-                "%(processes)s."
-            )
-            raise CommandError(told % {"processes": ", ".join(str(owner.pid) for owner in self.owners)})
         raise CommandError(
             _("Unknown key: there is no record of it. It was never used, or was released, or its retention is over.")
         )
 
-    def work(self, *, key: str, **options: Any) -> bool:
+    def work(self, *, key: str, scope: str | None, **options: Any) -> bool:
         rows = records(self.database).with_key(key)
         read = rows.defer("response_body").annotate(now=DatabaseNow(), locked=RowLocked())
-        self.found += [(self.database, record) for record in read.order_by("pk")]
-        self.owners += [] if self.found else lock_owners(self.database, key)
+        found = list(read.order_by("pk"))
+        self.found += [(self.database, record) for record in found]
+        if not any(scope in (None, record.scope) for record in found):
+            self.owners += lock_owners(self.database, key, scope)
         return True
 
 

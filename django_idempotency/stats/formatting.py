@@ -13,6 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_idempotency.stats.queries import Activity, Due, Observed, Pending, Projection, Size
+from django_idempotency.stats.sessions import ByLock
 
 LATE = 1800  # seconds; thrice the schedule of the tasks
 
@@ -93,6 +94,7 @@ def waiting(pending: Pending, most: float) -> list[Figure]:
         Figure(_("age, p95"), duration(pending.pending_p95)),
         Figure(_("age, p99"), duration(pending.pending_p99)),
         Figure(_("oldest"), duration(pending.pending_oldest)),
+        *_by_lock(pending),
         Figure(_("lease ran out"), amount(pending.stuck, most), alarming=bool(pending.stuck), situation="stuck"),
         Figure(
             _("on hold for an operator"),
@@ -100,6 +102,17 @@ def waiting(pending: Pending, most: float) -> list[Figure]:
             alarming=bool(pending.on_hold),
             situation="on_hold",
         ),
+    ]
+
+
+def _by_lock(found: ByLock) -> list[Figure]:
+    """Nothing where the database can't tell."""
+    if found.pending_by_lock is None:
+        return []
+    oldest = found.pending_by_lock_oldest
+    return [
+        Figure(_("pending by lock"), amount(found.pending_by_lock)),
+        Figure(_("oldest by lock"), _("unknown") if oldest is None else duration(oldest)),
     ]
 
 

@@ -17,6 +17,7 @@ from django_idempotency.events import OUTBOX_EVENTS
 from django_idempotency.models import DatabaseNow, IdempotencyCounter, IdempotencyRecord, RecordQuerySet, Status
 from django_idempotency.outcomes import Rejection
 from django_idempotency.stats import observations
+from django_idempotency.stats.sessions import ByLock, by_lock
 from django_idempotency.stores.connections import record_database
 from django_idempotency.stores.database import ahead
 
@@ -57,8 +58,8 @@ class Alarms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pending(Alarms):
-    """Started or processing, their ages since the claim, and the alarms."""
+class Pending(ByLock, Alarms):
+    """Started or processing, their ages since the claim, those without a record, and the alarms."""
 
     pending: int
     pending_p50: float
@@ -107,6 +108,7 @@ def pending(*, using: str | None = None, most: int = MOST) -> Pending:
         pending_p95=_percentile(ages, 95),
         pending_p99=_percentile(ages, 99),
         pending_oldest=ages[-1] if ages else 0.0,
+        **asdict(by_lock(using=using)),
         **asdict(alarms(using=using, most=most)),
     )
 

@@ -197,6 +197,26 @@ END
 $$
 """
 
+# Which sessions have claims by lock of this table. A transaction that claims reads the table, and has that lock, too,
+# until it ends: so neither a lock of the application's own is counted, nor that of a tenant with another table.
+# Nothing is locked to find out.
+LOCK_HOLDERS = f"""
+FROM pg_locks AS held
+JOIN pg_database AS here ON here.oid = held.database AND here.datname = current_database()
+CROSS JOIN LATERAL (
+    SELECT (held.classid::bigint << 32 | held.objid::bigint) # to_regclass('django_idempotency_record')::oid::bigint
+) AS owner (lock)
+LEFT JOIN pg_stat_activity AS session ON session.pid = held.pid
+WHERE held.locktype = 'advisory' AND held.objsubid = 1 AND held.mode = 'ExclusiveLock' AND held.granted
+    AND owner.lock >> 48 = {OWNER_LOCKS}
+    AND EXISTS (
+        SELECT FROM pg_locks AS reading
+        WHERE reading.virtualtransaction = held.virtualtransaction AND reading.locktype = 'relation'
+            AND reading.database = held.database
+            AND reading.relation = to_regclass('django_idempotency_record')::oid
+    )
+"""
+
 TABLE = "SELECT to_regclass('django_idempotency_record') IS NOT NULL"
 PARTITIONED = "SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass('django_idempotency_record')"
 MAY_CALL = """

@@ -28,6 +28,7 @@ from django_idempotency.stores.errors import UNIQUE_VIOLATION, sqlstate, store_e
 from django_idempotency.stores.postgresql import (
     ASK_FOR_FUNCTION_EVERY,
     CLAIM_BY_LOCK,
+    COMMITTED,
     NO_FUNCTION_STATES,
     TABLE,
     TRANSACTION,
@@ -49,6 +50,8 @@ SELECT
     statement_timestamp() + interval '{{retention}} s', statement_timestamp() + interval '{{kept}} s', %s, %s::jsonb, %s
 WHERE pg_current_xact_id() = %s::xid8 AND {TABLE_NUMBER} = %s::bigint
 """
+
+HAS_COMMITTED = f"SELECT {COMMITTED}"
 
 PATIENCE, PAUSE = 2.0, 0.01  # seconds
 
@@ -135,13 +138,18 @@ class LockClaimStore(PostgreSQLStore):
         """Leave nothing, but for a message whose attempts are counted, and for what an operator has to decide."""
         if not claim.by_lock:
             return super().fail(claim, reason, on_hold=on_hold)
-        committed = self.has_released(claim)
-        held = committed or on_hold
+        committed_early = self._has_committed(claim)
+        held = committed_early or on_hold
         if held or claim.operation.entry_point in COUNTED:
-            told = COMMITTED_EARLY if committed else reason
+            told = COMMITTED_EARLY if committed_early else reason
             content = (None, None, None)
             return self._write(replace(claim, transaction=None), (Status.FAILED.value, held, told, *content))
         return True
+
+    def _has_committed(self, claim: Claimed) -> bool:
+        """Whether the run's transaction is committed: of a run that failed, by a COMMIT behind Django's back."""
+        with store_errors():
+            return execute(HAS_COMMITTED, (claim.transaction,), self.name).row == (True,)
 
     def release(self, claim: Claimed) -> bool:
         if not claim.by_lock:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from threading import get_ident
 from traceback import clear_frames
 from typing import Any
 
@@ -15,22 +16,48 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_idempotency.stores.connections import in_foreign_transaction
 
 
-@contextmanager
-def atomic(using: str, *, durable: bool = False) -> Iterator[None]:
+class atomic:  # as Django's
     """Open ``transaction.atomic()``, and discard the connection if that is left half way.
 
     An exception that a signal's handler raises (Celery's soft time limit, a worker's timeout) can strike inside
     Django's own ``__enter__`` and ``__exit__``, which then leave a transaction open that no code will end.
+
+    A block that nobody leaves is rolled back with the last reference to it, but in its own thread alone. No generator:
+    the garbage collector would leave it in whatever thread it runs in, and end the transaction of that one.
     """
-    connection = connections[using]
-    outermost = not connection.in_atomic_block
-    try:
-        with transaction.atomic(using=using, durable=durable):
-            yield
-    except BaseException:  # what a signal's handler raises need not be an Exception
-        if outermost and _is_half_way(connection):
-            discard(connection)
-        raise
+
+    def __init__(self, using: str, *, durable: bool = False) -> None:
+        self.connection = connections[using]
+        self.thread = get_ident()
+        self.outermost = not self.connection.in_atomic_block
+        self.block = transaction.atomic(using=using, durable=durable)
+        self.open = False
+
+    def __enter__(self) -> None:
+        try:
+            self.block.__enter__()
+        except BaseException:  # what a signal's handler raises need not be an Exception
+            self._discard_if_half_way()
+            raise
+        self.open = True
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        self.open = False
+        try:
+            self.block.__exit__(kind, error, traceback)
+        except BaseException:
+            self._discard_if_half_way()
+            raise
+        if kind is not None:
+            self._discard_if_half_way()
+
+    def __del__(self) -> None:
+        if self.open and self.thread == get_ident():
+            self.__exit__(GeneratorExit, GeneratorExit(), None)
+
+    def _discard_if_half_way(self) -> None:
+        if self.outermost and _is_half_way(self.connection):
+            discard(self.connection)
 
 
 def _is_half_way(connection: BaseDatabaseWrapper) -> bool:

@@ -23,7 +23,7 @@ from django_idempotency.outbox.models import OutboxEvent
 from django_idempotency.outcomes import Claimed, Fail, Keep, Operation, Release, Replay, StoredResponse
 from django_idempotency.policy import Policy
 from django_idempotency.stats.counters import counters
-from django_idempotency.stats.queries import activity
+from django_idempotency.stats.queries import activity, stats
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import ahead
 from tests.support.aliases import another_alias
@@ -163,10 +163,19 @@ def test_the_reader_sees_how_the_records_stand_and_no_secret(roles, capsys):
     assert refused("DELETE FROM django_idempotency_counter", "reader")
 
 
+def test_the_reader_counts_what_runs_by_lock(roles):
+    policy = Policy(using="app", claim="lock")
+    with engine.execution(claimed(policy), policy) as running:
+        assert stats(using="reader").pending_by_lock == 1
+        running.settle(Keep(StoredResponse(201)))
+    assert stats(using="reader").pending_by_lock == 0
+
+
 def test_the_claims_function_is_the_applications_alone(roles):
     values = "gen_random_uuid(), '', '', '', '', '', gen_random_uuid(), NULL, 'lease', false, '1 s', '1 s', '1 s'"
     assert run(f"SELECT claimed FROM django_idempotency_claim({values})", "app")[0][0]
     assert refused(f"SELECT django_idempotency_claim({values})", "reader")
+    assert refused("SELECT django_idempotency_claim_by_lock(gen_random_uuid(), 1)", "reader")
 
 
 def test_with_partitions_the_same_rights_are_enough(roles, capsys):

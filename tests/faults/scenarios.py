@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import time
 from collections import Counter
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from django_idempotency.testing import Call, Verdict, Violation, exercise
+from django_idempotency.testing import Verdict, Violation, exercise
 from tests.faults.chains import CHARGES, Chain, ToldCharges, chain
 from tests.faults.cluster import Cluster, room, running_cluster, small_disk
 from tests.faults.losses import LOST, without_losses
@@ -39,10 +38,11 @@ from tests.faults.nemesis import (
     together,
     vanishing,
 )
-from tests.faults.payments import ATOMIC, LEASED, NO_TROUBLE, REPEATABLE, Choose, Ledger, Payments, Trouble, bites
+from tests.faults.payments import ATOMIC, LEASED, REPEATABLE, Choose, Ledger, Payments, bites
 from tests.faults.redis_failover import FAILOVER as REDIS_FAILOVER
 from tests.faults.redis_failover import asynchronous, promoting, replicated
 from tests.faults.runs import Runs
+from tests.faults.troubles import INSIDE, MATRIX, anywhere, one_of
 from tests.support import private_nats
 from tests.support.redis_servers import REDIS as REDIS_SERVER
 from tests.support.redis_servers import running_node
@@ -53,12 +53,6 @@ PAST_THE_LEASE = 2.2
 WORKERS = 4
 CLIENTS = 16
 ROUND = 2_500  # operations
-
-STEPS = ("claim", "effect", "complete", "commit")
-COMMON = ("respond", *(f"{step}.{when}" for step in STEPS for when in ("before", "after")))
-ATOMIC_POINTS = (*COMMON, "lock.before", "lock.after")
-LEASED_POINTS = (*COMMON, "renew.before", "renew.after")
-INSIDE = ("lock.after", "effect.before", "effect.after", "complete.before", "complete.after", "commit.before")
 
 
 @dataclass(frozen=True)
@@ -226,68 +220,30 @@ def _served(scenario: Scenario, url: str, directory: Path, environment: dict[str
             yield consumers
 
 
-# --- Which fault ------------------------------------------------------------------------------------------------------
-
-MATRIX = {"raise": 4, "terminate": 3, "cut": 3, "kill": 2, "stop": 1}
-
-
-def anywhere(rate: float, actions: Mapping[str, int] = MATRIX) -> Choose:
-    """Any action at any point that the request may come by."""
-
-    def choose(decide: random.Random, call: Call, leased: bool) -> Trouble:
-        if decide.random() > rate:
-            return NO_TROUBLE
-        (do,) = decide.choices([*actions], [*actions.values()])
-        way = decide.choice((_through, _through, _through, _failing, _releasing, _taking_over))
-        return way(decide, do, leased)
-
-    return choose
-
-
-def _through(decide: random.Random, do: str, leased: bool) -> Trouble:
-    """On the straight way. What is to be hit while renewing has to take long enough to be renewed."""
-    at = decide.choice(LEASED_POINTS if leased else ATOMIC_POINTS)
-    return Trouble([{"at": at, "do": do}], {"delay_ms": 700 if at.startswith("renew") else decide.choice((0, 0, 30))})
-
-
-def _failing(decide: random.Random, do: str, _leased: bool) -> Trouble:
-    """The operation fails, and then that can't be written down either."""
-    return Trouble([{"at": decide.choice(("fail.before", "fail.after")), "do": do}], {"raise": True})
-
-
-def _releasing(decide: random.Random, do: str, _leased: bool) -> Trouble:
-    return Trouble([{"at": decide.choice(("release.before", "release.after")), "do": do}], {"status": 404})
-
-
-def _taking_over(decide: random.Random, do: str, _leased: bool) -> Trouble:
-    """If somebody left something to take over."""
-    return Trouble([{"at": decide.choice(("reassign.before", "reassign.after")), "do": do}])
-
-
-def one_of(rate: float, *faults: Mapping[str, Any]) -> Choose:
-    """One of ``faults``, at one of its points."""
-
-    def choose(decide: random.Random, _call: Call, _leased: bool) -> Trouble:
-        if decide.random() > rate:
-            return NO_TROUBLE
-        fault = decide.choice(faults)
-        return Trouble([{**fault, "at": decide.choice(fault["at"])}])
-
-    return choose
-
-
 def _options(**settings: str) -> dict[str, str]:
     return {"options": " ".join(f"-c {name}={value}" for name, value in settings.items())}
 
 
 CRASHES = Scenario(
     "crashes at every point",
-    anywhere(0.3),
+    anywhere(0.4),
     (*MATRIX, "cut before COMMIT", "cut after COMMIT", "maintenance killed"),
     must_show=("worker restarted", "worker continued", "connection terminated"),
-    share=0.4,
+    share=0.3,
     nemesis=lambda place: together(cutting(place.proxy), cleaning_up(place.cluster.url(), place.counts)),
 )
+BY_LOCK, MIXED = {"CLAIM": "lock"}, {"CLAIM": "mixed"}
+CRASHES_BY_LOCK = replace(
+    CRASHES,
+    name="crashes, claims by lock",
+    choose=anywhere(0.5),
+    must_bite=("kill", "raise", "terminate", "cut", "cut before COMMIT", "cut after COMMIT"),
+    must_show=("worker restarted",),
+    share=0.1,
+    entry_points=ATOMIC,
+    environment=BY_LOCK,
+)
+CRASHES_MIXED = replace(CRASHES_BY_LOCK, name="crashes, claims of both kinds", environment=MIXED)
 ZOMBIES = Scenario(
     "zombies",
     one_of(0.15, {"at": ("claim.after", "effect.before", "effect.after", "complete.before"), "do": "stop"}),
@@ -302,7 +258,7 @@ WIRES = Scenario(
     ("terminate", "cut", "database out of reach"),
     share=0.07,
     nemesis=lambda place: together(cutting(place.proxy), vanishing(place.proxy)),
-    environment={"CONN_MAX_AGE": "0"},
+    environment={"CONN_MAX_AGE": "0", **MIXED},
 )
 TIMEOUTS = Scenario(
     "timeouts and deadlocks",
@@ -335,6 +291,7 @@ REPEATABLE_READ = Scenario(
     one_of(0.4, {"at": INSIDE, "do": "update", "ms": 20}),
     ("serialization failure",),
     share=0.07,
+    environment=MIXED,
     connection={"isolation_level": "3"},
 )
 CRASHES_OF_THE_DATABASE: tuple[dict[str, Any], ...] = (
@@ -461,6 +418,8 @@ SCENARIOS = (
     OUTAGES,
     *REDISES,
     CRASHES,
+    CRASHES_BY_LOCK,
+    CRASHES_MIXED,
     ZOMBIES,
     WIRES,
     TIMEOUTS,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from django.db import connection
+from django.http import HttpResponse
 
 from django_idempotency import maintenance
+from django_idempotency.stores import lock_claims
 from django_idempotency.stores.claim_function import FUNCTION, FUNCTION_BY_LOCK
 from tests.faults.schedule import Violation
-from tests.faults.world import execute, retention_ends, told
+from tests.faults.world import RECORDS, execute, retention_ends, told
+from tests.support.callers import entry_point, pay
 from tests.support.views_of_laws import OTHER_BODY
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db")]
@@ -91,3 +95,49 @@ def test_a_record_that_does_not_meet_the_lock_runs_beside_it(locking, take_out):
     take_out(FUNCTION, "NOT pg_try_advisory_xact_lock_shared(owner_lock)", "false")
     with pytest.raises(Violation, match="L6"):
         locking.explore({"A": locking.caller(), "B": locking.caller(claim="record")})
+
+
+def test_without_the_look_the_index_undoes_the_second_run(locking, take_out):
+    """No law is broken: who ran in vain answers with the response of the first."""
+
+    def finish(results):
+        ran.append(sorted(locking.ran & results.keys()))
+        return locking.finish(results)
+
+    ran = []
+    take_out(FUNCTION_BY_LOCK, "IF FOUND THEN", "IF false THEN")
+    locking.explore({"A": locking.caller(), "B": locking.caller()}, finish=finish)
+    assert ["A", "B"] in ran
+
+
+def test_without_look_and_index_it_takes_effect_twice(locking, take_out):
+    take_out(FUNCTION_BY_LOCK, "IF FOUND THEN", "IF false THEN")
+    (index,) = constraints("p")
+    execute(f"ALTER TABLE {RECORDS} DROP CONSTRAINT {index}")
+    try:
+        with pytest.raises(Violation, match="L1"):
+            locking.explore({"A": locking.caller(), "B": locking.caller()})
+    finally:
+        execute(f"TRUNCATE {RECORDS}; ALTER TABLE {RECORDS} ADD CONSTRAINT {index} PRIMARY KEY (id)")
+
+
+def constraints(kind):
+    with connection.cursor() as cursor:
+        found = "SELECT conname FROM pg_constraint WHERE contype = %s AND conrelid = %s::regclass"
+        cursor.execute(found, [kind, RECORDS])
+        return [name for (name,) in cursor.fetchall()]
+
+
+def test_without_the_transactions_number_a_lost_run_is_stored(locking, monkeypatch):
+    same = "pg_current_xact_id() = %s::xid8"
+    assert same in lock_claims.INSERT
+    monkeypatch.setattr(lock_claims, "INSERT", lock_claims.INSERT.replace(same, "%s::xid8 IS NOT NULL"))
+
+    def view(request):
+        pay()
+        execute("ROLLBACK")
+        return HttpResponse("done", status=201)
+
+    entry_point(view, **locking.policy)()
+    with pytest.raises(AssertionError, match="L3, L4"):
+        locking.look()

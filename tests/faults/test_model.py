@@ -1,4 +1,4 @@
-"""The Promela model of the protocol: the laws hold in it, and each mutant of it breaks one."""
+"""The Promela models of the two kinds of claim: the laws hold in them, and each mutant of them breaks one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.spin
 
-MODEL = Path(__file__).parent / "model" / "claim.pml"
+RECORD, LOCK = (Path(__file__).parent / "model" / name for name in ("claim.pml", "lock_claim.pml"))
 MODES = ("ATOMIC", "LEASE", "HOLD")
 # Lease mode with on_crash="retry" may run again, and says so: there a mutant that only runs again breaks no law.
 MUTANTS = (
@@ -36,16 +36,35 @@ MUTANTS = (
     ("LEASE", "REAPER_WITHOUT_WATCH"),
     ("HOLD", "REAPER_WITHOUT_WATCH"),
 )
+LOCK_MODES = (
+    "ONLY_LOCKS",
+    "TROUBLES=1",
+    "TROUBLES=1 NO_INDEX",
+    "ONLY_LOCKS REPEATABLE",
+    "TROUBLES=1 REQUESTS=2 REPEATABLE",
+)
+LOCK_MUTANTS = {
+    "NO_KEY_LOCK": "at_work",
+    "NO_REQUEST_LOCK": "body_of",
+    "NO_LOOK_AT_OWNER": "body_of",
+    "LOOK_FIRST NO_INDEX": "effects",
+    "REPEATABLE NO_INDEX": "effects",
+    "RECORD_WITHOUT_LOCK": "at_work",
+    "SHARE_ENDS_EARLY": "effects|at_work",
+    "NO_NUMBER ONLY_LOCKS": "effects",
+    "LOOK_WITHOUT_LOCKS ONLY_LOCKS": "committing",
+    "LOOK_ONCE REPEATABLE ONLY_LOCKS": "committing",
+}
 SAFETY = ("-O0", "-DSAFETY", "-DNOCLAIM")  # a mutant is found sooner than compiled any better
 WHOLE = ("-O1", *SAFETY[1:])
-LIVENESS = ("-O1", "-DNFAIR=8")
+LIVENESS = ("-O1", "-DNFAIR=12")
 
 
-def verify(directory: Path, defines: list[str], compiled: tuple[str, ...], *options: str) -> str:
+def verify(directory: Path, defines: list[str], compiled: tuple[str, ...], *options: str, model: Path = RECORD) -> str:
     """Search every reachable state; spin's report."""
-    shutil.copy(MODEL, directory)
+    shutil.copy(model, directory)
     for command in (
-        ["spin", "-a", *(f"-D{define}" for define in defines), MODEL.name],
+        ["spin", "-a", *(f"-D{define}" for define in defines), model.name],
         ["gcc", "-w", "-DVECTORSZ=2048", *compiled, "-o", "pan", "pan.c"],
     ):
         subprocess.run(command, cwd=directory, check=True, capture_output=True)
@@ -79,3 +98,22 @@ def test_a_key_that_is_retried_comes_to_an_end(mode: str, size: tuple[str, ...],
 def test_a_mutant_breaks_a_law(mode: str, mutant: str, tmp_path: Path) -> None:
     report = verify(tmp_path, [f"MODE={mode}", mutant], SAFETY)
     assert "assertion violated" in report
+
+
+@pytest.mark.parametrize("mode", LOCK_MODES)
+def test_laws_hold_where_claims_are_locks(mode: str, tmp_path: Path) -> None:
+    report = verify(tmp_path, mode.split(), WHOLE, model=LOCK)
+    assert errors(report) == 0, report
+    assert "invalid end states\t+" in report
+
+
+@pytest.mark.parametrize("size", ["TROUBLES=1 REQUESTS=2", "TROUBLES=1 ONLY_LOCKS"])
+def test_a_key_that_is_locked_comes_to_an_end(size: str, tmp_path: Path) -> None:
+    report = verify(tmp_path, size.split(), LIVENESS, "-a", "-f", model=LOCK)
+    assert errors(report) == 0, report
+
+
+@pytest.mark.parametrize("mutant", LOCK_MUTANTS)
+def test_a_mutant_of_the_locks_breaks_a_law(mutant: str, tmp_path: Path) -> None:
+    report = verify(tmp_path, ["TROUBLES=1", *mutant.split()], SAFETY, model=LOCK)
+    assert re.search(rf"assertion violated .*({LOCK_MUTANTS[mutant]})", report), report

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tests.faults import scenarios
-from tests.faults.scenarios import CRASHES, CRASHES_OF_THE_DATABASE, DATABASE_CRASHES, MATRIX, anywhere, one_of
+from tests.faults.scenarios import CRASHES, CRASHES_OF_THE_DATABASE, DATABASE_CRASHES, MIXED
+from tests.faults.troubles import MATRIX, anywhere, one_of
 
-MORE_CRASHES = replace(CRASHES, choose=anywhere(0.7, dict.fromkeys(MATRIX, 1)))
+MORE_CRASHES = replace(CRASHES, choose=anywhere(0.7, dict.fromkeys(MATRIX, 1)), environment=MIXED)
 MORE_DATABASE_CRASHES = replace(DATABASE_CRASHES, choose=one_of(0.2, *CRASHES_OF_THE_DATABASE))
 
 pytestmark = [pytest.mark.server, pytest.mark.postgresql]

@@ -40,7 +40,7 @@ from tests.instrumentation.metered import (
     scraped,
     total,
 )
-from tests.support.callers import claim, entry_point, paying, shift
+from tests.support.callers import Gate, claim, entry_point, paying, shift
 from tests.support.threads import in_threads
 from tests.support.waiting import eventually
 
@@ -117,6 +117,14 @@ def test_a_slow_owner_that_is_alive_is_not_stuck(registry, transactional_db, oth
     assert found["idempotency_pending"] == {DEFAULT: 2}
     assert found["idempotency_stuck"] == {DEFAULT: 1}
     assert 700 <= found["idempotency_stuck_age_seconds"][DEFAULT] < 760
+
+
+@pytest.mark.postgresql
+def test_runs_whose_claims_are_locks_are_figures_of_their_own(registry):
+    with Gate().running(claim="lock"):
+        found = samples(scraped(registry))
+    assert (found["idempotency_pending"], found["idempotency_pending_by_lock"]) == ({DEFAULT: 0}, {DEFAULT: 1})
+    assert 0 <= found["idempotency_pending_by_lock_age_seconds"][DEFAULT] < 60
 
 
 @pytest.mark.promtool

@@ -36,7 +36,6 @@ from tests.support.callers import (
     paying,
     record,
 )
-from tests.support.owner_process import AFTER_EFFECT, holding
 from tests.support.proxy import Cut
 from tests.support.threads import in_threads, just_after, just_before
 from tests.support.views_of_laws import OTHER_BODY, completed, terminate
@@ -302,18 +301,6 @@ def test_l5_a_record_made_meanwhile_undoes_the_run():
 
 
 # --- L6: a dead owner leaves nothing ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("when", ["in the view", AFTER_EFFECT])
-def test_l6_after_a_killed_owner_the_next_retry_runs(when):
-    with holding(claim="lock") as owner:
-        assert by_lock(paying)().status_code == 409
-        if when == AFTER_EFFECT:
-            owner.go_on()
-            assert owner.says() == AFTER_EFFECT
-        owner.kill()
-        answer = eventually(lambda: completed(by_lock(paying)()))  # once the database sees that it is gone
-    assert (is_replay(answer), effects(), record().attempts) == (False, 1, 1)
 
 
 def test_l6_a_record_that_is_stuck_is_taken_over_as_records_are():

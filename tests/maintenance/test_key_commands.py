@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
-from unittest.mock import ANY
 
 import pytest
 from django.contrib.admin.models import CHANGE, LogEntry
@@ -17,12 +15,11 @@ from django.test import modify_settings
 
 from django_idempotency import engine, signals
 from django_idempotency.maintenance.interventions import Act
-from django_idempotency.maintenance.lock_owners import lock_owners
 from django_idempotency.management import keys
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.outcomes import Fail, Keep, StoredResponse
 from django_idempotency.policy import Policy
-from tests.support.callers import Gate, claim, entry_point, heard, paying, record, shift
+from tests.support.callers import claim, entry_point, heard, paying, record, shift
 
 pytestmark = pytest.mark.usefixtures("payer")
 
@@ -388,22 +385,6 @@ def test_the_command_for_other_stores_decides_nothing_here():
     with pytest.raises(CommandError, match="idempotency_allow_retry decides"):
         call_command("idempotency_store", "release", "held", "--store=default", "--scope=public")
     assert records() == before
-
-
-@pytest.mark.postgresql
-def test_a_key_whose_claim_is_a_lock_is_found_by_it(capsys, told):
-    with Gate().running_with("made", claim="lock"):
-        (owner,) = lock_owners("default")
-        assert lock_owners("default", "made") == [replace(owner, now=ANY)]
-        assert lock_owners("default", "another") == []
-        with pytest.raises(CommandError, match=f"in flight, and its claim is a lock .* process {owner.pid}"):
-            call_command("idempotency_show", "made")
-        (listed,) = told("idempotency_list", "--situation", "live")
-        assert listed["locks"] == 1
-        call_command("idempotency_list", "--situation", "live")
-        assert f"process {owner.pid} of the database, for" in capsys.readouterr().out
-    assert owner.since < owner.now
-    assert lock_owners("default") == []
 
 
 # --- idempotency_show ------------------------------------------------------------------------------------------------

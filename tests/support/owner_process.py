@@ -15,7 +15,7 @@ from typing import Any
 from tests.support.databases import environment
 
 ROOT = Path(__file__).parents[2]
-IN_VIEW, AFTER_EFFECT = "in the view", "after the effect"
+IN_VIEW, AFTER_EFFECT, COMMIT = "in the view", "after the effect", "COMMIT"
 
 
 class Owner:
@@ -58,6 +58,18 @@ def holding(what: str = "request", *, renews: bool = False, **policy: Any) -> It
 
 
 @contextmanager
+def stopping(point: str, **policy: Any) -> Iterator[Owner]:
+    """An owner that stands at ``point``: ``IN_VIEW``, ``AFTER_EFFECT``, or before or after a step.
+
+    As ``before COMMIT``; the other steps are statements, by their beginnings.
+    """
+    with _running("operation", what="request", renews=False, policy=policy, point=point) as owner:
+        while owner.says() != point:
+            owner.go_on()
+        yield owner
+
+
+@contextmanager
 def commanding(*command: str, before: str) -> Iterator[Owner]:
     """A management command that stands just before its first statement that matches ``before``."""
     with _running("command", command=command, before=before) as owner:
@@ -86,7 +98,35 @@ def _pause(where: Any) -> None:
     sys.stdin.readline()
 
 
-def _operate(what: str, renews: bool, policy: dict[str, Any]) -> Any:
+@contextmanager
+def _at(point: str) -> Iterator[None]:
+    from django.db import connection
+
+    from tests.support.threads import just_after, just_before
+
+    when, _space, step = point.partition(" ")
+    if step == COMMIT:
+        commit = connection._commit
+
+        def committing() -> None:
+            for act in (lambda: _pause(point), commit) if when == "before" else (commit, lambda: _pause(point)):
+                act()
+
+        connection._commit = committing
+        yield
+    elif when in ("before", "after"):
+        with (just_before if when == "before" else just_after)(rf"\s*{step}", lambda: _pause(point)):
+            yield
+    else:
+        yield
+
+
+def _operate(what: str, renews: bool, policy: dict[str, Any], point: str = "") -> Any:
+    with _at("" if point == AFTER_EFFECT else point):
+        return _run_operation(what, renews, policy)
+
+
+def _run_operation(what: str, renews: bool, policy: dict[str, Any]) -> Any:
     from django.http import HttpResponse
 
     from django_idempotency.consumers import Message, consume

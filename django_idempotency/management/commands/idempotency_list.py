@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_idempotency.maintenance.advice import standing_of
-from django_idempotency.maintenance.lock_owners import LockOwner, lock_owners
+from django_idempotency.maintenance.lock_owners import lock_owners, told_lock_owners
 from django_idempotency.maintenance.reasons import told_reason
 from django_idempotency.maintenance.records import Records, records
 from django_idempotency.management.base import MaintenanceCommand, number
@@ -54,17 +54,10 @@ class Command(MaintenanceCommand):
             lines.append(_("There are more: these are the first %(limit)d, see --limit.") % {"limit": limit})
         owners = lock_owners(self.database) if situation == "live" else []
         if owners:
-            told = _("In flight without a record, because their claims are locks: %(count)d.")
-            lines.append(told % {"count": len(owners)})
-            process = _("process %(pid)d of the database, for %(age)s")
-            lines += [f"  {process % {'pid': owner.pid, 'age': _age(owner)}}" for owner in owners[:limit]]
+            lines.append("\n  ".join(told_lock_owners(owners, most=limit)))
         facts = {"records": [facts_of(record) for record in shown], "more": more, "locks": len(owners)}
         self.report(facts, "\n".join(lines), options)
         return True
-
-
-def _age(owner: LockOwner) -> str:
-    return age((owner.now - owner.since).total_seconds()) if owner.since else _("an unknown time")
 
 
 def _line(record: Any) -> str:

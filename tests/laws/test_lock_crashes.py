@@ -1,0 +1,72 @@
+"""L1, L3, L4, L6: a claim that is a lock, whose owner is killed, or loses its connection, at each of its steps."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import suppress
+from itertools import cycle
+
+import pytest
+from django.db import connection
+
+from django_idempotency import engine
+from django_idempotency.policy import Policy
+from tests.laws.test_lock_claims import KINDS, by_lock, elsewhere
+from tests.support.callers import effects, entry_point, is_replay, operation, paying, record
+from tests.support.owner_process import AFTER_EFFECT, IN_VIEW, stopping
+from tests.support.threads import just_after, just_before
+from tests.support.views_of_laws import OTHER_BODY, completed, terminate
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("payer")]
+
+CLAIM, INSERT = "SELECT pg_backend_pid", "INSERT INTO django_idempotency_record"
+RUNNING = (f"after {CLAIM}", IN_VIEW, AFTER_EFFECT, f"before {INSERT}", f"after {INSERT}", "before COMMIT")
+BEFORE, AFTER = f"before {CLAIM}", "after COMMIT"
+
+
+@pytest.mark.parametrize(("point", "other"), [*zip((BEFORE, *RUNNING, AFTER), cycle(KINDS), strict=False)])
+def test_an_owner_that_is_killed_leaves_all_or_nothing(point, other):
+    retry = entry_point(paying, claim=other)
+    with stopping(point, claim="lock") as owner:
+        if point in RUNNING:
+            assert (record(), effects()) == (None, 0)
+            assert retry().status_code == 409
+            assert retry(body=OTHER_BODY).status_code == 422
+        owner.kill()
+        answer = eventually(lambda: completed(retry()))  # once the database sees that it is gone
+    assert (is_replay(answer), effects(), record().attempts) == (point == AFTER, 1, 1)
+
+
+@pytest.mark.parametrize("step", [CLAIM, INSERT])
+@pytest.mark.parametrize("moment", [just_before, just_after])
+def test_a_connection_that_breaks_leaves_all_or_nothing(moment, step):
+    def terminates():
+        elsewhere(terminate, connection.connection.info.backend_pid)
+
+    with moment(rf"\s*{step}", terminates), suppress(Exception):
+        assert by_lock(paying)().status_code in (201, 503)
+    connection.close()
+    assert by_lock(paying)().status_code == 201
+    assert (effects(), record().response_status) == (1, 201)
+
+
+def test_a_claim_that_nobody_runs_is_no_end_for_other_threads(other_thread):
+    """Whichever thread collects it, as it may in the middle of a view."""
+
+    def abandon():
+        cycle = [engine.claim(operation("nobody"), Policy(claim="lock", scope="public"))]
+        cycle.append(cycle)
+
+    def view(request):
+        gc.collect()
+        return paying(request)
+
+    gc.disable()
+    try:
+        other_thread(abandon)
+        assert by_lock(view)().status_code == 201
+    finally:
+        gc.enable()
+    assert (effects(), record().response_status) == (1, 201)
+    assert other_thread(by_lock(paying), "next").status_code == 201
