@@ -141,6 +141,14 @@ class Pending:
 
     def ask(self) -> Outcome | Pending:
         """Return an outcome, or this once more. Raises what ``claim`` raises."""
+        try:
+            return self._ask()
+        except BaseException as error:
+            if self.claimant.policy.claims_by_lock:  # the transaction that it opened would go on
+                self.claimant.store.roll_back_left_open(error)
+            raise
+
+    def _ask(self) -> Outcome | Pending:
         # At least twice: the first time may have waited for the table for longer, and met another one in its place.
         while (now := time.monotonic()) < self.gives_up or self.asked < 2:
             self.asked += 1

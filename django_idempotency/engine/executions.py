@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, c
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
+from threading import get_ident
 from typing import NoReturn
 from uuid import UUID
 
@@ -248,6 +249,7 @@ class AtomicExecution(Execution):
 
     def __init__(self, claimed: Claimed, policy: Policy) -> None:
         super().__init__(claimed, policy)
+        self.thread = get_ident()
         self.phase = Phase.CLAIMED
         self.run_hooks: Callable[[], None] = lambda: None
 
@@ -264,6 +266,8 @@ class AtomicExecution(Execution):
             self.lose(signals.claim_lost if self.phase is Phase.CLAIMED else signals.stale_write_rejected)
             raise
         except BaseException as error:  # an exiting process leaves its record in order too
+            if self.thread != get_ident():  # which collects a run that nobody ended, and has transactions of its own
+                raise
             if self.phase is not Phase.CLAIMED:
                 self.store.roll_back_left_open(error)
             if self.phase not in (Phase.WRITTEN, Phase.ROLLING_BACK) or not isinstance(error, Exception):

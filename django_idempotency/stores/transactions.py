@@ -22,8 +22,9 @@ class atomic:  # as Django's
     An exception that a signal's handler raises (Celery's soft time limit, a worker's timeout) can strike inside
     Django's own ``__enter__`` and ``__exit__``, which then leave a transaction open that no code will end.
 
-    A block that nobody leaves is rolled back with the last reference to it, but in its own thread alone. No generator:
-    the garbage collector would leave it in whatever thread it runs in, and end the transaction of that one.
+    A block that nobody leaves is rolled back with the last reference to it, but only by its own thread, and only while
+    it is the innermost one. As a generator, it would be left by whatever thread the garbage collector runs in, and end
+    the transaction of that one.
     """
 
     def __init__(self, using: str, *, durable: bool = False) -> None:
@@ -31,7 +32,6 @@ class atomic:  # as Django's
         self.thread = get_ident()
         self.outermost = not self.connection.in_atomic_block
         self.block = transaction.atomic(using=using, durable=durable)
-        self.open = False
 
     def __enter__(self) -> None:
         try:
@@ -39,10 +39,10 @@ class atomic:  # as Django's
         except BaseException:  # what a signal's handler raises need not be an Exception
             self._discard_if_half_way()
             raise
-        self.open = True
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        self.open = False
+        if self.thread != get_ident():
+            return
         try:
             self.block.__exit__(kind, error, traceback)
         except BaseException:
@@ -52,8 +52,12 @@ class atomic:  # as Django's
             self._discard_if_half_way()
 
     def __del__(self) -> None:
-        if self.open and self.thread == get_ident():
+        if self.thread == get_ident() and self.connection.in_atomic_block and self._is_innermost():
             self.__exit__(GeneratorExit, GeneratorExit(), None)
+
+    def _is_innermost(self) -> bool:
+        blocks = self.connection.atomic_blocks
+        return bool(blocks) and blocks[-1] is self.block
 
     def _discard_if_half_way(self) -> None:
         if self.outermost and _is_half_way(self.connection):

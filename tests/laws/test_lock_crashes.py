@@ -11,8 +11,10 @@ from django.db import connection
 
 from django_idempotency import engine
 from django_idempotency.policy import Policy
+from django_idempotency.stores.lock_claims import LockClaimStore
+from django_idempotency.stores.transactions import discard
 from tests.laws.test_lock_claims import KINDS, by_lock, elsewhere
-from tests.support.callers import effects, entry_point, is_replay, operation, paying, record
+from tests.support.callers import effects, entry_point, is_replay, operation, pay, paying, record
 from tests.support.owner_process import AFTER_EFFECT, IN_VIEW, stopping
 from tests.support.threads import just_after, just_before
 from tests.support.views_of_laws import OTHER_BODY, completed, terminate
@@ -51,22 +53,64 @@ def test_a_connection_that_breaks_leaves_all_or_nothing(moment, step):
     assert (effects(), record().response_status) == (1, 201)
 
 
-def test_a_claim_that_nobody_runs_is_no_end_for_other_threads(other_thread):
-    """Whichever thread collects it, as it may in the middle of a view."""
+def claim_and_forget(policy):
+    cycle = [engine.claim(operation("nobody"), policy)]
+    cycle.append(cycle)
 
-    def abandon():
-        cycle = [engine.claim(operation("nobody"), Policy(claim="lock", scope="public"))]
-        cycle.append(cycle)
 
-    def view(request):
-        gc.collect()
-        return paying(request)
+def run_and_forget(policy):
+    cycle = [engine.execution(engine.claim(operation("nobody"), policy), policy)]
+    cycle[0].__enter__()
+    cycle.append(cycle)
 
+
+def collecting(request):
+    gc.collect()
+    return paying(request)
+
+
+@pytest.fixture
+def uncollected():
     gc.disable()
-    try:
-        other_thread(abandon)
-        assert by_lock(view)().status_code == 201
-    finally:
-        gc.enable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize(
+    ("forget", "kind"), [(claim_and_forget, "lock"), (run_and_forget, "lock"), (run_and_forget, "record")]
+)
+def test_what_nobody_ends_is_no_end_for_other_threads(other_thread, forget, kind):
+    """Whichever thread collects it, as it may in the middle of a view."""
+    policy = Policy(claim=kind, scope="public")
+    other_thread(forget, policy)
+    assert entry_point(collecting, claim=kind)().status_code == 201
     assert (effects(), record().response_status) == (1, 201)
-    assert other_thread(by_lock(paying), "next").status_code == 201
+    assert other_thread(entry_point(paying, claim=kind), "next").status_code == 201
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_what_nobody_ends_is_no_end_for_later_transactions():
+    """Of its own thread, whenever it is collected."""
+    claim_and_forget(Policy(claim="lock", scope="public"))
+    discard(connection)
+    assert by_lock(collecting)().status_code == 201
+    assert (effects(), record().response_status) == (1, 201)
+
+
+def test_an_error_after_a_claim_ends_its_transaction(monkeypatch):
+    """What the thread writes next, without a key, is committed."""
+    claim, claimed = LockClaimStore.claim, []
+
+    def failing(*args):
+        claimed.append(claim(*args))
+        raise KeyError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LockClaimStore, "claim", failing)
+        with pytest.raises(KeyError):
+            by_lock(paying)()
+    pay("without a key")
+    assert elsewhere(effects, "without a key") == 1
+    claimed.clear()
+    assert by_lock(paying)().status_code == 201
