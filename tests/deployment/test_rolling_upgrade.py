@@ -18,6 +18,7 @@ import httpx
 import psycopg
 import pytest
 from django.db import connection
+from environ import Env
 
 from tests.support.databases import create_database, drop_database
 from tests.support.requirements import older_version
@@ -96,7 +97,7 @@ def test_a_migration_that_breaks_this_version_is_found(here, tmp_path, database)
 
 def upgrade(old: Path, new: Path, database: str, directory: Path) -> None:
     run(old, database, PREPARE)
-    with serving(old, database, directory) as before, psycopg.connect(database, autocommit=True) as spy:
+    with serving(old, database, directory) as before, connected(database, autocommit=True) as spy:
         needed = parts(spy)
         left = leave(before, spy)
         with in_flight(before, database, "/api/payouts/") as payout:
@@ -115,6 +116,12 @@ def upgrade(old: Path, new: Path, database: str, directory: Path) -> None:
                 maintain(old, new, database)
                 left.are_told_of_by(after)
                 assert "Traceback" not in before.log() + after.log()
+
+
+def connected(database: str, **options: Any) -> psycopg.Connection[Any]:
+    found = Env.db_url_config(database)
+    where = {"host": found["HOST"], "port": found["PORT"], "user": found["USER"], "password": found["PASSWORD"]}
+    return psycopg.connect(dbname=found["NAME"], **{name: value or None for name, value in where.items()}, **options)
 
 
 def parts(spy: Any) -> set[str]:
@@ -207,10 +214,10 @@ def pick_up(left: Left, one: Server, other: Server, database: str, version: Path
 def in_flight(server: Server, database: str, path: str) -> Iterator[Request]:
     """Bob's request, which runs and waits until the end: he is locked, and what is written refers to him."""
     request = Request(path, token="bob-token")
-    with psycopg.connect(database) as locker, ThreadPoolExecutor(1) as thread:
+    with connected(database) as locker, ThreadPoolExecutor(1) as thread:
         locker.execute("SELECT 1 FROM auth_user WHERE username = 'bob' FOR UPDATE")
         sent = thread.submit(request.runs_on, server)
-        with psycopg.connect(database, autocommit=True) as spy:
+        with connected(database, autocommit=True) as spy:
             eventually(lambda: sent.done() or spy.execute(WAITING).fetchall())
         request.let_go = lambda: (locker.rollback(), sent.result())
         try:
