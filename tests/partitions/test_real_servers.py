@@ -132,3 +132,31 @@ def test_a_subscriber_follows_through_enable(private, subscriber):
     assert ("changed",) in subscriber()
     with pytest.raises(NotConvertible, match="the publication mirrored, whose subscribers would be sent every record"):
         disable(using=private)
+
+
+# --- Tablespaces -----------------------------------------------------------------------------------------------------
+
+TABLESPACES = f"""
+SELECT DISTINCT spcname FROM pg_class LEFT JOIN pg_tablespace ON pg_tablespace.oid = reltablespace
+WHERE relkind = 'r' AND starts_with(relname, '{TABLE}')
+"""
+
+
+@pytest.fixture
+def tablespace(private):
+    sql("SET allow_in_place_tablespaces = on")
+    sql("CREATE TABLESPACE elsewhere LOCATION ''")
+    sql(f"ALTER TABLE {TABLE} SET TABLESPACE elsewhere")
+    yield "elsewhere"
+    sql(f"TRUNCATE {TABLE}")
+    disable(using=PRIVATE)
+    sql(f"ALTER TABLE {TABLE} SET TABLESPACE pg_default")
+    sql("DROP TABLESPACE elsewhere")
+
+
+def test_conversions_keep_the_tablespace(private, tablespace):
+    enable(using=private)
+    ensure(using=private)
+    assert sql(TABLESPACES) == [(tablespace,)]
+    disable(using=private)
+    assert sql(TABLESPACES) == [(tablespace,)]
