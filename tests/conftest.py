@@ -120,13 +120,6 @@ def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -
 
 
 @pytest.fixture
-def db(request: pytest.FixtureRequest) -> None:
-    """pytest-django's, or ``transactional_db`` where a test has both: it would flush all tables after the test."""
-    wanted = "transactional_db" if "transactional_db" in request.fixturenames else "_django_db_helper"
-    request.getfixturevalue(wanted)
-
-
-@pytest.fixture
 def transactional_db(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
     """pytest-django's, where commits are commits, but cleaned up in milliseconds: no TRUNCATE of every table."""
     from django.contrib.auth import get_user_model

@@ -225,15 +225,16 @@ def test_w019_serializable_transactions(server, monkeypatch):
     server(default_transaction_isolation="serializable")
     assert "retry" in found()["W019"].hint
     options = connection.settings_dict["OPTIONS"]
-    monkeypatch.setitem(
-        connection.settings_dict, "OPTIONS", options | {"isolation_level": IsolationLevel.READ_COMMITTED}
-    )
-    connection.close()
-    assert found() == {}, "the application states its own"
-    server(default_transaction_isolation="read committed")
-    monkeypatch.setitem(connection.settings_dict, "OPTIONS", options | {"isolation_level": IsolationLevel.SERIALIZABLE})
-    connection.close()
-    assert list(found()) == ["W019"]
+    with monkeypatch.context() as patch:
+        stated = options | {"isolation_level": IsolationLevel.READ_COMMITTED}
+        patch.setitem(connection.settings_dict, "OPTIONS", stated)
+        connection.close()
+        assert found() == {}, "the application states its own"
+        server(default_transaction_isolation="read committed")
+        stated = options | {"isolation_level": IsolationLevel.SERIALIZABLE}
+        patch.setitem(connection.settings_dict, "OPTIONS", stated)
+        connection.close()
+        assert list(found()) == ["W019"]
     connection.close()
 
 
