@@ -2,9 +2,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 WORKERS ?= 4
+WITH_DOCS = $(BIN)/python -c "import mike, properdocs" 2>/dev/null || \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test faults lint audit types migrations-check messages docs bench clean
+.PHONY: help demo serve test test-citus faults lint audit types migrations-check messages docs docs-release bench clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,10 +17,15 @@ demo: $(READY) ## retries, duplicates and a killed worker against a real server,
 serve: $(READY) ## the test project's payments service on $PORT (8000), with the admin (admin/admin)
 	@$(BIN)/python -m testproject serve
 
-test: $(READY) ## the tests, on $DATABASE_URL or else on an embedded PostgreSQL, in $WORKERS processes (4)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --timeout 900 --timeout-method thread
+test: $(READY) ## the tests, in $WORKERS processes (4), on $DATABASE_URL or else on an embedded PostgreSQL
+	@$(if $(DATABASE_URL),EXHAUSTIVE=1) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		--timeout 900 --timeout-method thread
 
-faults: $(READY) ## the service under crashes, cuts and failovers for ten minutes, and a verdict on its history
+test-citus: $(READY) ## the laws, stores and maintenance on a table that Citus distributes, at $CITUS_URL
+	@DATABASE_URL=$(CITUS_URL) IDEMPOTENCY_DISTRIBUTED=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
+		--no-loadscope-reorder --timeout 300 tests/laws tests/stores tests/maintenance
+
+faults: $(READY) ## the service under crashes, cuts and failovers for twenty minutes, and a verdict on its history
 	@$(BIN)/python -m tests.faults
 
 lint: $(READY) ## ruff
@@ -40,9 +47,14 @@ messages: $(READY) ## bring the catalogues of translations up to date with the c
 	@cd django_idempotency && ../$(BIN)/django-admin compilemessages
 
 docs: $(READY) ## the documentation as a site, in site/; every link and anchor is checked
-	@$(BIN)/python -c "import properdocs" 2>/dev/null || \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
+	@$(WITH_DOCS)
 	@$(BIN)/properdocs build --strict --clean --quiet
+
+docs-release: $(READY) ## the documentation of this version, beside that of earlier ones on the local branch gh-pages
+	@$(WITH_DOCS)
+	@version=$$($(BIN)/python -c "import django_idempotency; print(django_idempotency.__version__)") && \
+		export PATH="$(abspath $(BIN)):$$PATH" DOCS_VERSION="$$version" && \
+		mike --quiet deploy --alias-type copy --update-aliases "$$version" stable && mike set-default stable
 
 bench: $(READY) ## what the guarantees cost, beside an unprotected view and other packages; QUICK=1 for a first look
 	@$(BIN)/python -c "import matplotlib" 2>/dev/null || \

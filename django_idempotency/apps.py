@@ -12,6 +12,7 @@ class DjangoIdempotencyConfig(AppConfig):
 
     def ready(self) -> None:
         from django_idempotency import checks, events, instrumentation  # noqa: F401 (checks)
+        from django_idempotency.middleware import describe_covered_operations
         from django_idempotency.stats import counters, observations
         from django_idempotency.stores.claim_function import create_after_migrate
 
@@ -20,5 +21,7 @@ class DjangoIdempotencyConfig(AppConfig):
         observations.listen()
         post_migrate.connect(create_after_migrate, sender=self)
         instrumentation.install()
+        if apps.is_installed("ninja"):
+            describe_covered_operations()
         if apps.is_installed("drf_spectacular"):
             from django_idempotency.contrib import openapi  # noqa: F401 (registers itself)

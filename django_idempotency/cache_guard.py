@@ -1,4 +1,4 @@
-"""Calls of one of Django's caches that may fail or be slow, and must not hold up requests."""
+"""Guards calls to Django's caches, so that a cache that fails or is slow does not hold up requests."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ T = TypeVar("T")
 
 
 class CacheGuard:
-    """Leaves a cache alone that failed or was slow.
+    """Stops calling a cache for a while after it has failed or been slow.
 
-    ``alias``: in ``CACHES``. One that failed, or took more than ``patience`` seconds, is not asked for ``pause``.
+    A cache that failed, or took more than ``patience`` seconds, is not called for ``pause`` seconds.
     """
 
     def __init__(self) -> None:
         self.until = 0.0
 
     def ask(self, what: Callable[[Any], T], alias: str, *, patience: float, pause: float) -> T | None:
-        """Return what ``what`` makes of the cache; ``None`` where it fails or is left alone."""
+        """Return ``what(cache)`` for the cache ``alias`` in ``CACHES``; ``None`` if it fails or the cache is paused."""
         begun = time.monotonic()
         if begun < self.until:
             return None

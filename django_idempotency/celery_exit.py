@@ -1,4 +1,4 @@
-"""What a child of Celery's prefork pool does when it ends. Imported by what its workers import, and in settings."""
+"""What a child of Celery's prefork pool does when it ends. Imported by modules that workers or settings import."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from celery.signals import worker_process_shutdown
 
 @worker_process_shutdown.connect
 def end(**_named: Any) -> None:
-    """Write what was counted: Python's exit handlers are not called in such a child."""
+    """Write the counts that are still in memory: Python doesn't call exit handlers in such a child."""
     from django_idempotency.engine.background import background
 
     background.end()

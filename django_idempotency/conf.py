@@ -1,4 +1,4 @@
-"""The ``IDEMPOTENCY`` setting, read live. The only module that looks at ``django.conf.settings``."""
+"""The ``IDEMPOTENCY`` setting, read live. The only module that reads ``django.conf.settings``."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from django_idempotency.policy import Policy
 INSTRUMENTATION = ("prometheus", "opentelemetry")
 KEY_LENGTH = 32  # bytes
 SHORTEST_TOKEN = 16
-SHORTEST_WINDOW = 10  # seconds; what is observed is written about as often
+SHORTEST_WINDOW = 10  # seconds; observations are written about this often
 
 
 def decoded_key(key: object) -> bytes:
-    """Return the bytes of a key in base64, in either alphabet; none if it is not one."""
+    """Return the bytes of a base64 key, in either base64 alphabet; ``b""`` if it is not valid base64."""
     if isinstance(key, bytes):
         return key
     try:
@@ -63,23 +63,23 @@ _TRACE_URL = text(
     lambda url: re.match(r"https?://[^/\s]", url) is not None and "{trace_id}" in url and not re.search(r"\s", url),
 )
 _EXPRESSIONS = listed(
-    "regular expressions", _is_written_expression, lambda _index, item: f"{item!r} is no regular expression."
+    "regular expressions", _is_written_expression, lambda _index, item: f"{item!r} is not a regular expression."
 )
 _PATHS = listed(
     "dotted paths",
     lambda path: isinstance(path, str) and "." in path,
-    lambda _index, item: f"{item!r} is no dotted path, such as 'shop.consumers.receipts'.",
+    lambda _index, item: f"{item!r} is not a dotted path, such as 'shop.consumers.receipts'.",
 )
 _SHARDS = listed("aliases in DATABASES", lambda alias: isinstance(alias, str) and bool(alias))
 _MEDIA_TYPES = listed(
     "media types",
     lambda kind: isinstance(kind, str) and re.fullmatch(r"[a-z0-9.+-]+/[a-z0-9.+-]+", kind) is not None,
-    lambda _index, item: f"{item!r} is no media type in lower case, such as 'text/csv'.",
+    lambda _index, item: f"{item!r} is not a media type in lower case, such as 'text/csv'.",
 )
 _TOKENS = listed(
-    f"strings, each of {SHORTEST_TOKEN} visible characters or more",
+    f"strings of at least {SHORTEST_TOKEN} visible characters each",
     lambda token: isinstance(token, str) and re.fullmatch(f"[!-~]{{{SHORTEST_TOKEN},}}", token) is not None,
-    lambda index, _token: f"the token at index {index} must have {SHORTEST_TOKEN} visible characters or more.",
+    lambda index, _token: f"the token at index {index} must have at least {SHORTEST_TOKEN} visible characters.",
 )
 _INSTRUMENTATION = listed(
     "names", INSTRUMENTATION.__contains__, lambda _index, item: f"{item!r}: {nearest(item, INSTRUMENTATION)}"
@@ -96,9 +96,9 @@ Keys = Sequence[str] | Callable[[], Sequence[str | bytes]]
 
 
 def _provided(name: str, keys: Keys) -> tuple[bytes, ...]:
-    """Return the bytes of the keys in a setting, newest first. A callable is asked.
+    """Return the bytes of the keys in a setting, newest first. A callable is called for them.
 
-    Raises ``ImproperlyConfigured`` if it fails, or returns what is no list of keys.
+    Raises ``ImproperlyConfigured`` if the callable fails or does not return a list of keys.
     """
     if not callable(keys):
         return tuple(map(decoded_key, keys))
@@ -111,13 +111,13 @@ def _provided(name: str, keys: Keys) -> tuple[bytes, ...]:
     return provided
 
 
-# A digest key that is derived is of no use for decryption.
+# A derived digest key can't be used for decryption.
 DERIVED = b"django-idempotency digest"
 KEY_ID = 4  # bytes
 
 
 def digest_key_id(key: bytes) -> bytes:
-    """Return what distinguishes a digest key from others, and reveals nothing of it."""
+    """Return an id that distinguishes a digest key from others and reveals nothing about it."""
     return hashlib.sha256(b"django-idempotency digest key " + key).digest()[:KEY_ID]
 
 
@@ -125,32 +125,34 @@ def digest_key_id(key: bytes) -> bytes:
 class Conf:
     """The settings that no view overrides, and the policy that every view starts from.
 
-    ``enabled``: whether keys of requests are heeded; without, every view runs as if there were none.
-    ``observe``: seconds; nothing is refused or replayed, and requests that are likely duplicates of others within that
-        time are counted. ``None``: requests are protected.
+    ``enabled``: whether keys of requests are read; if not, every view runs as if requests had no keys.
+    ``observe``: seconds; only watch requests: nothing is refused or replayed, and likely duplicates within this time
+        are counted. ``None``: requests are protected.
     ``header``: the request header that carries the key.
-    ``exempt_paths``: regular expressions; the middleware leaves paths that match one alone.
-    ``problem_type_base_url``: what the ``type`` and ``Link`` of our problem responses start with; the code is appended.
+    ``exempt_paths``: regular expressions; the middleware ignores paths in which one of them is found.
+    ``problem_type_base_url``: prefix of ``type`` and ``Link`` in our problem responses; the code is appended.
     ``request_time_header``: the request header that says when the request was first sent, for ``max_request_age``.
-    ``consumers``: dotted paths of the runners that ``idempotency_consume`` runs, for the checks.
-    ``instrumentation``: where metrics go, ``"prometheus"`` or ``"opentelemetry"`` or both; heeded at start alone.
-    ``metrics_tokens``: bearer tokens, one of which the metrics view asks for.
-    ``trace_url``: where a trace is shown, with ``{trace_id}`` in the place of its id, and ``{span_id}`` if wanted.
-    ``trace_record_id``: whether spans name the record, whose id is a digest of scope and key.
+    ``consumers``: dotted paths of the runners that ``idempotency_consume`` runs and the checks examine.
+    ``instrumentation``: where metrics go, ``"prometheus"`` or ``"opentelemetry"`` or both; read only at start.
+    ``metrics_tokens``: bearer tokens; the metrics view requires one of them.
+    ``trace_url``: URL that shows a trace; ``{trace_id}`` is replaced by its id, optional ``{span_id}`` by the span's.
+    ``trace_record_id``: whether spans name the record by its id, which is a digest of scope and key.
     ``limits_cache``: alias in ``CACHES`` of the cache that counts for ``max_new_keys`` and ``max_stored_bytes``.
-    ``reap_batch``, ``cleanup_batch``: records that maintenance takes in one transaction.
-    ``cleanup_pause``: seconds that cleaning up pauses between two of them.
-    ``encryption_keys``: for ``encrypt``, the newest first; each 32 bytes in base64. Or a callable that returns them, as
-        such strings or as bytes; it is called once.
-    ``digest_keys``: for fingerprints and child keys, in the same form; by default derived from ``encryption_keys``.
+    ``reap_batch``, ``cleanup_batch``: records that maintenance handles in one transaction.
+    ``cleanup_pause``: seconds that the clean-up pauses between two batches.
+    ``encryption_keys``: keys for ``encrypt``, newest first, each 32 bytes in base64; or a callable that returns them as
+        such strings or as bytes. The callable is called once.
+    ``digest_keys``: keys for fingerprints and child keys, in the same form; derived from ``encryption_keys`` by
+        default.
     ``outbox``: the options of ``django_idempotency.outbox``, which reads them itself.
-    ``stores``: by alias the stores that ``store`` chooses from, each a dict of ``BACKEND``, the path of a class, and
-        ``OPTIONS``.
-    ``require_note``: whether an operator has to say why, for each decision.
-    ``require_second``: whether two operators have to decide the same before it is done; leases are extended by one.
-    ``resolve_content_types``: what an operator's own response may be, by media type; JSON is every ``…+json`` too.
+    ``stores``: the stores that ``store`` chooses from, by alias; each is a dict with ``BACKEND``, the path of a class,
+        and ``OPTIONS``.
+    ``require_note``: whether each decision of an operator needs a note that says why.
+    ``require_second``: whether two operators have to make the same decision before it is carried out. One is enough to
+        extend a lease.
+    ``resolve_content_types``: media types that an operator's own response may have; JSON includes every ``…+json``.
     ``shards``: aliases of the databases that a callable ``using`` chooses from.
-    ``stats_retention``: seconds that counts of what happened are kept, for the dashboard; ``None`` counts nothing.
+    ``stats_retention``: seconds to keep counters, for the dashboard; ``None`` turns counting off.
     """
 
     enabled: bool = option(True, BOOLEAN)
@@ -186,12 +188,12 @@ class Conf:
 
     @property
     def protects(self) -> bool:
-        """Whether entry points for requests do what they are for."""
+        """Whether entry points protect requests."""
         return self.enabled and self.observe is None
 
     @property
     def observes(self) -> bool:
-        """Whether they only watch."""
+        """Whether entry points only watch requests."""
         return self.enabled and self.observe is not None
 
     @cached_property
@@ -200,9 +202,9 @@ class Conf:
 
     @cached_property
     def digests(self) -> Mapping[bytes, bytes]:
-        """The keys of digests by their ids, newest first: those stated, and then those of the encryption keys.
+        """The digest keys by their ids, newest first: those that are set, then those derived from encryption keys.
 
-        Digests that were made before a key was stated remain comparable.
+        Because of the derived keys, digests made before a digest key was set remain comparable.
         """
         derived = (hmac.digest(key, DERIVED, "sha256") for key in self.encryption)
         return {digest_key_id(key): key for key in (*self.own_digest_keys, *derived)}
@@ -235,20 +237,20 @@ SECRETS = frozenset(declared.name.upper() for declared in fields(Conf) if not de
 
 
 def stated() -> dict[str, Any]:
-    """The ``IDEMPOTENCY`` setting as it stands in the project's settings."""
+    """Return the ``IDEMPOTENCY`` setting as the project's settings define it."""
     return getattr(settings, "IDEMPOTENCY", {})
 
 
 def errors() -> list[str]:
-    """A sentence for each name in ``IDEMPOTENCY`` that means nothing."""
+    """Return a sentence for each unknown name in ``IDEMPOTENCY``."""
     return unknown_names(stated(), NAMES)
 
 
 @lru_cache(maxsize=1)
 def conf() -> Conf:
-    """The settings in force.
+    """Return the settings in force.
 
-    Raises ``ImproperlyConfigured`` that names the nearest right name for an unknown one.
+    Raises ``ImproperlyConfigured``; for an unknown name, the message suggests the nearest valid one.
     """
     if not isinstance(stated(), Mapping):
         raise ImproperlyConfigured(f"IDEMPOTENCY is {stated()!r}; it must be a dict.")
@@ -271,7 +273,7 @@ def _conforming(name: str, value: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def resolve(policy: Policy) -> Policy:
-    """A view's policy over the project's."""
+    """Return a view's policy, completed by the project's policy."""
     return policy.over(conf().policy)
 
 
@@ -280,12 +282,12 @@ def debug() -> bool:
 
 
 def in_test_run() -> bool:
-    """Whether Django's test environment is set up, by its outbox."""
+    """Whether Django's test environment is set up, which shows in ``mail.outbox``."""
     return hasattr(mail, "outbox")
 
 
 def max_fields() -> int | None:
-    """Return how many fields Django takes in a query or a form; ``None`` for no limit."""
+    """Return how many fields Django accepts in a query or a form; ``None`` for no limit."""
     limit: int | None = settings.DATA_UPLOAD_MAX_NUMBER_FIELDS
     return limit
 
@@ -297,7 +299,7 @@ def max_body_in_memory() -> int | None:
 
 
 def language() -> str:
-    """Return the language of the project: of texts that are for nobody's session."""
+    """Return the project's language, for texts that belong to no session."""
     code: str = settings.LANGUAGE_CODE
     return code
 

@@ -15,7 +15,7 @@ Options = ParamSpec("Options")
 
 class _Idempotent(Generic[Options]):
     def __init__(self, policy: Callable[Options, Policy]) -> None:
-        """Takes ``Policy`` for the types of its arguments."""
+        """Take ``Policy`` only for the types of its arguments."""
 
     @overload
     def __call__(self, view: V, /) -> V: ...
@@ -32,10 +32,10 @@ class _Idempotent(Generic[Options]):
 def _only_view(args: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Any]:
     view = args[0]
     if isinstance(view, Policy):
-        raise TypeError("A policy is given by name: write @idempotent(policy=…).")
+        raise TypeError("Pass a policy by keyword: @idempotent(policy=…).")
     if len(args) > 1 or options or not callable(view):
         raise TypeError(
-            f"idempotent takes a view or options by name, such as @idempotent(required=True); got {view!r}."
+            f"idempotent takes a view or keyword options, such as @idempotent(required=True); got {view!r}."
         )
     return view  # type: ignore[no-any-return]
 
@@ -44,21 +44,21 @@ def _only_policy(policy: Any, **options: Any) -> Policy:
     if not isinstance(policy, Policy):
         raise TypeError(f"policy is {policy!r}; write @idempotent(policy=Policy(…)).")
     if options:
-        raise TypeError(f"policy= states everything: move {', '.join(options)} into it.")
+        raise TypeError(f"policy= replaces all other options: move {', '.join(options)} into it.")
     return policy
 
 
 idempotent = _Idempotent(Policy)
 """Run a view once for each idempotency key and replay its response.
 
-Write ``@idempotent``, ``@idempotent(required=True)`` with what ``Policy`` takes, or ``@idempotent(policy=…)``. Put it
-below decorators that authenticate, so that they run on replays too, and above ``@transaction.atomic`` and
-``@api_view``. Raises ``ImproperlyConfigured`` for an option that can't be meant, for a method (there it is
-``@method_decorator(idempotent, name="post")`` on the class) and for a view that has an entry point already.
+Write ``@idempotent``, ``@idempotent(policy=…)``, or ``@idempotent(required=True)`` with any options of ``Policy``. Put
+the decorator below decorators that authenticate, so that they run on replays too, and above ``@transaction.atomic`` and
+``@api_view``. For a method, use ``@method_decorator(idempotent, name="post")`` on the class. Raises
+``ImproperlyConfigured`` for an invalid option, for a method, and for a view that already has an entry point.
 """
 
 
 def idempotency_exempt(view: V) -> V:
-    """Have ``IdempotencyMiddleware`` leave this view alone."""
+    """Make ``IdempotencyMiddleware`` ignore ``view``. Return ``view``."""
     view.idempotency_exempt = True  # type: ignore[attr-defined]
     return view

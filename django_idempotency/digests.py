@@ -1,8 +1,9 @@
-"""Digests that can't be guessed without a key: fingerprints as they are stored, and child keys.
+"""Digests that can't be guessed without a key: stored fingerprints and child keys.
 
-A stored fingerprint is the id of a digest key, and the HMAC-SHA256 under it of the record's id and the request's
-digest. Without any key it is the request's digest itself, and if it was emptied, it has no bytes. A record keeps its
-key for one life: a rotation changes neither what a retry is compared with nor the record's child keys.
+A stored fingerprint is the id of a digest key, followed by the HMAC-SHA256, under that key, of the record's id and the
+request's digest. Without any digest key it is the request's digest itself. A fingerprint that was emptied has no bytes.
+A record keeps its digest key for one life, so a rotation changes neither what a retry is compared with nor the
+record's child keys.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ UNKEYED = b""
 
 
 def keyed(operation: Operation) -> Operation:
-    """Return ``operation``, whose fingerprint is its ``digest``, with that under the newest key."""
+    """Return ``operation``, whose fingerprint is its ``digest``, with its fingerprint under the newest key."""
     newest = next(iter(conf().digests), UNKEYED)
     return operation if newest == UNKEYED else _under(newest, operation)
 
 
 def as_recorded(operation: Operation, fingerprint: bytes) -> Operation | None:
-    """Return ``operation`` with its fingerprint under the key of the stored ``fingerprint``, to be compared with it.
+    """Return ``operation`` with its fingerprint under the key of the stored ``fingerprint``, for a comparison.
 
-    ``None``, and an error is logged, if that key is not in the settings.
+    If that key is not in the settings, log an error and return ``None``.
     """
     key_id = key_id_of(fingerprint)
     if not fingerprint or operation.digest is None or key_id == key_id_of(operation.fingerprint):
@@ -53,7 +54,7 @@ def _under(key_id: bytes, operation: Operation) -> Operation:
 
 
 def key_id_of(fingerprint: bytes) -> bytes:
-    """Return the id of the key of a stored fingerprint; no bytes if it has none."""
+    """Return the id of the digest key of a stored fingerprint; ``b""`` if it has none."""
     return fingerprint[:KEY_ID] if len(fingerprint) == KEYED else UNKEYED
 
 
@@ -64,16 +65,16 @@ def child_key(operation: Operation, name: str) -> str:
 
 
 def response_digest(response: StoredResponse) -> str:
-    """Return a digest of status, headers and body, to be kept in the history of a record.
+    """Return a digest of status, headers and body, for the history of a record.
 
-    Under the newest digest key: ``hmac-sha256:``, the id of the key, a colon and 64 hexadecimal digits. Without a key:
-    ``sha256:`` and the digits.
+    It is made under the newest digest key: ``hmac-sha256:``, the id of the key, a colon and 64 hexadecimal digits.
+    Without a digest key it is ``sha256:`` and the digits.
     """
     return _response_digest(response, next(iter(conf().digests), UNKEYED))
 
 
 def is_response_digest(digest: str, response: StoredResponse) -> bool:
-    """Return whether ``response_digest`` returned ``digest`` for ``response``, under whichever key in the settings."""
+    """Return whether ``digest`` is the ``response_digest`` of ``response``, under any key in the settings or none."""
     return any(hmac.compare_digest(digest, _response_digest(response, id)) for id in (UNKEYED, *conf().digests))
 
 

@@ -1,4 +1,4 @@
-"""The one catalogue of events: each one's name, signal, meaning and log level.
+"""The only catalogue of events: the name, signal, meaning and log level of each.
 
 Signals, log records, counters, metrics and statistics all take their names from here.
 """
@@ -20,10 +20,10 @@ from django_idempotency.outcomes import Operation, Rejection
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happens to a key, or to events of the outbox. ``name`` is that of its signal.
+    """One thing that happens to a key, or to events of the outbox. ``name`` is the name of its signal.
 
-    ``reason`` tells the events of ``request_rejected`` apart. ``level``: of its log record, ``None`` for none.
-    ``is_outcome``: it says what a caller's claim came to.
+    ``reason`` tells the events of ``request_rejected`` apart. ``level`` is the level of its log record; ``None`` if
+    it is not logged. ``is_outcome``: whether it is the outcome of a caller's claim.
     """
 
     signal: Signal
@@ -38,7 +38,7 @@ class Event:
 
     @property
     def counted_as(self) -> str:
-        """The name under which statistics count it: ``request_rejected.in_flight``."""
+        """The name under which statistics count it, such as ``request_rejected.in_flight``."""
         return f"{self.name}.{self.reason}" if self.reason else self.name
 
 
@@ -79,7 +79,7 @@ EVENTS = (
     Event(signals.store_failed, "The store failed, at the claim or at the completion.", level=logging.ERROR),
 )
 
-# Sent for several events at once, so they have receivers of their own.
+# Their signals are sent for several events of the outbox at once, so they have receivers of their own.
 OUTBOX_EVENTS = (
     Event(signals.outbox_published, "An event of the outbox was published: its publisher confirmed it."),
     Event(signals.outbox_failed, "An event of the outbox was refused; it is tried again."),
@@ -89,26 +89,26 @@ OUTBOX_EVENTS = (
     Event(signals.outbox_requeued, "An operator had a dead letter of the outbox tried again.", level=logging.INFO),
 )
 
-# Called with the event and what its signal is sent with: ``operation``, or ``sender``, ``count`` and ``using`` for one
-# of ``OUTBOX_EVENTS``.
+# Called with the event and the arguments of its signal: ``operation`` and others, or ``sender``, ``count`` and
+# ``using`` for one of ``OUTBOX_EVENTS``.
 Receiver = Callable[..., None]
 
 
 def listen(receive: Receiver, uid: Hashable, events: Iterable[Event] = EVENTS) -> None:
-    """Have ``receive`` called for each of ``events``; once, however often this is called with the same ``uid``."""
+    """Connect ``receive`` to each of ``events``. Calling this again with the same ``uid`` changes nothing."""
     for event in events:
         event.signal.connect(_receiving(receive, event), weak=False, dispatch_uid=(uid, event.counted_as))
 
 
 def stop_listening(uid: Hashable) -> None:
-    """Undo ``listen`` with the same ``uid``."""
+    """Undo ``listen`` for the same ``uid``."""
     for event in (*EVENTS, *OUTBOX_EVENTS):
         event.signal.disconnect(dispatch_uid=(uid, event.counted_as))
 
 
 def _receiving(receive: Receiver, event: Event) -> Receiver:
     if event.reason is None:
-        return update_wrapper(partial(receive, event), receive)  # Django's log of an error names its receiver
+        return update_wrapper(partial(receive, event), receive)  # when Django logs an error, it names the receiver
 
     def receive_if_meant(**named: Any) -> None:
         if event.reason == named.get("reason"):
@@ -118,7 +118,7 @@ def _receiving(receive: Receiver, event: Event) -> Receiver:
 
 
 def log_events() -> None:
-    """Have every event that has a level logged."""
+    """Log every event that has a level, from now on."""
     listen(_log, __name__, [event for event in EVENTS if event.level is not None])
     listen(_log_of_outbox, __name__, [event for event in OUTBOX_EVENTS if event.level is not None])
 

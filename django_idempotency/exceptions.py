@@ -1,4 +1,4 @@
-"""What can go wrong, each with the sentence that says how to fix it."""
+"""The exceptions of this package. Each one says what went wrong and, if possible, how to fix it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ if TYPE_CHECKING:
 
 
 class IdempotencyError(Exception):
-    """The root of this package's errors."""
+    """The base class of this package's errors."""
 
 
 class MalformedInput(IdempotencyError, ValueError):
-    """What the client sent can't be used. ``str()`` is in English; a problem response has the request's language.
+    """What the client sent can't be used.
 
+    ``str()`` is in English; a problem response is in the request's language.
     ``template``: the English text, with a placeholder for each of ``values``.
     """
 
@@ -24,10 +25,10 @@ class MalformedInput(IdempotencyError, ValueError):
 
 
 class MalformedKey(MalformedInput):
-    """The header holds no usable key. The client must send 1 to 255 visible ASCII characters.
+    """The header has no usable key. The client must send 1 to 255 visible ASCII characters.
 
-    ``never_used``: no record can have what was sent as its key. False where a key was garbled on its way, perhaps, that
-    an earlier request has used.
+    ``never_used``: whether no record can have this key. It is false if the header may be the garbled form of a key that
+    an earlier request used.
     """
 
     def __init__(self, template: str = "", *, never_used: bool = False, **values: object) -> None:
@@ -40,45 +41,45 @@ class MissingKey(IdempotencyError):
 
 
 class AnonymousKey(IdempotencyError):
-    """An anonymous caller sent a key, but the view states no scope for anonymous callers."""
+    """An anonymous caller sent a key, but the view has no scope for anonymous callers."""
 
 
 class MalformedRequestTime(MalformedInput):
-    """The header that says when the request was first sent holds no time. Send ``@`` and seconds since 1970 (UTC)."""
+    """The header that says when the request was first sent is not a time. Send ``@`` and seconds since 1970 (UTC)."""
 
 
 class RequestIncomplete(IdempotencyError):
-    """The body is shorter than its ``Content-Length``: the upload was cut. The client must send all of it again."""
+    """The body is shorter than its ``Content-Length``: the upload was cut off. The client must send all of it again."""
 
     def __init__(self, received: int, stated: int) -> None:
         super().__init__(f"{received} of {stated} bytes arrived.")
 
 
 class NotAdmitted(IdempotencyError):
-    """A new key may not be claimed now, by the policy's ``admit`` or its limits. Nothing was run or stored.
+    """The policy's ``admit`` or limits refuse to admit a new key now. Nothing was run or stored.
 
-    ``retry_after``: seconds.
+    ``retry_after``: seconds after which to ask again.
     """
 
     def __init__(self, retry_after: int) -> None:
-        super().__init__(f"The key is new, and no new one is admitted for {retry_after} s.")
+        super().__init__(f"The key is new, and no new keys are admitted for {retry_after} s.")
         self.retry_after = retry_after
 
 
 class LateRetry(IdempotencyError):
-    """The request was first sent longer ago than its key is remembered: it may have been executed then."""
+    """The request was first sent longer ago than its key is remembered, so it may have been executed then."""
 
 
 class ReplayForbidden(IdempotencyError):
-    """The policy's ``may_replay`` does not let this caller have the stored response. The record is unchanged."""
+    """The policy's ``may_replay`` does not allow this caller to get the stored response. The record is unchanged."""
 
 
 class ClaimInsideTransaction(IdempotencyError):
     """A key can't be claimed inside a transaction that is already open: other requests would not see the claim.
 
     Apply the entry point outside the transaction: above ``@transaction.atomic``, not below it. ``ATOMIC_REQUESTS``
-    needs no change, the entry points see to it. Where ``IdempotencyMiddleware`` opened it, exempt the view from the
-        middleware.
+    needs no change; the entry points handle it. If ``IdempotencyMiddleware`` opened the transaction, exempt the view
+    from the middleware.
     """
 
     def __init__(self, using: str) -> None:
@@ -86,15 +87,15 @@ class ClaimInsideTransaction(IdempotencyError):
 
 
 class ClaimLost(IdempotencyError):
-    """This attempt no longer holds its claim: another one took over, or the record is gone."""
+    """This attempt no longer holds its claim: another attempt took over, or the record is gone."""
 
 
 class TransactionEnded(IdempotencyError):
-    """The transaction of a run in atomic mode ended before the run did, behind Django's back: nothing is stored for it.
+    """The transaction of a run in atomic mode ended before the run did, without Django knowing. Nothing is stored.
 
-    Something executed COMMIT or ROLLBACK past Django, or a statement that commits by itself; or the database rolled
-    back everything, as MariaDB does with the victim of a deadlock, and the error was caught without an atomic block.
-    Where the transaction was committed, or that can't be told, the key is on hold for an operator.
+    Either a COMMIT, a ROLLBACK or a statement with an implicit commit was executed without Django's transaction API; or
+    the database rolled back the whole transaction, as MariaDB does for the victim of a deadlock, and the error was
+    caught without an atomic block. If the transaction was committed, or that can't be determined, the key is on hold.
     """
 
     def __init__(self) -> None:
@@ -105,18 +106,18 @@ class TransactionEnded(IdempotencyError):
 
 
 class StoreUnavailable(IdempotencyError):
-    """The idempotency store can't be reached. Only the same key is safe to retry: its operation may have happened."""
+    """The idempotency store can't be reached. Retry only with the same key: the operation may have happened."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message or "The idempotency store can't be reached.")
 
 
 class StoreRefused(StoreUnavailable):
-    """The store answered that it can't do this now, and would say the same on another connection."""
+    """The store answered that it can't do this now. Another connection would get the same answer."""
 
 
 class StoreConflict(StoreRefused):
-    """Another transaction was in the way (lock not available, serialization failure): nothing was written."""
+    """Another transaction prevented this (lock not available, serialization failure). Nothing was written."""
 
 
 class PartitionsUnsupported(IdempotencyError):
@@ -127,25 +128,27 @@ class PartitionsUnsupported(IdempotencyError):
 
 
 class NotConvertible(IdempotencyError):
-    """The table of the records can't be made partitioned, or plain again; the message says what is in the way."""
+    """The table of the records can't be converted to a partitioned or a plain table. The message says why."""
 
 
 class IllegalMove(IdempotencyError):
-    """A record can't go from the one status to the other; see ``django_idempotency.models.MOVES``."""
+    """A record can't move from one status to the other; see ``django_idempotency.models.MOVES``."""
 
 
 class DigestCollision(IdempotencyError):
-    """Two different keys share one record id. Nothing was run; send the request under a new key."""
+    """Two different keys have the same record id. Nothing was run; send the request with a new key."""
 
 
 class TerminalFailure(Exception):
-    """Raise it to respond with ``response`` for good: effects are rolled back, the response is stored and replayed.
+    """Raise this to make ``response`` final: effects are rolled back, and the response is stored and replayed.
 
-    ``response`` has an error status, 400 to 599; ``ValueError`` otherwise, because nothing was done.
+    ``response`` must have an error status, 400 to 599, because nothing was done. Raises ``ValueError`` otherwise.
     """
 
     def __init__(self, response: HttpResponse) -> None:
         if response.status_code < 400:
-            raise ValueError(f"TerminalFailure with status {response.status_code}: a failure has a status from 400 on.")
+            raise ValueError(
+                f"TerminalFailure with status {response.status_code}: the status of a failure must be at least 400."
+            )
         super().__init__(f"terminal failure with status {response.status_code}")
         self.response = response

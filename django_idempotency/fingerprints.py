@@ -1,8 +1,8 @@
-"""From a request to the 32 bytes that say whether a retry is the same request. Pure.
+"""Compute the 32 bytes that say whether a retry is the same request. Pure.
 
-JSON counts by meaning, forms and multipart by field, anything else by its bytes. A body that can't be parsed as what it
-is declared to be is still only bytes, and so is one that would cost much more to compare than to parse. Every part is
-length-prefixed, so no two requests share an encoding.
+JSON is compared by meaning, forms and multipart by field, and anything else by its bytes. A body is also compared by
+its bytes if it can't be parsed as its content type says, or if comparing it would cost much more than parsing it. Every
+part is length-prefixed, so no two requests have the same encoding.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from copy import copy
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, DecimalException, Inexact, InvalidOperation, Overflow
+from functools import cached_property
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -22,8 +23,8 @@ from django.http import HttpRequest
 
 VERSION = b"1"
 CHUNK = 64 * 1024
-MAX_FIELDS = 1000  # Django's default of DATA_UPLOAD_MAX_NUMBER_FIELDS
-MAX_DEPTH = 100  # arrays and objects inside one another; far below what Python's stack has room for
+MAX_FIELDS = 1000  # Django's default for DATA_UPLOAD_MAX_NUMBER_FIELDS
+MAX_DEPTH = 100  # levels of nested arrays and objects; far below the limit of Python's stack
 MAX_FRACTIONS = 1000
 LONGEST_FRACTION = 1000  # characters
 LONGEST_INTEGER = 30  # digits that a number written with a fraction or an exponent may have as an integer
@@ -41,9 +42,9 @@ def fingerprint(
     """Return the fingerprint of ``request``'s method, path, query and body.
 
     ``only`` and ``exclude`` name fields of a JSON object or a form, nested ones as ``card.cvv``; they don't affect
-    other bodies. In an array they name the fields of its objects; ``card[cvv]`` in a form is ``card.cvv`` too. A query
-    or a form of more than ``max_fields`` fields counts by its bytes; ``None`` is no limit. Errors that Django raises
-    while it reads the body (too large, malformed multipart) pass through.
+    other bodies. For an array they name the fields of its objects. In a form, ``card.cvv`` also names ``card[cvv]``. A
+    query or a form with more than ``max_fields`` fields is compared by its bytes; ``None`` means no limit. Errors that
+    Django raises while it reads the body (too large, malformed multipart) are not caught.
     """
     media_type = request.content_type or ""
     if media_type == "multipart/form-data":
@@ -59,12 +60,12 @@ def fingerprint(
 
 
 def of_bytes(request: HttpRequest, identity: bytes) -> bytes:
-    """Return the fingerprint of a request whose identity the view itself has worked out."""
+    """Return the fingerprint of a request by the ``identity`` that the view itself has computed, not by its body."""
     return digest([*_request_line(request), b"view", identity])
 
 
 def digest(parts: Iterable[bytes]) -> bytes:
-    """Return SHA-256 over length-prefixed parts and the version of this scheme."""
+    """Return the SHA-256 digest of the length-prefixed ``parts`` and the version of this scheme."""
     total = hashlib.sha256(VERSION)
     for part in parts:
         total.update(len(part).to_bytes(8, "big"))
@@ -86,6 +87,8 @@ def _json_parts(body: bytes, only: Collection[str] | None, exclude: Collection[s
 def _urlencoded_parts(
     encoded: bytes, max_fields: int | None, only: Collection[str] | None, exclude: Collection[str]
 ) -> list[bytes]:
+    if not encoded:
+        return [b"form"]
     try:
         return _form_parts(_urlencoded_fields(encoded, max_fields), only, exclude)
     except ValueError:  # more than max_fields
@@ -98,7 +101,7 @@ def _form_parts(fields: Fields, only: Collection[str] | None, exclude: Collectio
 
 
 def _by_name(fields: Fields) -> Fields:
-    """Fields in whatever order, but the values of one field in theirs."""
+    """Return the fields sorted by name; the values of one field keep their order."""
     return sorted(fields, key=lambda field: field[0])
 
 
@@ -115,7 +118,7 @@ def _urlencoded_fields(encoded: bytes, max_fields: int | None) -> list[tuple[str
 
 
 def _posted(request: HttpRequest) -> HttpRequest:
-    """``request`` itself, or as if it were a POST: Django parses the forms of no other method."""
+    """Return ``request`` itself or a copy that is a POST, because Django parses forms only for that method."""
     if request.method == "POST" or hasattr(request, "_post"):
         return request
     _ = request.body  # kept in memory, for the copy and for the view
@@ -147,12 +150,16 @@ _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 
 
 class Selection:
-    """Which fields count: those that ``only`` names, with all that is in them, less those that ``exclude`` names."""
+    """Which fields count: those that ``only`` names, with everything in them, except those that ``exclude`` names."""
 
     def __init__(self, only: Collection[str] | None, exclude: Collection[str]) -> None:
         self.only = only
         self.exclude = exclude
-        self.above = _above(exclude) | _above(only or ())
+
+    @cached_property
+    def above(self) -> set[str]:
+        """The paths of the objects that contain fields chosen by name."""
+        return _above(self.exclude) | _above(self.only or ())
 
     def has_field(self, name: str) -> bool:
         """Return whether the field ``name`` of a form counts."""
@@ -161,7 +168,7 @@ class Selection:
         return chosen and name not in self.exclude and not _is_below(path, self.exclude)
 
     def of_json(self, value: Any) -> Any:
-        """Return what counts of a JSON value: the value itself, if that is all of it."""
+        """Return the part of a JSON value that counts; the value itself if all of it does."""
         if isinstance(value, dict) and (self.only is not None or self.exclude):
             kept = self._of_object(value, "", self.only is None)
             return value if kept == value else kept
@@ -187,30 +194,31 @@ class Selection:
 
 
 def _is_below(path: str, paths: Iterable[str]) -> bool:
-    """Whether ``path`` is one of ``paths``, or inside one. In time linear in its length, which a client chooses."""
+    """Whether ``path`` is one of ``paths`` or inside one. Takes linear time, because a client chooses its length."""
     return any(path == above or path.startswith(f"{above}.") for above in paths)
 
 
 def _above(paths: Iterable[str]) -> set[str]:
-    """The paths of what contains the fields of ``paths``."""
+    """Return the paths of the objects that contain the fields of ``paths``."""
     return {path[:place] for path in paths for place, letter in enumerate(path) if letter == "."}
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
-# Nearly all of the work is done by json's parser and encoder, which are written in C. What is done here for one value
-# after the other is bounded: numbers with a fraction or an exponent, at most MAX_FRACTIONS of them.
+# json's parser and encoder, which are written in C, do nearly all of the work. Only numbers with a fraction or an
+# exponent are handled one by one in Python, and at most MAX_FRACTIONS of them.
 _encode = json.JSONEncoder(ensure_ascii=False, check_circular=False, sort_keys=True, separators=(",", ":")).encode
 _EXACT = Context(prec=LONGEST_FRACTION, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[InvalidOperation, Overflow, Inexact])
 
 
 def canonical_json(body: bytes, select: Callable[[Any], Any] = lambda value: value) -> bytes:
-    """Return the same bytes for all JSON texts of the same meaning, in time linear in their length.
+    """Return the same bytes for all JSON texts with the same meaning, in time linear in their length.
 
-    ``select``: returns what counts of the value.
-    Raises ``ValueError`` for what is not JSON, for what has no agreed meaning (``NaN``; a name twice in one object,
-    RFC 8259 section 4), and for what would cost too much: more than ``MAX_DEPTH`` arrays and objects inside one
-    another, or more than ``MAX_FRACTIONS`` numbers with a fraction or an exponent.
+    ``select``: a callable that returns the part of the value that counts.
+
+    Raises ``ValueError`` if the text is not JSON, if it has no agreed meaning (``NaN``, or a name that is repeated in
+    one object, RFC 8259 section 4), or if it would cost too much: more than ``MAX_DEPTH`` levels of nested arrays and
+    objects, or more than ``MAX_FRACTIONS`` numbers with a fraction or an exponent.
     """
     text = body.decode(json.detect_encoding(body), "surrogatepass")
     fractions = _Fractions()
@@ -231,19 +239,19 @@ def canonical_json(body: bytes, select: Callable[[Any], Any] = lambda value: val
     return canonical.encode("utf-8", "surrogatepass")
 
 
-# What valid JSON without fractions can be written with in more than one way: objects, escapes, white space, zero.
+# The parts of valid JSON without fractions that can be written in several ways: objects, escapes, white space, zero.
 _VARYING = ("{", "\\", " ", "\n", "\t", "\r", "-0")
 
 
 def _is_canonical(text: str) -> bool:
-    """Whether the encoder would write valid JSON without fractions as it stands, which is seen much sooner."""
+    """Whether the encoder would reproduce ``text``, valid JSON without fractions. Much faster than encoding it."""
     return not any(part in text for part in _VARYING)
 
 
 def _count_quotes(text: str) -> int:
-    """Count the quotation marks around the strings of a JSON text, not the escaped ones inside.
+    """Count the quotation marks around the strings of a JSON text, without the escaped ones inside.
 
-    The parser drops a name that is repeated in an object, so its quotation marks are missing from what is encoded.
+    The parser drops a name that is repeated in an object, so the encoded value lacks its quotation marks.
     """
     if "\\" not in text:
         return text.count('"')
@@ -256,10 +264,10 @@ _NOT_STRUCTURE = bytes(set(range(256)) - set(b'[]{}"'))
 
 
 def _is_shallow(body: bytes) -> bool:
-    """Whether no more than ``MAX_DEPTH`` pairs of brackets are inside one another; seen much sooner than by a walk.
+    """Whether brackets are nested no deeper than ``MAX_DEPTH``. Much faster than walking through the value.
 
-    Strings are taken away first, then with each turn the innermost pairs. A string with a bracket, an escaped quotation
-    mark or an encoding of more bytes stops that, and then only the walk can tell.
+    Remove the strings, then repeatedly the innermost pairs. That doesn't work for a string with a bracket or
+    an escaped quotation mark, or for encodings such as UTF-16. Only the walk can tell then.
     """
     if b'\\"' in body or b"\0" in body:
         return False
@@ -272,7 +280,7 @@ def _is_shallow(body: bytes) -> bool:
 
 
 def _refuse_depth(value: Any) -> None:
-    """Refuse by a limit of our own: how much of the stack is left differs between a request and its retry."""
+    """Enforce a fixed limit: how much of the stack is left differs between a request and its retry."""
     level = [value]
     for _depth in range(MAX_DEPTH):
         level = [
@@ -283,7 +291,7 @@ def _refuse_depth(value: Any) -> None:
         ]
         if not level:
             return
-    raise ValueError(f"more than {MAX_DEPTH} arrays and objects inside one another")
+    raise ValueError(f"more than {MAX_DEPTH} levels of arrays and objects")
 
 
 def _refuse_constant(name: str) -> None:
@@ -304,16 +312,17 @@ class _Fractions:
 
 
 def _fraction(text: str) -> int | float | list[Any]:
-    """An integer or a double where that is exactly the number, else its digits and exponent.
+    """Return the number as an integer or a double if that is exact, else its digits and exponent.
 
-    A double tells up to 15 digits apart, and is written by its shortest digits: they are the number, or it is another.
+    A double distinguishes numbers of up to 15 digits and is written with its shortest digits. If these digits don't
+    equal the number, the double is another number.
     """
     if len(text) > LONGEST_FRACTION:
-        raise ValueError("too long a number")
+        raise ValueError("a number is too long")
     try:
         number = _EXACT.normalize(_EXACT.create_decimal(text))
     except DecimalException as error:
-        raise ValueError("too large an exponent") from error
+        raise ValueError("an exponent is too large") from error
     sign, digits, exponent = number.as_tuple()
     assert isinstance(exponent, int)
     if exponent >= 0 and len(digits) + exponent <= LONGEST_INTEGER:
@@ -321,6 +330,6 @@ def _fraction(text: str) -> int | float | list[Any]:
     double = float(text)
     if math.isfinite(double) and Decimal(repr(double)) == number:
         return double
-    # ``Infinity`` can't come from a client, so it marks the numbers that are neither.
+    # A client can't send ``Infinity``, so it marks the numbers that are neither an integer nor a double.
     significand = int("".join(map(str, digits)))
     return [math.inf, -significand if sign else significand, exponent]

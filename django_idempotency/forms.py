@@ -1,7 +1,7 @@
-"""Plain HTML forms: a double click, a reload or the back button submits a form once.
+"""HTML forms: a form is submitted once, despite a double click, a reload or the back button.
 
-The form carries a signed key, made anew whenever it is rendered: ``{% idempotency_key %}``. Its view takes
-``@idempotent_form``.
+The form has a signed key, which is new for each rendering: ``{% idempotency_key %}``. Decorate its view with
+``@idempotent_form``. For the admin's forms that add objects, use ``IdempotentAddMixin``.
 """
 
 from __future__ import annotations
@@ -15,25 +15,32 @@ from functools import partial, wraps
 from typing import Any, TypeVar
 
 from django.contrib import messages
-from django.core.exceptions import SuspiciousOperation
+from django.contrib.messages.storage.base import Message
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied, SuspiciousOperation
 from django.core.signing import BadSignature, Signer
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
+from django.template.response import TemplateResponse
+from django.urls import URLPattern
+from django.utils.safestring import SafeData, mark_safe
 
 from django_idempotency import fingerprints
 from django_idempotency.conf import conf, max_fields, resolve
 from django_idempotency.decorators import idempotent
 from django_idempotency.http.requests import default_scope
 from django_idempotency.http.responses import REPLAYED
-from django_idempotency.policy import OnConflict, Policy
+from django_idempotency.policy import OnConflict, Policy, Using
 from django_idempotency.scopes import BuiltInScope
 
 V = TypeVar("V", bound=Callable[..., HttpResponseBase])
 
 FIELD = "idempotency_key"
 NOT_CONTENT = (FIELD, "csrfmiddlewaretoken")
-# Messages of the first submission, for its replays; never sent to a client.
+# Carries the messages of the first submission to its replays. It is never sent to a client.
 MESSAGES = "X-Idempotency-Messages"
+
+IN_FORMS = Policy(on_conflict=OnConflict.WAIT, store_cookies=True)
+OF_OWN_KEYS = {"key_pattern": None, "min_key_length": 1}  # this module makes them
 
 _signer = Signer(salt="django_idempotency.forms")
 
@@ -47,21 +54,24 @@ def idempotent_form(view: V | None = None, /, **options: Any) -> Any:
     """Run the view of a form once for each rendering of the form and each content, and replay its response.
 
     ``options`` are those of ``Policy``. A second submission waits for the first, up to ``wait_timeout`` seconds, and
-    gets the same redirect with the same messages and cookies. Other content under the same key, as after the back
-    button, is another submission. A form without the field runs as if there were no decorator. A key in the header has
-    the scope of ``Policy``, so anonymous callers can't send one. Stands below decorators that authenticate and above
-    ``@transaction.atomic``.
+    gets the same redirect with the same messages and cookies. The same key with other content, for example after the
+    back button, is a new submission. A form without the field is handled as if there were no decorator. A key in the
+    header has the scope of ``Policy``, so anonymous callers can't send one. Put the decorator below decorators that
+    authenticate and above ``@transaction.atomic``.
 
-    Raises ``SuspiciousOperation``, for which Django returns 400, for a key that this project has not signed.
+    Raises ``SuspiciousOperation``, for which Django returns 400, if this project has not signed the key.
     """
     if view is None:
         return partial(idempotent_form, **options)
-    policy: dict[str, Any] = {"on_conflict": OnConflict.WAIT, "store_cookies": True, **options}
+    return _submitted_once(view, Policy(**options))
+
+
+def _submitted_once(view: Callable[..., HttpResponseBase], stated: Policy) -> Callable[..., HttpResponseBase]:
+    policy = stated.over(IN_FORMS)
     keeping = _keeping_messages(view)
-    by_header = idempotent(**policy)(keeping)
-    own_keys = {"key_pattern": None, "min_key_length": 1}  # which this module makes
-    of_field = {"scope": partial(_scope, using=options.get("using")), **policy, **own_keys}
-    by_field = idempotent(**of_field)(keeping)
+    by_header = idempotent(policy=policy)(keeping)
+    in_scope = policy.over(Policy(scope=partial(_scope, using=stated.using)))
+    by_field = idempotent(policy=in_scope.derive(**OF_OWN_KEYS))(keeping)
 
     @wraps(by_field)
     def submit(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -73,13 +83,16 @@ def idempotent_form(view: V | None = None, /, **options: Any) -> Any:
     return submit
 
 
-def _scope(request: HttpRequest, using: str | None) -> BuiltInScope:
-    """The user's scope, or one for all anonymous callers, whose signed keys are known only to the page's reader."""
+def _scope(request: HttpRequest, using: str | Using | None) -> BuiltInScope:
+    """Return the user's scope, or one for all anonymous callers: only the page's reader knows its signed key."""
     return BuiltInScope(default_scope(request, resolve(Policy(using=using))) or "form")
 
 
 def _take_key(request: HttpRequest) -> bool:
-    """Whether the form has a key. A key in a header is not signed, so it gets no scope that callers share."""
+    """Put the form's key into the header; return whether there is one.
+
+    A key that came in the header is not signed, so it must not get the scope that anonymous callers share.
+    """
     header = conf().meta_name
     if request.method != "POST" or header in request.META or not (signed := request.POST.get(FIELD)):
         return False
@@ -90,7 +103,7 @@ def _take_key(request: HttpRequest) -> bool:
             return False
         raise SuspiciousOperation("The form's idempotency key is not signed by this project.") from error
     content = fingerprints.fingerprint(request, exclude=NOT_CONTENT, max_fields=max_fields())
-    # Under the signature, which no record has: the content can't be guessed from the key.
+    # Keyed with the signature, which no record contains, so that the content can't be guessed from the key.
     digest = hmac.digest(signed.encode(), content, "sha256")
     request.META[header] = f'"{token}-{digest.hex()[:32]}"'
     return True
@@ -101,16 +114,89 @@ def _keeping_messages(view: V) -> Callable[..., HttpResponseBase]:
     def run(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         response = view(request, *args, **kwargs)
         if added := getattr(getattr(request, "_messages", None), "_queued_messages", None):
-            told = [(message.level, str(message.message), message.extra_tags) for message in added]
-            response.headers[MESSAGES] = base64.b64encode(json.dumps(told).encode()).decode()
+            told = json.dumps(list(map(_plain, added)))
+            response.headers[MESSAGES] = base64.b64encode(told.encode()).decode()
         return response
 
     return run
+
+
+def _plain(message: Message) -> tuple[Any, ...]:
+    is_safe = [True] if isinstance(message.message, SafeData) else []
+    return (message.level, str(message.message), message.extra_tags, *is_safe)
 
 
 def _restore_messages(request: HttpRequest, response: HttpResponseBase) -> None:
     told = response.headers.get(MESSAGES)
     response.headers.pop(MESSAGES, None)
     if told and REPLAYED in response.headers and hasattr(request, "_messages"):
-        for level, message, tags in json.loads(base64.b64decode(told)):
+        for level, text, tags, *is_safe in json.loads(base64.b64decode(told)):
+            message = mark_safe(text) if is_safe else text  # nosec B308 B703 # as the view had it
             messages.add_message(request, level, message, extra_tags=tags or "")
+
+
+# --- The admin -------------------------------------------------------------------------------------------------------
+
+
+class IdempotentAddMixin:
+    """Add an object once for each rendering of the admin's form and each content.
+
+    Put this mixin before ``ModelAdmin`` among the bases. ``idempotency_policy`` is a ``Policy`` with the options that
+    ``idempotent_form`` takes. The key is added to the block ``form_top`` of the template that shows the form; a
+    template without that block needs ``{% idempotency_key %}``. Users without permission to add objects get no replay.
+
+    Raises ``ImproperlyConfigured`` if it comes after ``ModelAdmin``.
+    """
+
+    idempotency_policy: Policy = Policy()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        before = cls.__mro__[: cls.__mro__.index(IdempotentAddMixin)]
+        foreign = [base for base in before if "get_urls" in vars(base) and not issubclass(base, IdempotentAddMixin)]
+        if foreign:
+            raise ImproperlyConfigured(
+                f"{cls.__qualname__} is not protected: IdempotentAddMixin comes after {foreign[0].__name__}."
+            )
+
+    def get_urls(self: Any) -> list[URLPattern]:
+        patterns: list[URLPattern] = super().get_urls()  # type: ignore[misc]
+        for pattern in patterns:
+            if pattern.name == f"{self.opts.app_label}_{self.opts.model_name}_add":
+                pattern.callback = self.admin_site.admin_view(_added_once(self))
+        return patterns
+
+    def render_change_form(
+        self,
+        request: HttpRequest,
+        context: dict[str, Any],
+        add: bool = False,
+        change: bool = False,
+        form_url: str = "",
+        obj: Any = None,
+    ) -> HttpResponse:
+        response: HttpResponse = super().render_change_form(request, context, add, change, form_url, obj)  # type: ignore[misc]
+        if add and isinstance(response, TemplateResponse):
+            shown = response.resolve_template(response.template_name)
+            response.context_data = {**(response.context_data or {}), "idempotency_form": shown}
+            response.template_name = "admin/django_idempotency/add_form.html"
+        return response
+
+
+def _added_once(admin: Any) -> Callable[..., HttpResponseBase]:
+    def add(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        response: HttpResponseBase = admin.add_view(request, *args, **kwargs)
+        return response
+
+    add = wraps(admin.add_view)(add)
+    add.__module__, add.__qualname__ = type(admin).__module__, f"{type(admin).__qualname__}.add_view"
+    submit = _submitted_once(add, admin.idempotency_policy)
+
+    @wraps(submit)
+    def permitted(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        if not admin.has_add_permission(request):
+            raise PermissionDenied
+        return submit(request, *args, **kwargs)
+
+    permitted.model_admin = admin  # type: ignore[attr-defined]
+    return permitted

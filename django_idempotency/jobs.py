@@ -1,9 +1,9 @@
-"""The passes of maintenance as jobs for a task queue: options in, figures out, both as plain values.
+"""The maintenance passes as jobs for a task queue. They take options and return figures, both as plain values.
 
-Without ``using`` a job works on each database with records in turn, and returns the figures of each by its alias where
-there are several. One that fails keeps none of the others from being worked on; its error is raised in the end.
+Without ``using``, a job works on each database with records in turn. If there are several, it returns the figures of
+each by its alias. If one database fails, the others are worked on all the same, and the error is raised at the end.
 
-Imported by settings too, before there are models: what needs those is imported later.
+Settings may import this module before models are loaded, so imports that need models are inside the functions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _on_each(run: Callable[..., Any], *, using: str | None = None, **options: An
     figures: dict[str, Any] = {}
     errors: list[Exception] = []
     for place, alias in enumerate(wanted):
-        if options.get("max_seconds") is not None:  # a fair share of what is left, for each that is left
+        if options.get("max_seconds") is not None:  # share the remaining time among the remaining databases
             options["max_seconds"] = max(0.0, ends - time.monotonic()) / (len(wanted) - place)
         try:
             figures[alias] = asdict(run(using=alias, **options))

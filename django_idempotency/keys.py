@@ -1,4 +1,4 @@
-"""From a header to a key, and from scope and key to the identifiers derived of them. Pure."""
+"""Parse keys from headers, and derive identifiers from scope and key. Pure."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from django_idempotency.exceptions import MalformedKey, MalformedRequestTime
 MAX_LENGTH = 255
 
 _VISIBLE = re.compile(r"[!-~]+")
-# A bare key can't hold what would make it a list, a parameter or an unfinished string.
+# A bare key can't contain characters that would make it a list, a parameter or an unfinished string.
 _BARE = re.compile(r'[^\s",;\\]+')
 
 
 def parse_key(value: str, *, strict: bool = False) -> str:
-    """The key in the value of an ``Idempotency-Key`` header field.
+    """Return the key in the value of an ``Idempotency-Key`` header field.
 
     The field is an RFC 9651 Item whose value is a String (draft-ietf-httpapi-idempotency-key-header, section 2.1).
-    Unless ``strict``, a bare token stands for the same key as the quoted string.
+    Unless ``strict``, a bare token is the same key as the quoted string.
 
     Raises ``MalformedKey`` unless the key is 1 to 255 visible ASCII characters.
     """
@@ -45,7 +45,9 @@ def parse_key(value: str, *, strict: bool = False) -> str:
         )
     if not _VISIBLE.fullmatch(key):
         raise MalformedKey(
-            gettext_noop("The idempotency key %(key)s holds more than visible ASCII characters; a UUID is a good key."),
+            gettext_noop(
+                "The idempotency key %(key)s contains characters other than visible ASCII; a UUID is a good key."
+            ),
             never_used=True,
             key=ascii(key),
         )
@@ -75,7 +77,7 @@ def _shown(value: str) -> str:
 
 
 def born(key: str) -> datetime | None:
-    """When a key that is a UUID of version 7 was made, by the clock of the client that made it."""
+    """Return when a UUIDv7 key was made, by the clock of the client that made it; ``None`` for any other key."""
     try:
         uuid = UUID(key)
     except ValueError:
@@ -86,13 +88,13 @@ def born(key: str) -> datetime | None:
 def parse_sent(value: str) -> datetime:
     """Return the time in the header ``value``, an RFC 9651 Date such as ``@1767225600``.
 
-    Raises ``MalformedRequestTime``.
+    Raises ``MalformedRequestTime`` if it is not a time.
     """
     seconds = value.strip(" \t").removeprefix("@")
     sent = _since_1970(seconds=int(seconds)) if re.fullmatch(r"[0-9]{1,15}", seconds) else None
     if sent is None:
         raise MalformedRequestTime(
-            gettext_noop("%(header)s is no time; send one such as @1767225600."), header=_shown(value)
+            gettext_noop("%(header)s is not a time; send one such as @1767225600."), header=_shown(value)
         )
     return sent
 
@@ -105,12 +107,12 @@ def _since_1970(**since: int) -> datetime | None:
 
 
 def record_id(scope: str, key: str) -> UUID:
-    """The record's primary key: a digest of the key in its first half, a digest of scope and key in its second."""
+    """Return the record's primary key: a digest of the key, followed by a digest of scope and key."""
     return _uuid(_digest(key), _digest(f"{len(scope)}:{scope}{key}"))
 
 
 def id_range(key: str) -> tuple[UUID, UUID]:
-    """The first and the last primary key that a raw key can have, in whatever scope."""
+    """Return the first and the last primary key that a raw key can have in any scope."""
     return _uuid(_digest(key), bytes(8)), _uuid(_digest(key), b"\xff" * 8)
 
 
@@ -119,7 +121,7 @@ def is_record_id(id: UUID) -> bool:
     return not id.int & CLEARED
 
 
-# With these bits, MariaDB takes a UUID for one of a version, and then reorders or refuses it.
+# If these bits are set, MariaDB treats a UUID as one with a version and reorders or refuses it.
 CLEARED = 1 << 79 | 1 << 63
 
 
@@ -128,9 +130,9 @@ def _uuid(first: bytes, second: bytes) -> UUID:
 
 
 def child_key(parent: UUID, name: str, secret: bytes | None = None) -> str:
-    """A key for one downstream call: the same for every attempt of the parent, telling nothing of the raw key.
+    """Return a key for one downstream call: the same for every attempt of the parent. It doesn't reveal the raw key.
 
-    Without ``secret`` it can be worked out by everybody who knows the parent.
+    Without ``secret``, anybody who knows the parent can compute it.
     """
     text = parent.bytes + name.encode()
     digest = hashlib.sha256(text).digest() if secret is None else hmac.digest(secret, b"child key" + text, "sha256")

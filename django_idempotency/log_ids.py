@@ -1,8 +1,8 @@
-"""Ids of records as logs and traces show them. Pure, but for the settings.
+"""Ids of records as logs and traces show them. Pure, apart from the settings.
 
-A record's id is a digest of scope and key, and is recognised by a reader who can guess those. With a digest key, logs
-show a permutation of it under the newest key, which is undone with the key alone: a Feistel network of four rounds of
-HMAC-SHA256 (Luby and Rackoff, "How to construct pseudorandom permutations", 1988).
+A record's id is a digest of scope and key, so a reader who can guess those recognises it. With a digest key, logs show
+a permutation of the id under the newest key, which can be reversed only with that key: a Feistel network of four rounds
+of HMAC-SHA256 (Luby and Rackoff, "How to construct pseudorandom permutations", 1988).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HIDDEN = UUID(int=0)
 
 
 def shown_id(id: UUID) -> UUID:
-    """Return the id of a record as logs show it: itself without a digest key, and nothing where keys can't be had."""
+    """Return a record's id as logs show it: unchanged without a digest key, ``HIDDEN`` if the keys are unavailable."""
     try:
         keys = conf().digests
     except ImproperlyConfigured:
@@ -31,7 +31,7 @@ def shown_id(id: UUID) -> UUID:
 
 
 def ids_behind(shown: UUID) -> list[UUID]:
-    """Return the ids of records that ``shown`` may stand for: itself, and what logs showed so, under whichever key."""
+    """Return the ids of records that ``shown`` may stand for: itself, and those that logs show so under any key."""
     hidden = [_restored(shown, key) for key in conf().digests.values()]
     return [id for id in (shown, *hidden) if is_record_id(id)]
 

@@ -1,7 +1,7 @@
 """Log records with fields, one for each event that is worth reporting.
 
-Each has ``event``, ``entry_point``, ``view``, ``record_id``, ``attempt`` and ``reason``. None has a key, a scope, or
-what a request held.
+Each has ``event``, ``entry_point``, ``view``, ``record_id``, ``attempt`` and ``reason``. None contains a key, a scope
+or the content of a request.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def log(
     error: BaseException | None = None,
     reason: str | None = None,
 ) -> None:
-    """Log ``message`` with the fields of ``operation`` or a record; with ``error``, with its traceback.
+    """Log ``message`` with the fields of ``operation`` or a record, and with the traceback of ``error`` if given.
 
-    Texts among ``arguments`` and ``reason`` are made printable, and ids are shown by ``shown_id``.
+    Strings in ``arguments`` and ``reason`` are made printable, and ids are shown by ``shown_id``.
     """
     id = operation.id if operation else record_id
     fields = {
@@ -57,7 +57,7 @@ def _shown(argument: object) -> object:
 def log_lost_response(what: str, id: UUID, error: Exception | None) -> None:
     """Log that the response of the record ``id`` is not kept or replayed, and where ``error`` was raised.
 
-    Not the error's text, nor its traceback: either may hold a piece of the response.
+    The error's text and traceback are left out, because either may contain a part of the response.
     """
     details = (id, what, "" if error is None else f": {_raised(error)}")
     log(
@@ -74,7 +74,7 @@ def _raised(error: Exception) -> str:
     return f"{type(error).__name__} at {place.filename}:{place.lineno}"
 
 
-# --- What would be said again and again ------------------------------------------------------------------------------
+# --- Messages that would be repeated ---------------------------------------------------------------------------------
 
 EVERY = 60.0  # seconds
 MOST = 1000
@@ -82,7 +82,7 @@ _said: dict[str, float] = {}
 
 
 def is_due(what: str) -> bool:
-    """Return whether ``what`` was not due within the last minute, in this process."""
+    """Return whether to log ``what`` now: ``True`` at most once a minute in this process."""
     now = time.monotonic()
     if now - _said.get(what, -math.inf) < EVERY:
         return False
@@ -92,14 +92,14 @@ def is_due(what: str) -> bool:
     return True
 
 
-# --- What an error may say of itself ---------------------------------------------------------------------------------
+# --- Error messages --------------------------------------------------------------------------------------------------
 
 _DRIVERS = ("psycopg", "psycopg2", "psycopg_pool", "MySQLdb")
 _OF_MYSQLS_CLIENT = range(2000, 3000)
 
 
 def cause(error: BaseException) -> str:
-    """An error in one line, without what a database quotes in it: keys, rows, parameters."""
+    """Return an error in one line, without the keys, rows and parameters that a database may quote in it."""
     if isinstance(error, StoreUnavailable):
         if error.__cause__ is None:
             return str(error)
@@ -116,7 +116,7 @@ def _is_a_drivers(error: BaseException) -> bool:
 
 
 def _code(error: Any) -> str | None:
-    """What the server calls the error; ``None`` if it is none of the server's."""
+    """Return the server's code for the error; ``None`` if the error is not from the server."""
     for name in ("sqlstate", "pgcode", "sqlite_errorname"):
         if code := getattr(error, name, None):
             return str(code)

@@ -1,4 +1,4 @@
-"""The record of a key, and the one table of the moves it can make."""
+"""The record of a key, and the only table of the moves that its status can make."""
 
 from __future__ import annotations
 
@@ -30,16 +30,18 @@ ABSENT = None
 LIVE = (Status.STARTED, Status.PROCESSING)
 TERMINAL = (Status.COMPLETED, Status.FAILED)
 
-# From what to what. A record that is expired and comes to life again moves from a terminal status to PROCESSING.
+# From each status to those that may follow. A record that has expired and is used again moves from a terminal status to
+# PROCESSING.
 MOVES: Mapping[Status | None, frozenset[Status | None]] = {
-    ABSENT: frozenset({Status.STARTED, Status.PROCESSING, Status.COMPLETED, Status.FAILED}),  # a claim by lock: ended
+    # A claim by lock has no record before it ends with a terminal status.
+    ABSENT: frozenset({Status.STARTED, Status.PROCESSING, Status.COMPLETED, Status.FAILED}),
     Status.STARTED: frozenset({Status.PROCESSING, Status.FAILED}),
     Status.PROCESSING: frozenset({Status.PROCESSING, Status.COMPLETED, Status.FAILED, ABSENT}),
     Status.FAILED: frozenset({Status.PROCESSING}),
     Status.COMPLETED: frozenset(),
 }
 MOVES_ONCE_EXPIRED = frozenset({Status.PROCESSING, ABSENT})
-# Of a record without a response, when an operator gives it one.
+# The moves of a record without a response when an operator gives it one.
 MOVES_BY_DECISION: Mapping[str | None, frozenset[str | None]] = {
     Status.STARTED: frozenset({Status.COMPLETED}),
     Status.FAILED: frozenset({Status.COMPLETED, Status.FAILED}),
@@ -47,9 +49,9 @@ MOVES_BY_DECISION: Mapping[str | None, frozenset[str | None]] = {
 
 
 def check_move(before: str | None, after: str | None, *, expired: bool = False, decided: bool = False) -> None:
-    """Raise ``IllegalMove`` unless a record may go from the one status to the other (``None``: no record).
+    """Raise ``IllegalMove`` unless a record may move from status ``before`` to ``after`` (``None``: no record).
 
-    ``decided``: it has no response yet, and an operator has decided on one.
+    ``decided``: the record has no response yet, and an operator has decided on one.
     """
     legal = MOVES[before if before is None else Status(before)]
     if after in legal or (expired and before in TERMINAL and after in MOVES_ONCE_EXPIRED):
@@ -60,11 +62,11 @@ def check_move(before: str | None, after: str | None, *, expired: bool = False, 
 
 
 def in_utc(value: datetime, using: str) -> datetime:
-    """Return a time that the database ``using`` told in UTC, to be compared with others.
+    """Return a time that was read from the database ``using`` in UTC, so that it can be compared with others.
 
-    Two times with one time zone are compared by the clock on the wall, which in autumn shows one hour twice; and with
-    ``USE_TZ = False`` they come without a zone. What PostgreSQL told names its moment all the same, by its ``fold``.
-    Other databases have no zones: there ``DatabaseNow`` writes UTC, and that is what is read, whatever it is called.
+    Python compares two times in the same zone by their local time, which shows one hour twice in autumn. With
+    ``USE_TZ = False`` times have no zone. A time from PostgreSQL is still unambiguous, because of its ``fold``. Other
+    databases have no zones: ``DatabaseNow`` writes UTC there, so the time read is UTC, whatever its ``tzinfo`` says.
     """
     if connections[using].vendor != "postgresql":
         return value.replace(tzinfo=UTC)
@@ -73,17 +75,18 @@ def in_utc(value: datetime, using: str) -> datetime:
 
 
 class DatabaseNow(Now):
-    """The database's clock at the start of the statement, in UTC on every database."""
+    """The time of the database's clock at the start of the statement, in UTC on every database."""
 
     def as_mysql(self, compiler, connection, **extra):  # type: ignore[no-untyped-def]
         return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **extra)
 
 
 class RowLocked(Func):
-    """Whether a running transaction has the record's row locked. False on databases where only a lock could tell.
+    """Whether a running transaction has locked the record's row. Always false on databases other than PostgreSQL.
 
-    On PostgreSQL a locked row has its transaction's number in ``xmax``, and a running transaction has its own number
-    locked. So this takes no lock and blocks no request.
+    On PostgreSQL a locked row has the number of the locking transaction in ``xmax``, and a running transaction holds a
+    lock on its own number. This expression therefore takes no lock and blocks no request. On the other databases, only
+    an attempt to lock the row could tell.
     """
 
     template = "FALSE"
@@ -101,7 +104,7 @@ class RowLocked(Func):
 
 class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):
     def with_key(self, key: str) -> RecordQuerySet:
-        """The records of a raw key in every scope: one range of the primary key."""
+        """Return the records of a raw key in every scope, which are one range of the primary key."""
         return self.filter(pk__range=id_range(key), key=key)
 
     def live(self) -> RecordQuerySet:
@@ -111,40 +114,44 @@ class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):
         return self.filter(status__in=TERMINAL)
 
     def stuck(self, older_than: float = 0) -> RecordQuerySet:
-        """Those whose lease ran out ``older_than`` seconds ago, longest first; live owners in atomic mode included."""
+        """Return those whose lease lapsed more than ``older_than`` seconds ago, oldest first.
+
+        They include the records of owners in atomic mode that are still alive.
+        """
         lapsed = DatabaseNow() - Value(timedelta(seconds=older_than))
         return self.live().filter(locked_until__lt=lapsed).order_by("locked_until")
 
     def abandoned(self) -> RecordQuerySet:
-        """Those that are ``stuck`` and whose row no running transaction has locked: no owner is at work on them."""
+        """Return those that are ``stuck`` and whose row no running transaction has locked, so no owner is at work."""
         return self.stuck().filter(~Q(RowLocked()))
 
     def awaiting_operator(self) -> RecordQuerySet:
-        """Those on hold, longest first."""
+        """Return those on hold, oldest first."""
         undecided = Q(status=Status.FAILED, response_status__isnull=True)
         return self.filter(undecided, on_hold=True).order_by("updated_at")
 
     def purgeable(self) -> RecordQuerySet:
-        """Those that may be deleted. Records on hold wait for an operator, however long that takes."""
+        """Return those that may be deleted. Records on hold wait for an operator without a time limit."""
         return self.terminal().filter(purge_at__lt=DatabaseNow(), on_hold=False)
 
     def with_needless_body(self) -> RecordQuerySet:
-        """Those past ``expires_at`` that are kept for audit, with a body."""
+        """Return those past ``expires_at`` that are kept for audit and still have a body."""
         kept_for_audit = Q(response_body__isnull=False, purge_at__gt=F("expires_at"))
         return self.filter(kept_for_audit, expires_at__lt=DatabaseNow())
 
 
 def _exactly(condition: Q, *, names: tuple[str, ...]) -> Q:
-    """Each of ``names`` is set where ``condition`` holds and NULL where it does not."""
+    """Return the condition that all ``names`` are set if ``condition`` holds, and that all are NULL otherwise."""
     all_set = Q(**{f"{name}__isnull": False for name in names})
     none_set = Q(**{f"{name}__isnull": True for name in names})
     return (condition & all_set) | (~condition & none_set)
 
 
 class IdempotencyRecord(models.Model):
-    """One key of one scope: who may run it, and what came of it.
+    """One key of one scope: who may run it, and the result.
 
-    The columns that never change come first: PostgreSQL logs only what follows the first changed byte of an update.
+    The columns that never change come first, because PostgreSQL logs only what follows the first changed byte of an
+    updated row.
     """
 
     id = models.UUIDField(primary_key=True, editable=False)
@@ -216,20 +223,20 @@ class IdempotencyRecord(models.Model):
             ),
         ]
         indexes = [
-            # The ones on hold come last in it, without a time: all that keeps a partition from going is in one index.
+            # Records on hold have no locked_until and come last. So this index has all that makes a partition stay.
             models.Index(
                 fields=["locked_until"],
                 condition=Q(status__in=LIVE) | Q(on_hold=True),
                 name="idempotency_record_reap",
             ),
             models.Index(fields=["purge_at"], condition=Q(status__in=TERMINAL), name="idempotency_record_purge"),
-            # Empty, and free, unless a policy keeps its records longer than it deduplicates by them.
+            # Empty, and therefore free, unless a policy keeps records for audit after they expire.
             models.Index(
                 fields=["expires_at"],
                 condition=Q(response_body__isnull=False, purge_at__gt=F("expires_at")),
                 name="idempotency_record_bodies",
             ),
-            # What waits for an operator or a retry; nothing that ended with a response is ever in it.
+            # Records that wait for an operator or a retry. A record with a response is never in it.
             models.Index(
                 fields=["on_hold", "updated_at"],
                 condition=Q(status=Status.FAILED, response_status__isnull=True),
@@ -242,7 +249,7 @@ class IdempotencyRecord(models.Model):
 
 
 class IdempotencyCounter(models.Model):
-    """How often one thing happened at one view within five minutes; whose key it was, or which, is not in it."""
+    """How often one event happened at one view within five minutes. It contains neither keys nor scopes."""
 
     pk = models.CompositePrimaryKey("since", "view", "event")
     since = models.DateTimeField(_("since"))
@@ -263,7 +270,7 @@ class IdempotencyCounter(models.Model):
 
 
 class IdempotencyObservation(models.Model):
-    """A digest of a request that was observed, and when the last one like it was; whose it was is not in it."""
+    """A digest of an observed request, and the time of the last request like it. It doesn't say who sent it."""
 
     digest = models.UUIDField(primary_key=True, editable=False)
     seen_at = models.DateTimeField(_("seen at"))

@@ -1,4 +1,4 @@
-"""Times for people: in the time zone in force, and with its name. No other text tells what an hour means."""
+"""Times for people: in the time zone in force, and with its name, because nothing else says which zone it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.utils.formats import date_format
 
 
 def in_zone(moment: datetime) -> datetime:
-    """Return ``moment`` in the time zone in force. Without a zone (``USE_TZ = False``), it is in the default one."""
+    """Return ``moment`` in the time zone in force. If it is naive (``USE_TZ = False``), it is in the default zone."""
     aware = moment if moment.tzinfo else moment.replace(tzinfo=timezone.get_default_timezone())
     return timezone.localtime(aware)
 
@@ -22,9 +22,9 @@ def shown(moment: datetime) -> str:
 
 
 def zone(moment: datetime) -> str:
-    """Return what the time zone in force is called at ``moment``: ``CET``, or ``+0545`` where it has no name.
+    """Return the name of the time zone in force at ``moment``: ``CET``, or ``+0545`` if it has no name.
 
-    Django's ``T`` says nothing in the hour that comes twice, where it matters.
+    Django's format ``T`` is empty in the hour that occurs twice, which is when the zone matters.
     """
     return in_zone(moment).tzname() or ""
 

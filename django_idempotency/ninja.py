@@ -1,7 +1,8 @@
-"""Entry points inside the operations of Django Ninja: after its checks, around its rendering. Imports nothing of it.
+"""Entry points inside the operations of Django Ninja: after its checks, around its rendering.
 
-What Ninja looks for on a function (``_ninja_contribute_to_operation``) and on an operation (``_run_decorators``) is
-what its own ``decorate_view`` uses. ``add_decorator(…, mode="view")`` hands us the ``run`` of each operation.
+This module does not import Ninja up front. It sets the attributes that Ninja's own ``decorate_view`` uses:
+``_ninja_contribute_to_operation`` on a function and ``_run_decorators`` on an operation.
+``add_decorator(…, mode="view")`` calls the decorator with the ``run`` of each operation.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ View = Callable[..., Any]
 
 
 def path_view(view: Any) -> Any:
-    """What Ninja has at one path, behind the view that it gave to Django.
+    """Return Ninja's object for one path, which is behind the view that Ninja gave to Django.
 
-    ``None`` for any other view, and for a Ninja whose operations can't be copied.
+    ``None`` for any other view, and for a version of Ninja whose operations can't be copied.
     """
     if getattr(view, "__module__", "") != "ninja.operation" or not isinstance(view, FunctionType):
         return None
@@ -46,20 +47,20 @@ def is_operation(view: Any) -> bool:
     return hasattr(view, "_ninja_operation")
 
 
-def view_functions(view: Any) -> list[Any]:
-    """The functions of all operations behind ``view``, or none if it is not Ninja's."""
-    return [operation.view_func for operation in getattr(path_view(view), "operations", ())]
+def operations(view: Any) -> list[Any]:
+    """Return all operations behind ``view``; none if it is not Ninja's."""
+    return list(getattr(path_view(view), "operations", ()))
 
 
 def functions(view: Any, method: str) -> Iterator[Any]:
-    """The functions in which the operation for ``method`` may have an entry point."""
-    for operation in getattr(path_view(view), "operations", ()):
+    """Yield the functions on which the operation for ``method`` may have an entry point."""
+    for operation in operations(view):
         if method.upper() in operation.methods:
             yield from (operation.run, operation.view_func)
 
 
 def contribute(protected: Any, view: View, policy: Policy, way: EntryPoint) -> None:
-    """Have Ninja, if it makes an operation of ``protected``, run ``view`` behind an entry point inside of it."""
+    """Make Ninja, if it turns ``protected`` into an operation, run ``view`` behind an entry point inside it."""
     earlier = getattr(view, CONTRIBUTIONS, [])
     setattr(protected, CONTRIBUTIONS, [*earlier, partial(_protect, view=view, policy=policy, way=way)])
     if isinstance(view, FunctionType):
@@ -67,11 +68,11 @@ def contribute(protected: Any, view: View, policy: Policy, way: EntryPoint) -> N
 
 
 def _evaluated(stated: Signature, names: dict[str, Any]) -> Signature:
-    """The signature with its annotations evaluated where the view was written: Ninja would look in this package."""
+    """Return the signature with its annotations evaluated in the view's module; Ninja would look in this package."""
     parameters = []
     for parameter in stated.parameters.values():
         holder = type("Holder", (), {"__annotations__": {parameter.name: parameter.annotation}})
-        with suppress(Exception):  # a name for type checkers only, such as that of the request
+        with suppress(Exception):  # a name that only type checkers know, such as that of the request
             hints = (
                 get_type_hints(holder, names, include_extras=True) if parameter.annotation != Signature.empty else {}
             )
@@ -83,8 +84,8 @@ def _evaluated(stated: Signature, names: dict[str, Any]) -> Signature:
 def protect_operation(function: Any, policy: Policy) -> Any:
     """``@idempotent`` above ``@api.post``.
 
-    ``add_decorator`` in Ninja's mode ``"operation"`` calls it with the same arguments, and with no operation that could
-    be protected: what is returned then refuses to run in Ninja.
+    ``add_decorator`` in Ninja's mode ``"operation"`` calls it with the same arguments, but with no operation that could
+    be protected. The function returned then refuses to run in Ninja.
     """
     _protect(function._ninja_operation, function, policy, EntryPoint.DECORATOR)
     if iscoroutinefunction(function):
@@ -119,13 +120,13 @@ def _refuse_operation_mode(request: HttpRequest, function: View) -> None:
 
 
 def in_operation_mode(view: Any) -> list[Any]:
-    """The functions behind Ninja's ``view`` on which ``add_decorator`` has put ``@idempotent`` in the wrong mode."""
+    """Return the functions behind Ninja's ``view`` to which ``@idempotent`` was added in the wrong mode."""
     functions = [operation.view_func for operation in _operations(view)]
     return [function for function in functions if hasattr(function, "idempotency_above")]
 
 
 def _operations(view: Any) -> list[Any]:
-    """The operations behind Ninja's ``view``, of any version."""
+    """Return the operations behind Ninja's ``view``, in any version of Ninja."""
     if not getattr(view, "__module__", "").startswith("ninja."):
         return []
     parts = [
@@ -136,7 +137,7 @@ def _operations(view: Any) -> list[Any]:
 
 
 def is_run(view: Any) -> bool:
-    """Whether ``view`` is what runs an operation: ``add_decorator(…, mode="view")`` and ``decorate_view`` give that."""
+    """Whether ``view`` is the ``run`` that ``add_decorator(…, mode="view")`` and ``decorate_view`` pass on."""
     run = unwrap(view)
     return getattr(run, "__name__", "") == "run" and hasattr(getattr(run, "__self__", None), "_result_to_response")
 
@@ -144,7 +145,8 @@ def is_run(view: Any) -> bool:
 def protect_run(run: View, policy: Policy) -> View:
     """Protect the operation that ``run`` belongs to, inside its checks, unless it has an entry point or is exempt.
 
-    The line of a router counts before that of its API. An async operation is in lease mode unless ``policy`` says more.
+    ``add_decorator`` on a router has precedence over that on its API. An async operation runs in lease mode unless
+    ``policy`` sets the mode.
     """
     bound: Any = unwrap(run)
     operation = bound.__self__
@@ -153,7 +155,8 @@ def protect_run(run: View, policy: Policy) -> View:
         view = operation.view_func.__wrapped__
     elif hasattr(view, BY_RUN):
         raise ImproperlyConfigured(
-            f"{view.__qualname__} has an entry point already, and a decorator around it. Add @idempotent before others."
+            f"{view.__qualname__} already has an entry point, and a decorator around it. Add @idempotent before the "
+            "others."
         )
     elif hasattr(view, "idempotency_entry_point") or hasattr(view, "idempotency_exempt"):
         return run
@@ -169,7 +172,7 @@ def protect_run(run: View, policy: Policy) -> View:
 
 
 def behind_entry_points(view: Any, policy: Policy | None, way: EntryPoint) -> View:
-    """A copy of Ninja's ``view`` whose operations have entry points, those that have one of their own excepted."""
+    """Return a copy of Ninja's ``view`` with entry points for those of its operations that have none of their own."""
     original = path_view(view)
     copy = original.clone()
     for operation, of in zip(copy.operations, original.operations, strict=True):
@@ -185,7 +188,7 @@ def _protect(operation: Any, view: View, policy: Policy, way: EntryPoint) -> Non
     if _streams(operation):
         _refuse_stream(view)
 
-    def into(run: View) -> View:  # Ninja calls it again for each copy that it makes of the operation
+    def into(run: View) -> View:  # Ninja calls it again for each copy of the operation
         bound: Any = unwrap(run)
         bound.__self__.view_func = _protected(bound.__self__, view, policy, way)
         return run
@@ -200,8 +203,8 @@ def _streams(operation: Any) -> bool:
 
 def _refuse_stream(view: View) -> NoReturn:
     raise ImproperlyConfigured(
-        f"{view.__qualname__} streams, and its items are made after the response: they can't be replayed. Take "
-        "@idempotent away, or return a response without a stream; @idempotency_exempt leaves it out of add_decorator."
+        f"{view.__qualname__} streams: its items are made after the response, so they can't be replayed. Remove "
+        "@idempotent, or return a response without a stream; @idempotency_exempt leaves it out of add_decorator."
     )
 
 
@@ -246,12 +249,15 @@ def _rendered(operation: Any, request: HttpRequest, result: Any, values: dict[st
 # --- The OpenAPI document --------------------------------------------------------------------------------------------
 
 
-def describe_operations() -> None:
-    """Have Ninja's OpenAPI documents describe the keys of protected operations.
+def describe_operations(covered: Callable[[Any], Policy | None] | None = None) -> None:
+    """Make Ninja's OpenAPI documents describe the keys of protected operations.
 
-    Ninja has no place for extensions there: its method that describes an operation is wrapped, once.
+    ``covered`` returns the policy of an operation without an entry point. Ninja offers no extension point for this, so
+    its method that describes an operation is wrapped, once.
     """
     schema: Any = import_module("ninja.openapi.schema").OpenAPISchema
+    if covered is not None:
+        schema.idempotency_covered = staticmethod(covered)
     details = schema.operation_details
     if hasattr(details, "idempotency_described"):
         return
@@ -259,7 +265,7 @@ def describe_operations() -> None:
     @wraps(details)
     def operation_details(self: Any, operation: Any) -> dict[str, Any]:
         result: dict[str, Any] = details(self, operation)
-        if (policy := operation_policy(operation)) is not None:
+        if (policy := operation_policy(operation, getattr(self, "idempotency_covered", None))) is not None:
             _describe(result, operation, policy)
             self.add_schema_definitions({"IdempotencyProblem": published.PROBLEM})
         return result
@@ -268,9 +274,14 @@ def describe_operations() -> None:
     schema.operation_details = operation_details
 
 
-def operation_policy(operation: Any) -> Policy | None:
-    """The policy in force of an operation with an entry point; ``None`` if there is none, or it heeds no key."""
+def operation_policy(operation: Any, covered: Callable[[Any], Policy | None] | None = None) -> Policy | None:
+    """Return the policy in force of an operation; ``None`` if it is not protected or none of its methods heeds keys.
+
+    ``covered`` returns the policy of an operation without an entry point of its own.
+    """
     stated = next((vars(part)[POLICY] for part in (operation.run, operation.view_func) if POLICY in _marks(part)), None)
+    if stated is None and covered is not None:
+        stated = covered(operation)
     policy = stated and resolve(stated)
     return policy if policy and not set(policy.methods).isdisjoint(operation.methods) else None
 

@@ -1,4 +1,4 @@
-"""Options that are declared once: type, default and rule in one line, for the settings and for policies alike."""
+"""Options that are declared once, with type, default and rule in one line, for settings and policies."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _unchanged(value: Any) -> Any:
 class Rule:
     """What the value of an option has to be.
 
-    ``what``: completes "it must be …". ``accepts``: whether a value is right. ``convert``: makes of a right value what
-    is kept. ``explain``: a sentence for a wrong value, if there is more to say than ``what``.
+    ``what``: completes "it must be …". ``accepts``: returns whether a value is valid. ``convert``: converts a valid
+    value to the one that is kept. ``explain``: returns a sentence for a wrong value if ``what`` does not say enough.
     """
 
     what: str
@@ -39,11 +39,11 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class CallableRule(Rule):
-    """One whose values may be given as dotted paths where Python code can't import them: in the settings."""
+    """A rule whose values may be dotted paths in the settings, which often can't import the callables themselves."""
 
 
 def option(default: Any, rule: Rule, *, secret: bool = False) -> Any:
-    """Declare a field of a dataclass, with its rule. No error shows the value of a ``secret`` one."""
+    """Declare a field of a dataclass with its rule. Errors never show the value of a ``secret`` one."""
     return field(default=default, repr=not secret, metadata={"rule": rule})
 
 
@@ -52,7 +52,7 @@ def rules(options: type[Any]) -> dict[str, Rule]:
 
 
 def validate(options: Any) -> None:
-    """Hold every field of ``options`` to its rule. Raises ``ImproperlyConfigured``."""
+    """Check every field of ``options`` against its rule. Raises ``ImproperlyConfigured``."""
     for declared in fields(options):
         if rule := declared.metadata.get("rule"):
             value = getattr(options, declared.name)
@@ -60,7 +60,7 @@ def validate(options: Any) -> None:
 
 
 def conform(name: str, value: Any, rule: Rule, *, secret: bool = False) -> Any:
-    """Return ``value`` as it is kept. Raises ``ImproperlyConfigured`` that names it and what it must be."""
+    """Return ``value`` as it is kept. Raises ``ImproperlyConfigured``, which says what it must be, if it is wrong."""
     if not rule.accepts(value):
         told = f"{name}:" if secret else f"{name} is {value!r};"
         raise ImproperlyConfigured(f"{told} {rule.sentence(value)}")
@@ -119,7 +119,7 @@ def one_of(choices: type[StrEnum]) -> Rule:
 
 
 def many(what: str, is_right: Callable[[Any], bool]) -> Rule:
-    """A list, tuple or set; kept as a frozenset."""
+    """Return the rule for a list, tuple or set; the value is kept as a frozenset."""
 
     def are_right(values: Any) -> bool:
         return isinstance(values, Collection) and not isinstance(values, str | bytes) and all(map(is_right, values))
@@ -128,7 +128,10 @@ def many(what: str, is_right: Callable[[Any], bool]) -> Rule:
 
 
 def listed(what: str, is_right: Callable[[Any], bool], explain_item: Callable[[int, Any], str] | None = None) -> Rule:
-    """A list or tuple, whose order counts. ``explain_item``: a sentence for the first wrong item and its index."""
+    """Return the rule for a list or tuple, whose order counts.
+
+    ``explain_item``: returns a sentence for the first wrong item, given its index and the item.
+    """
 
     def is_list(values: Any) -> bool:
         return isinstance(values, list | tuple)
@@ -154,7 +157,7 @@ def or_none(rule: Rule) -> Rule:
 
 
 def nearest(wrong: object, right: Iterable[str]) -> str:
-    """Return a sentence that names the right word for a wrong one, in whatever case."""
+    """Return a sentence that suggests the valid word for a wrong one, ignoring case."""
     words = {word.lower(): str(word) for word in sorted(right)}
     if close := difflib.get_close_matches(str(wrong).lower(), words, n=1, cutoff=0.5):
         return f"did you mean {words[close[0]]!r}?"

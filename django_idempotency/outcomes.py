@@ -20,8 +20,8 @@ Headers = tuple[tuple[str, str], ...]
 class StoredResponse:
     """A response as it is kept and replayed, with its HTTP ``status``.
 
-    ``body`` is the exact bytes, or ``None`` where the body was not stored (a streaming or an oversize response, or by
-    policy). Neither it nor the headers show in the representation, which may end up in a log.
+    ``body`` is the exact bytes, or ``None`` if the body was not stored (a streaming or oversize response, or by
+    policy). ``repr()`` shows neither body nor headers, because it may end up in a log.
     """
 
     status: int
@@ -30,14 +30,14 @@ class StoredResponse:
 
     @classmethod
     def of(cls, status: int, headers: Any, body: bytes | memoryview | None) -> StoredResponse:
-        """The response in a record's columns; without headers and body where the stored headers are damaged."""
+        """Return the response in a record's columns; without headers and body if the stored headers are damaged."""
         if not (isinstance(headers, list | tuple) and are_headers(headers)):
             return cls(status, body=None)
         return cls(status, tuple((name, value) for name, value in headers), None if body is None else bytes(body))
 
     @property
     def has_content(self) -> bool:
-        """Whether there is anything besides the status."""
+        """Whether it has a body or headers."""
         return self.body is not None or bool(self.headers)
 
     def without_content(self) -> StoredResponse:
@@ -45,20 +45,21 @@ class StoredResponse:
         return StoredResponse(self.status, body=None)
 
 
-# Stands among the headers for a reason phrase that is not the status's own. No header is called that.
+# Stored among the headers for a reason phrase that is not the status's own. No header can have this name.
 REASON = ":reason"
-_NAME = re.compile(r":?[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2; a colon before what is no header
+_NAME = re.compile(r":?[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2; a leading colon for what is no header
+_VALUE = re.compile(r"[^\0\r\n\u0100-\U0010ffff]*")
 
 
 def are_headers(pairs: Iterable[Any]) -> bool:
-    """Whether these are pairs of a name and a value that a server can send."""
+    """Whether these are pairs of a header name and a value that a server can send."""
     return all(isinstance(pair, list | tuple) and len(pair) == 2 and _is_header(*pair) for pair in pairs)
 
 
 def _is_header(name: object, value: object) -> bool:
-    if not (isinstance(name, str) and isinstance(value, str) and _NAME.fullmatch(name)):
+    if not (isinstance(name, str) and isinstance(value, str)):
         return False
-    return not set("\0\r\n") & set(value) and max(value, default="") <= "\xff"
+    return bool(_NAME.fullmatch(name) and _VALUE.fullmatch(value))
 
 
 def is_storable(response: Any) -> bool:
@@ -72,7 +73,7 @@ def is_storable(response: Any) -> bool:
 
 
 class EntryPoint(StrEnum):
-    """Which way an operation came in."""
+    """The kind of entry point through which an operation came in."""
 
     MIXIN = "mixin"
     DECORATOR = "decorator"
@@ -96,7 +97,7 @@ class Rejection(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """What ``may_replay`` gets of a record: whose it is, and the ``response`` that would be replayed, as it is kept."""
+    """The record as ``may_replay`` gets it: whose it is, and the stored ``response`` that would be replayed."""
 
     id: UUID
     scope: str
@@ -110,10 +111,10 @@ class Admission(Protocol):
     """Decides whether the key of one request may be claimed if it is new. See ``django_idempotency.http.admission``."""
 
     def refused_for(self, operation: Operation, /) -> int | None:
-        """Return the seconds to wait before asking again; ``None`` if a new key is admitted. It is counted then."""
+        """Return the seconds to wait before asking again; ``None`` if a new key is admitted, which is then counted."""
 
     def give_back(self) -> None:
-        """Count the key no more: it turned out not to be new."""
+        """Undo the count of the key, because it turned out not to be new."""
 
     def stored(self, operation: Operation, response: StoredResponse, /) -> None:
         """Count the bytes of a response that was stored."""
@@ -121,9 +122,9 @@ class Admission(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What a caller asks to be done once: its identity (scope and key) and its content (fingerprint).
+    """What a caller wants to be done once: its identity (scope and key) and its content (fingerprint).
 
-    ``fingerprint``: as a store keeps it. ``digest``: of the request, without a key; ``None`` where it is not known.
+    ``fingerprint``: as a store keeps it. ``digest``: that of the request, without a digest key; ``None`` if unknown.
     """
 
     scope: str
@@ -133,7 +134,7 @@ class Operation:
     path: str = ""
     sender: object = field(default=None, compare=False)  # the view or consumer, for signals
     entry_point: EntryPoint | None = field(default=None, compare=False)
-    sent: datetime | None = field(default=None, compare=False)  # first sent, by the client's own account
+    sent: datetime | None = field(default=None, compare=False)  # when the client says that it first sent it
     database: str | None = field(default=None, compare=False)  # the alias that a callable ``using`` chose for its claim
     permits: Callable[[StoredRecord], object] | None = field(default=None, compare=False, repr=False)
     digest: bytes | None = field(default=None, compare=False, repr=False)
@@ -145,13 +146,13 @@ class Operation:
         object.__setattr__(self, "id", record_id(self.scope, self.key))
 
     def may_get(self, response: StoredResponse) -> bool:
-        """Whether its caller may get the stored ``response``."""
+        """Return whether its caller may get the stored ``response``."""
         record = StoredRecord(self.id, self.scope, self.key, self.method, self.path, response)
         return self.permits is None or self.permits(record) is True
 
     @property
     def view(self) -> str:
-        """The dotted name of the sender; empty without one. Never more names than there are in the code."""
+        """The dotted name of the sender; empty without one. The number of names is limited by the code."""
         if self.sender is None:
             return ""
         named: Any = self.sender if hasattr(self.sender, "__qualname__") else type(self.sender)
@@ -160,7 +161,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A record as one statement saw it, with the database's time of that statement in ``now``."""
+    """A record as one statement saw it. ``now`` is the database's time of that statement."""
 
     id: UUID
     scope: str
@@ -185,12 +186,12 @@ class Snapshot:
 
     @property
     def version(self) -> tuple[object, ...]:
-        """What changes whenever a record does, counted replays aside."""
+        """Values that change whenever the record does, except for the count of replays."""
         return self.status, self.token, self.attempts, self.locked_until, self.expires_at, self.created_at
 
     @property
     def lease_expired(self) -> bool:
-        """Whether its lease was watched for a heartbeat's time, and not renewed: it ends where it began, then."""
+        """Whether its lease was watched for a heartbeat's time without being renewed. Its end is its start then."""
         return self.locked_at is not None and self.locked_until is not None and self.locked_until <= self.locked_at
 
     @property
@@ -207,11 +208,12 @@ class Snapshot:
 class Claimed:
     """The caller holds the key and must run. ``token`` is the fencing token of this attempt.
 
-    ``created``, ``place``: when and where the record was made, in the store's own words, if it told. ``schemas``: where
-    PostgreSQL looked for the table. ``transaction``: the business transaction that has the record locked, in the
-    store's own words too.
+    ``created``, ``place``: when and where the record was made, in the store's own format; ``None`` if the store doesn't
+    say. ``schemas``: the schemas in which PostgreSQL looked for the table. ``transaction``: the business transaction
+    that has locked the record, also in the store's own format.
 
-    ``by_lock``: the claim is a lock of the business transaction, which is ``opened`` already; there is no record yet.
+    ``by_lock``: the claim is a lock held by the business transaction, which is already ``opened``. There is no record
+    yet.
     """
 
     operation: Operation
@@ -232,7 +234,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The operation is done; this is its response. ``trace``: of the run that it is of, as the record has it."""
+    """The operation is done; this is its response. ``trace``: that of the original run, as the record stores it."""
 
     response: StoredResponse
     trace: bytes | None = field(default=None, compare=False)
@@ -263,7 +265,7 @@ Duplicate = Replay | InFlight | Mismatch | OnHold
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """Not an outcome but a decision: the record may change hands, ``after`` seconds from now at the earliest."""
+    """Not an outcome but a decision: the record may change owner, ``after`` seconds from now at the earliest."""
 
     after: float = 0.0
 
@@ -282,7 +284,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Roll back; a retry may run again, or with ``on_hold`` an operator has to decide."""
+    """Roll back. A retry may run again; with ``on_hold``, an operator has to decide instead."""
 
     reason: str
     on_hold: bool = False

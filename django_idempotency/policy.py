@@ -1,4 +1,4 @@
-"""Policy: every knob of a view or a consumer, and its default, once."""
+"""``Policy``: every knob of a view or a consumer, with its default."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class RowLock(StrEnum):
 
 
 REQUIRE = "require"
-LONGEST = 100 * 365 * 24 * 60 * 60  # a century; far beyond it Python's calendar ends
+LONGEST = 100 * 365 * 24 * 60 * 60  # seconds: a century, well within Python's calendar
 
 Scope = Callable[[HttpRequest], str | None]
 Fingerprint = Callable[[HttpRequest], bytes]
@@ -94,59 +94,59 @@ _SCOPE = CallableRule(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Policy:
-    """How one view or consumer treats its keys. What is not stated comes from the ``IDEMPOTENCY`` setting.
+    """How one view or consumer treats its keys. Options that are not set come from the ``IDEMPOTENCY`` setting.
 
     ``required``: refuse requests without a key (400).
-    ``methods``: the HTTP methods that heed the header.
+    ``methods``: the HTTP methods for which the header is read.
     ``mode``: ``"atomic"`` (effects are in the record's database) or ``"lease"`` (they are not).
-    ``claim``: atomic mode: what shows others that a run is in progress, a committed ``"record"``, or on PostgreSQL a
-        ``"lock"``, of which a crash leaves nothing.
-    ``lease``: seconds a claim is good for without a sign of life.
-    ``takeover_grace``: seconds between a claim and its row lock within which the claim is not taken over.
-    ``on_crash``: lease mode: ``"retry"`` runs again once the lease ran out, ``"hold"`` waits for an operator.
+    ``claim``: atomic mode: what shows others that a run is in progress, a committed ``"record"`` or, on PostgreSQL, a
+        ``"lock"``. After a crash nothing is left of a lock.
+    ``lease``: seconds for which a claim is valid without renewal.
+    ``takeover_grace``: seconds after a claim, before its row lock, during which no takeover is allowed.
+    ``on_crash``: lease mode: ``"retry"`` runs again after the lease has lapsed, ``"hold"`` waits for an operator.
     ``on_conflict``: ``"reject"`` refuses a concurrent duplicate with 409, ``"wait"`` waits first.
-    ``wait_timeout``: seconds to wait at most.
-    ``max_waiters``: callers of one process that wait for one key at most; others are refused at once.
-    ``admit``: a callable, sync or async, that gets the ``Operation`` of a new key and returns ``True`` to admit it, or
-        the seconds after which to ask again; anything else refuses for a minute.
-    ``max_new_keys``: new keys of one scope that are admitted in a minute.
-    ``max_stored_bytes``: bytes of responses of one scope, within the time that they are kept, after which no new key is
-        admitted.
-    ``retention``: seconds, from the response, in which the key is deduplicated.
-    ``audit_retention``: seconds, from the response, that the record is kept; ``None`` for as long as ``retention``.
-    ``max_request_age``: seconds; refuse a request first sent longer ago than that, of whose key nothing is known any
-        more.
+    ``wait_timeout``: maximum number of seconds to wait.
+    ``max_waiters``: maximum number of callers in one process that wait for one key; others are refused at once.
+    ``admit``: a callable, sync or async, that takes the ``Operation`` of a new key and returns ``True`` to admit it, or
+        the seconds after which to ask again. Anything else refuses it for a minute.
+    ``max_new_keys``: maximum number of new keys of one scope that are admitted in a minute.
+    ``max_stored_bytes``: bytes of responses that one scope may store within the time for which they are kept; after
+        that no new key is admitted.
+    ``retention``: seconds after the response during which duplicates are recognised.
+    ``audit_retention``: seconds after the response for which the record is kept; ``None``: as long as ``retention``.
+    ``max_request_age``: seconds; refuse a request that was first sent longer ago than this if nothing is known about
+        its key any more.
     ``scope``: ``None`` for the user's primary key, ``"public"`` for one scope shared by all, or a callable.
-    ``anonymous``: what a key does that a caller without a scope sends: with ``"refuse"`` the request gets 400, with
-        ``"ignore"`` the view runs as if there were none. ``None``: ``"ignore"`` where only the middleware covers the
+    ``anonymous``: what happens to a key from a caller without a scope. With ``"refuse"`` the request gets 400, with
+        ``"ignore"`` the view runs as if there were no key. ``None``: ``"ignore"`` if only the middleware covers the
         view, else ``"refuse"``.
-    ``key_pattern``: a regular expression that a whole key has to match.
-    ``min_key_length``: characters that a key has at least.
-    ``strict_header``: take the header only as the draft writes it, a quoted string.
-    ``lock``: how a row that may change hands is locked, ``"nowait"`` or ``"skip_locked"``.
+    ``key_pattern``: a regular expression that the whole key must match.
+    ``min_key_length``: minimum number of characters of a key.
+    ``strict_header``: accept the header only as the draft defines it, as a quoted string.
+    ``lock``: how to lock a row that may change owner, ``"nowait"`` or ``"skip_locked"``.
     ``max_body_size``: bytes; a larger response is stored without its body.
     ``store_body``: store and replay the response's body.
     ``store_cookies``: store and replay ``Set-Cookie``.
-    ``cacheable_replays``: replay ``Cache-Control`` and the like as they were stored, instead of ``no-store``.
-    ``may_replay``: a callable, sync or async, that gets the request and a ``StoredRecord``, and returns whether the
-        caller may have its response; anything but ``True`` refuses with 403.
-    ``redact``: a callable that gets the response and gives what is stored of it and replayed; no queries in it.
-    ``encrypt``: encrypt what is stored, with the newest of ``ENCRYPTION_KEYS``; with ``"require"``, never replay what
-        was not encrypted.
-    ``encrypt_padding``: bytes; what is encrypted is padded to a multiple of it, so that its length tells less.
+    ``cacheable_replays``: replay ``Cache-Control`` and similar headers as stored, instead of ``no-store``.
+    ``may_replay``: a callable, sync or async, that takes the request and a ``StoredRecord`` and returns whether the
+        caller may have its response. Anything but ``True`` refuses with 403.
+    ``redact``: a callable that takes the response and returns what to store and replay. It must not make queries.
+    ``encrypt``: encrypt what is stored, with the newest of ``ENCRYPTION_KEYS``. With ``"require"``, never replay a
+        response that was not encrypted.
+    ``encrypt_padding``: bytes; pad what is encrypted to a multiple of this, so that its length reveals less.
     ``fail_open``: run unprotected when the store can't be reached, instead of responding with 503.
-    ``store``: alias in ``STORES`` of the store that keeps the records; ``"default"`` is the database unless stated.
-    ``using``: alias of the database of the records, or a callable that gives one of ``SHARDS`` for an operation;
-        ``None`` asks the routers.
-    ``fingerprint``: a callable that gives the bytes that identify the request, instead of all of it.
-    ``fingerprint_fields``, ``fingerprint_exclude``: body fields that count, or don't; nested ones as ``card.cvv``.
-    ``fingerprint_headers``: request headers that count, such as one that selects the account.
+    ``store``: alias in ``STORES`` of the store that keeps the records; ``"default"`` is the database unless defined.
+    ``using``: alias of the database of the records, or a callable that takes an operation and returns one of
+        ``SHARDS``; ``None`` asks the routers.
+    ``fingerprint``: a callable that returns the bytes that identify the request, instead of the whole request.
+    ``fingerprint_fields``, ``fingerprint_exclude``: body fields that are compared, or not; nested as ``card.cvv``.
+    ``fingerprint_headers``: request headers that are compared too, such as one that selects the account.
     ``release_statuses``: statuses that are not stored and release the key.
-    ``on_release``: atomic mode: what the view wrote before its key is released is kept or undone as without a key
-        (``"neutral"``), or undone in any case (``"rollback"``).
-    ``retry_statuses``: statuses that are not stored and leave a retry free to run again.
+    ``on_release``: atomic mode: whether the view's writes before its key is released are kept or undone as without a
+        key (``"neutral"``), or undone in any case (``"rollback"``).
+    ``retry_statuses``: statuses that are not stored and after which a retry may run again.
 
-    Raises ``ImproperlyConfigured`` for a value that can't be meant.
+    Raises ``ImproperlyConfigured`` for an invalid value.
     """
 
     if not TYPE_CHECKING:  # not an option; the first field: see Note [What a policy states]
@@ -202,38 +202,43 @@ class Policy:
         validate(self)
 
     def derive(self, **changes: Any) -> Policy:
-        """Return a policy that states ``changes``, and what this one states; the rest stays the settings'.
+        """Return a copy of this policy with ``changes``. Options that neither sets still come from the settings.
 
-        Raises ``TypeError`` for a name that is no option.
+        Raises ``TypeError`` for an unknown option.
         """
         return replace(self, **changes)
 
     def over(self, defaults: Policy) -> Policy:
-        """Return this policy, with ``defaults`` for whatever it does not state."""
+        """Return this policy, with ``defaults`` for the options that it does not set."""
         return replace(defaults, **{name: getattr(self, name) for name in vars(self)["_stated"]})
 
     @property
     def kept_for(self) -> float:
-        """Seconds from the response to the end of the audit copy."""
+        """Seconds after the response for which the record is kept."""
         return self.retention if self.audit_retention is None else max(self.audit_retention, self.retention)
 
     @property
     def claims_by_lock(self) -> bool:
-        """Whether a claim is a lock; in lease mode it is always a record."""
+        """Whether a claim is a lock. In lease mode it is always a record."""
         return self.mode == Mode.ATOMIC and self.claim == ClaimBy.LOCK
 
     @property
+    def by_record(self) -> Policy:
+        """This policy, with claims by record."""
+        return self.derive(claim=ClaimBy.RECORD) if self.claims_by_lock else self
+
+    @property
     def holds_on_crash(self) -> bool:
-        """Whether a dead owner's record is put on hold; in atomic mode there is nothing to decide."""
+        """Whether a dead owner's record is put on hold. In atomic mode there is nothing for an operator to decide."""
         return self.mode == Mode.LEASE and self.on_crash == OnCrash.HOLD
 
 
 # Note [What a policy states]
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~
-# A view that states an option's default overrides the settings, one that does not state it doesn't. So a policy
-# remembers the names it was made with. dataclasses.replace() makes an object of every field, and must not make a policy
-# that states them all. It passes what is replaced first, and then the other fields in the order of their declaration,
-# of which _stated is the first: options before it are stated now, those after it are copies.
+# A view that sets an option to its default overrides the settings; a view that does not set the option doesn't. So a
+# policy remembers the names it was made with. dataclasses.replace() passes every field, but must not make a policy that
+# states them all. It passes the replaced fields first and then the others in the order of their declaration, of which
+# _stated is the first: options before _stated are stated now, those after it are copies.
 def _stated_by(options: Mapping[str, Any]) -> frozenset[str]:
     copied: frozenset[str] = options.get("_stated", frozenset())
     return copied.union(takewhile(lambda name: name != "_stated", options))
@@ -243,7 +248,7 @@ NAMES = frozenset(rules(Policy))
 
 
 def is_async(function: Any) -> bool:
-    """Whether a call of ``function``, which may be an object, is to be awaited."""
+    """Return whether a call of ``function``, which may be any callable object, must be awaited."""
     return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
 
 
@@ -256,15 +261,16 @@ def retention_for(
     timeout: float = 0.0,
     margin: float = 60.0,
 ) -> float:
-    """The ``retention`` that outlasts a client's retries: seconds from its first request to its last, and a margin.
+    """Return the ``retention`` that outlasts a client's retries: seconds from first to last request, plus a margin.
 
-    The client sends ``attempts`` requests in all and waits up to ``timeout`` seconds for each response; it pauses
-    ``base`` seconds before the first retry and ``factor`` times longer before each next, but at most ``cap``.
-    ``margin``: for jitter, clocks, and requests that are long on their way. All times are in seconds. Raises
-    ``ValueError`` for less than one attempt and for negative times.
+    The client sends ``attempts`` requests in total and waits up to ``timeout`` seconds for each response. It pauses for
+    ``base`` seconds before the first retry and ``factor`` times longer before each further one, but at most ``cap``.
+    ``margin`` allows for jitter, clock differences and slow requests. All times are in seconds.
+
+    Raises ``ValueError`` for less than one attempt and for negative times.
     """
     if attempts < 1 or min(base, factor, cap, timeout, margin) < 0:
-        raise ValueError("attempts must be at least 1, and no time negative.")
+        raise ValueError("attempts must be at least 1, and no time may be negative.")
     pause, pauses = base, 0.0
     for _retry in range(attempts - 1):
         pauses += min(pause, cap)

@@ -1,4 +1,4 @@
-"""The plugin for pytest: ``--idempotency-twice``. Nothing of Django is imported unless the option is given."""
+"""The pytest plugin for ``--idempotency-twice``. It imports Django only if the option is given."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         const="keyed",
         choices=("keyed", "all"),
         help="Send each request with an idempotency key twice through Django's test clients, and fail tests in which "
-        "the second one gets another response or changes something. With '=all', give every unsafe request a key.",
+        "the second one gets a different response or changes something. With '=all', give every unsafe request a key.",
     )
-    parser.addini(IGNORE, "Models whose rows are no effects, by label, such as audit.Request.", type="args", default=[])
+    parser.addini(
+        IGNORE, "Labels of models whose rows are not effects, such as audit.Request.", type="args", default=[]
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,7 +57,7 @@ class _Twice:
         try:
             with self._watching(item):
                 result = yield
-        except BaseException:  # the test's own failure, which goes first
+        except BaseException:  # the test's own failure has precedence
             item.add_report_section("call", "requests sent twice", _told(item))
             raise
         if differing := _told(item):
@@ -76,7 +78,7 @@ class _Twice:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
-        if output is not None:  # of one of pytest-xdist's workers
+        if output is not None:  # this process is a worker of pytest-xdist
             output["idempotency_twice"] = [dict(self.sent), dict(self.differed)]
 
     @pytest.hookimpl(optionalhook=True)

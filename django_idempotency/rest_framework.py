@@ -1,8 +1,8 @@
 """The entry point for Django REST framework: APIViews, generic views, viewsets and their ``@action``s.
 
-Put ``IdempotentMixin`` before ``APIView`` or a viewset among the bases: the unsafe methods of the view then run once
-for each idempotency key. The key is claimed after ``initial()``, so authentication, permissions and throttles have run,
-on replays too. ``idempotency_policy`` states the view's policy; an action states its own as
+Put ``IdempotentMixin`` before ``APIView`` or a viewset among the bases. The unsafe methods of the view then run once
+for each idempotency key. The key is claimed after ``initial()``, so authentication, permissions and throttles run
+first, on replays too. Set the view's policy as ``idempotency_policy``; an action sets its own with
 ``@action(…, idempotency_policy=Policy(…))``.
 """
 
@@ -12,7 +12,8 @@ import json
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from typing import Any
+from inspect import iscoroutinefunction
+from typing import Any, NoReturn
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
@@ -46,10 +47,10 @@ Dispatch = Callable[..., HttpResponseBase]
 
 
 class IdempotencyProblem(APIException):
-    """A problem response of ours, on its way through the project's exception handler.
+    """Carries a problem response of this package through the project's exception handler.
 
-    ``problem`` holds all of it; ``detail``, ``status_code``, ``get_codes()`` and ``wait`` (seconds, sent as
-    ``Retry-After``) are what handlers of REST framework expect.
+    ``problem`` is the complete problem. ``detail``, ``status_code``, ``get_codes()`` and ``wait`` (seconds, sent as
+    ``Retry-After``) are what REST framework's handlers expect.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -72,11 +73,13 @@ class IdempotentMixin:
         _refuse_order(cls)
         _refuse_policy(cls, cls.idempotency_policy)
         if "idempotency" in vars(cls):
-            raise ImproperlyConfigured(f"{cls.__qualname__}.idempotency is read by nothing: write idempotency_policy.")
+            raise ImproperlyConfigured(f"Nothing reads {cls.__qualname__}.idempotency: write idempotency_policy.")
 
     @classmethod
     def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
         _refuse_policy(cls, initkwargs.get("idempotency_policy", cls.idempotency_policy))
+        if getattr(cls, "view_is_async", False):
+            _refuse_async(cls.__qualname__)
         non_atomic = NonAtomic(stated_on_class(cls))
         view = super().as_view(*args, **initkwargs, idempotency_non_atomic=non_atomic)  # type: ignore[misc]
         return take_over_atomic_requests(view, non_atomic)
@@ -91,9 +94,16 @@ def _refuse_order(cls: type) -> None:
     if APIView in order and order.index(APIView) < order.index(IdempotentMixin):
         bases = sorted(cls.__bases__, key=lambda base: not issubclass(base, IdempotentMixin))
         raise ImproperlyConfigured(
-            f"{cls.__qualname__} is not protected: IdempotentMixin stands after APIView. Write "
-            f"class {cls.__name__}({', '.join(base.__name__ for base in bases)})."
+            f"{cls.__qualname__} is not protected: IdempotentMixin comes after APIView. Write class "
+            f"{cls.__name__}({', '.join(base.__name__ for base in bases)})."
         )
+
+
+def _refuse_async(name: str) -> NoReturn:
+    raise ImproperlyConfigured(
+        f"{name} is async, but the entry point for REST framework runs only sync handlers. Make it sync, or write an "
+        'async Django view with @idempotent(mode="lease").'
+    )
 
 
 def _refuse_policy(cls: type, policy: object) -> None:
@@ -113,7 +123,7 @@ def dispatch(
     *args: Any,
     **kwargs: Any,
 ) -> HttpResponseBase:
-    """Run ``dispatch`` of ``view`` with an entry point around the handler that it comes to."""
+    """Run ``dispatch`` of ``view`` with an entry point around the handler that it calls."""
     policy = resolve(policy)
     if running(request) is None:
         request.idempotency = None  # type: ignore[attr-defined]
@@ -127,13 +137,15 @@ def dispatch(
             caller = getattr(view, "request", request)
             observe(request, policy, response, sender=type(view), entry_point=entry_point, caller=caller)
         return response
+    if iscoroutinefunction(handler):
+        _refuse_async(f"{type(view).__qualname__}.{name}")
     run = _Run(view, policy, entry_point, non_atomic, handler)
     setattr(view, name, run)
     return run.dispatch(dispatch, request, *args, **kwargs)
 
 
 class ReplayedResponse(HttpResponse):
-    """A stored response; ``data`` is what its JSON says, as on a ``Response``, or ``None`` if it is no JSON."""
+    """A stored response. ``data`` is its parsed JSON, as on a ``Response``, or ``None`` if it is not JSON."""
 
     @cached_property
     def data(self) -> Any:
@@ -146,13 +158,13 @@ class ReplayedResponse(HttpResponse):
 # Note [Two phases of a dispatch]
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 # APIView.dispatch() calls initial(), the handler, handle_exception() and finalize_response(), and has no hook between
-# the first two. A claim comes after initial(), where authentication, permissions and throttles have run; what is
-# stored is the response after finalize_response(), rendered. So the run is in two places: _Run stands in the handler's
-# place on the view, where it claims and opens the execution (__call__), and around dispatch(), where it settles on a
-# verdict and closes it (dispatch). The execution is kept open in an ExitStack between them. handle_exception() is
-# replaced as well, because by then REST framework has turned the error into a response.
+# the first two. The claim must come after initial(), which runs authentication, permissions and throttles; what is
+# stored is the rendered response after finalize_response(). So the run is in two places. _Run replaces the handler on
+# the view, where it claims and opens the execution (__call__). It also wraps dispatch(), where it settles on a verdict
+# and closes the execution (dispatch). An ExitStack keeps the execution open in between. handle_exception() is replaced
+# as well, because REST framework has turned the error into a response by then.
 class _Run:
-    """One request with a key: stands in the handler's place in ``dispatch()``, and completes what that returned."""
+    """One request with a key. It replaces the handler in ``dispatch()``, and completes what that returned."""
 
     def __init__(
         self,
@@ -184,18 +196,18 @@ class _Run:
                     settle(self.execution, response, error=self.error)
         except (ClaimLost, StoreUnavailable) as error:
             return self._respond_after_losing(error, *args, **kwargs)
-        except Exception:  # no caller is to get what finalizing a replay raises: the stored response is sent
+        except Exception:  # if finalizing a replay fails, the stored response is sent all the same
             if self.replayed is None:
                 raise
         finally:
             if self.execution is not None:
                 stop_running(request, self.execution.context, outer)
-        # Not what the view's finalize_response made of the replay: the stored response has been through it already.
+        # A replay is sent as stored, because the stored response has already been through finalize_response.
         return response if self.replayed is None else self._replay(self.replayed)
 
     @property
     def non_atomic_on(self) -> str | None:
-        """The database whose transaction is the run's, where without a key the view would have had none."""
+        """The database of the run's transaction, if the view would have had no transaction there without a key."""
         using = self.execution.transactional_on if self.execution else None
         return using if using is not None and not is_atomic_request(using, self.non_atomic) else None
 
@@ -222,7 +234,7 @@ class _Run:
 
     def _claim(self, request: Request) -> Outcome | IdempotencyError | None:
         if request._request.content_type == "multipart/form-data":
-            _ = request.data  # parsed by the view's own parsers, which may refuse it
+            _ = request.data  # parse it with the view's own parsers, which may refuse it
         return claim(
             request._request, self.policy, sender=type(self.view), entry_point=self.entry_point, caller=request
         )
@@ -243,7 +255,7 @@ class _Run:
         try:
             response: HttpResponseBase = self.handler(request, *args, **kwargs)
             return response
-        except Exception as error:  # the view's own
+        except Exception as error:  # raised by the view
             self.error = error
             if isinstance(error, TerminalFailure):
                 return error.response
@@ -268,14 +280,14 @@ class _Run:
     ) -> Replay | Exception:
         try:
             outcome = after_losing(error, execution.claim.operation, self.policy)
-        except Exception as raised:  # by ``may_replay``
+        except Exception as raised:  # raised by ``may_replay``
             return raised
         return outcome if isinstance(outcome, Replay) else IdempotencyProblem(problem(outcome))
 
 
 @contextmanager
 def _unmarked(using: str | None) -> Iterator[None]:
-    """Take back the mark for rollback that REST framework sets in whatever transaction is open on ``using``."""
+    """Undo the mark for rollback that REST framework sets on any transaction that is open on ``using``."""
     is_open = using is not None and transaction.get_connection(using).in_atomic_block
     marked = is_open and transaction.get_rollback(using)
     yield
@@ -287,7 +299,7 @@ def _shape_problem(request: Request, response: Response, exc: IdempotencyProblem
     mark_refusal(response)
     for name, value in exc.problem.headers():
         response.headers.setdefault(name, value)
-    if getattr(response, "data", None) == {"detail": exc.detail}:  # what REST framework's own handler makes of it
+    if getattr(response, "data", None) == {"detail": exc.detail}:  # what REST framework's own handler returns
         response.data = exc.problem.members()
         if getattr(request, "accepted_renderer", None) and request.accepted_renderer.media_type == "application/json":
             response.content_type = PROBLEM_JSON

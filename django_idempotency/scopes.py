@@ -1,4 +1,4 @@
-"""Whose key it is: the scope of a user, within the tenant whose schema the connection is in."""
+"""Whose key it is: the scope of a user, within the tenant in whose schema the connection is."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from urllib.parse import quote
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-CUSTOM = "custom:"  # what the scopes of a project's own callables start with; none of this package's does
+CUSTOM = "custom:"  # prefix of scopes from a project's own callables; this package's scopes never have it
 
 
 class BuiltInScope(str):
-    """A scope that this package has made in a callable of its own."""
+    """A scope returned by one of this package's own callables."""
 
 
 def user_scope(user: Any, using: str | None) -> str | None:
     """Return the scope of a user's keys, such as ``auth.user:7``, or ``acme/auth.user:7`` in the schema ``acme``.
 
     ``using``: the database of the records; ``None`` if there are several. Returns ``None`` for a user who is not
-    authenticated or has no primary key, as the user objects of some tokens have none.
+    authenticated or has no primary key, which is the case with some token authentication.
 
-    Raises ``ImproperlyConfigured`` where the tenant can't be told.
+    Raises ``ImproperlyConfigured`` if the tenant can't be determined.
     """
     pk = getattr(user, "pk", None)
     if pk in (None, "") or not user.is_authenticated:
@@ -31,7 +31,7 @@ def user_scope(user: Any, using: str | None) -> str | None:
 
 
 def is_own(scope: str, user: Any) -> bool:
-    """Return whether ``scope`` is the default scope of ``user``, in whatever tenant."""
+    """Return whether ``scope`` is the default scope of ``user`` in any tenant."""
     pk = getattr(user, "pk", None)
     if pk in (None, ""):
         return False
@@ -40,7 +40,7 @@ def is_own(scope: str, user: Any) -> bool:
 
 
 def _label(user: Any) -> str:
-    """The model's, the same for its proxies; the class's name where it is no model."""
+    """Return the label of the user's concrete model, or the name of its class if it is not a model."""
     model = getattr(user, "_meta", None)
     if model is not None:
         label: str = model.concrete_model._meta.label_lower
@@ -49,20 +49,23 @@ def _label(user: Any) -> str:
 
 
 def tenant_schema(using: str | None) -> str:
-    """The beginning of a tenant's scopes: its quoted schema and a slash; empty where no connection has schemas."""
+    """Return the prefix of a tenant's scopes: its quoted schema and a slash. Empty if no connection has schemas.
+
+    Raises ``ImproperlyConfigured`` if the tenant can't be determined.
+    """
     databases = set(tenant_databases())
     if not databases:
         return ""
     if using not in databases and len(databases) > 1:
         raise ImproperlyConfigured(
-            f"The tenant can't be told: the records are in {_named(using)}, and "
-            f"{' and '.join(map(repr, sorted(databases)))} have some. State a scope that names tenant and user."
+            f"The tenant is unknown: the records are in {_named(using)}, and "
+            f"{' and '.join(map(repr, sorted(databases)))} have tenants. Set a scope that names tenant and user."
         )
     database: Any = connections[using if using in databases else databases.pop()]
     if not database.schema_name:
         raise ImproperlyConfigured(
-            f"The tenant can't be told: the database {database.alias!r} has tenants, and no schema is set. Put the "
-            "tenants' middleware before the view, or state a scope that names tenant and user."
+            f"The tenant is unknown: the database {database.alias!r} has tenants, but no schema is set. Put the "
+            "tenants' middleware before the view, or set a scope that names tenant and user."
         )
     return quote(database.schema_name, safe="") + "/"
 
@@ -72,5 +75,5 @@ def _named(using: str | None) -> str:
 
 
 def tenant_databases() -> Iterator[str]:
-    """The databases whose connections are in a tenant's schema, as those of django-tenants are."""
+    """Return the databases whose connections are in a tenant's schema, as with django-tenants."""
     return (using for using in connections if hasattr(connections[using], "schema_name"))

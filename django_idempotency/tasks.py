@@ -1,6 +1,6 @@
-"""Maintenance as Celery tasks, with a schedule for beat.
+"""Maintenance as Celery tasks, with schedules for beat.
 
-Settings may import this module for its schedule, before there are models: what needs those is imported later.
+Settings may import this module for its schedules before models are loaded, so ``jobs`` imports models only on use.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from celery.signals import beat_init
 
 from django_idempotency import celery_exit, jobs  # noqa: F401 (listens)
 
-# A message lives for ``expires`` seconds, a run for ``time_limit``, and both together no longer than to the next
-# message: so no run overlaps with the next, without a lock. ``max_seconds`` ends a run before the limit has to.
+# A message lives for ``expires`` seconds and a run for ``time_limit``. Together they end no later than the next message
+# is sent, so no run overlaps with the next one, without a lock. ``max_seconds`` ends a run before the limits have to.
 REAP_EVERY, CLEAN_EVERY, PARTITION_EVERY = 60.0, 600.0, 3600.0
 REAP_LIMITS: dict[str, Any] = {"expires": 20, "soft_time_limit": 35, "time_limit": 40}
 CLEAN_LIMITS: dict[str, Any] = {"expires": 240, "soft_time_limit": 330, "time_limit": 360}
@@ -33,7 +33,7 @@ BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
         "options": CLEAN_LIMITS,
     },
 }
-# For those who keep records for audit, but not the bodies.
+# For projects that keep records for audit, but not their bodies.
 BODIES_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "idempotency-drop-bodies": {
         "task": "django_idempotency.drop_bodies",
@@ -42,7 +42,7 @@ BODIES_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
         "options": CLEAN_LIMITS,
     },
 }
-# For a partitioned table on PostgreSQL; on a plain one they do nothing.
+# For a partitioned table on PostgreSQL. On a plain table these tasks do nothing.
 PARTITIONS_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "idempotency-ensure-partitions": {
         "task": "django_idempotency.ensure_partitions",
@@ -59,7 +59,10 @@ PARTITIONS_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
 
 @beat_init.connect
 def begin_at_once(sender: Any, **_named: Any) -> None:
-    """Have what beat has never run due when beat starts: else one that restarts within each interval never runs it."""
+    """Make tasks that beat has never run due at once.
+
+    Otherwise a beat that restarts within each interval would never run them.
+    """
     for entry in sender.scheduler.schedule.values():
         interval = getattr(entry.schedule, "run_every", None)
         if entry.task.startswith("django_idempotency.") and not entry.total_run_count and interval:

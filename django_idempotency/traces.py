@@ -1,4 +1,4 @@
-"""The trace of a run, as OpenTelemetry identifies it: kept in the record from the claim on, and linked from replays."""
+"""The OpenTelemetry trace of a run. The record stores it from the claim on, and replays link to it."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ TRACE_ID, SPAN_ID = 16, 8  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A span and the trace that it is in, by the ids of W3C Trace Context, in hexadecimal digits."""
+    """A span and its trace, by their ids of W3C Trace Context, in hexadecimal digits."""
 
     trace_id: str
     span_id: str
 
     @classmethod
     def of(cls, stored: bytes | memoryview | None) -> Trace | None:
-        """Return what a record's ``trace`` says; ``None`` if it has none."""
+        """Return the trace that a record's ``trace`` holds; ``None`` if there is none."""
         digits = bytes(stored or b"").hex()
         return cls(digits[: 2 * TRACE_ID], digits[2 * TRACE_ID :]) if len(digits) == 2 * (TRACE_ID + SPAN_ID) else None
 
     @property
     def url(self) -> str | None:
-        """Where ``TRACE_URL`` says that the trace is shown; ``None`` without that setting."""
+        """The URL that shows the trace, by the setting ``TRACE_URL``; ``None`` without that setting."""
         url = conf().trace_url
         return url and url.replace("{trace_id}", self.trace_id).replace("{span_id}", self.span_id)
 
 
 def current_trace() -> bytes | None:
-    """Return the ids of the trace and of the span that is open, as a record stores them.
+    """Return the ids of the current trace and span, as a record stores them.
 
-    ``None`` if no span is open, or ``INSTRUMENTATION`` has no OpenTelemetry.
+    Return ``None`` if no span is open, or if ``INSTRUMENTATION`` does not include OpenTelemetry.
     """
     if "opentelemetry" not in conf().instrumentation:
         return None

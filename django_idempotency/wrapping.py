@@ -1,4 +1,4 @@
-"""Where in a view its entry point goes: around a function, around the method of a class, inside decorators."""
+"""Put the entry point into a view: around a function, around the method of a class, inside decorators."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from django_idempotency.policy import Mode, Policy
 V = TypeVar("V", bound=View)
 
 MARK = "idempotency_entry_point"
-# What Django and others read from a view: on a copy of its decorators it is that of the protected view.
+# Attributes that Django and others read from a view. A copy of its decorators gets those of the protected view.
 CARRIED = ("cls", "view_class", "initkwargs", "view_initkwargs", "idempotency_policy", MARK, "_non_atomic_requests")
 
 
@@ -35,7 +35,7 @@ CARRIED = ("cls", "view_class", "initkwargs", "view_initkwargs", "idempotency_po
 def protect(view: V, policy: Policy) -> V:
     """Return ``view`` behind the entry point that fits it.
 
-    Raises ``ImproperlyConfigured`` for a method, and for a view that has an entry point already.
+    Raises ``ImproperlyConfigured`` for a method, and for a view that already has an entry point.
     """
     protected: Any
     if ninja.is_run(view):
@@ -61,7 +61,7 @@ def _refuse_method(view: Any) -> None:
         return
     if next(iter(signature(view).parameters), None) == "self":
         raise ImproperlyConfigured(
-            f"@idempotent stands on the method {view.__qualname__}, and is for functions and classes. Write "
+            f"@idempotent is on the method {view.__qualname__}, but works only on functions and classes. Put "
             f'@method_decorator(idempotent, name="{view.__name__}") on the class, or @idempotent for all its methods.'
         )
 
@@ -70,8 +70,8 @@ def _refuse_second(view: Any) -> None:
     methods = ClassView.http_method_names if isinstance(view, type) or view_class(view) else ["post"]
     if any(has_entry_point(view, method) for method in methods):
         raise ImproperlyConfigured(
-            f"{getattr(view, '__qualname__', view)} has an entry point already. Keep one, and state its policy there: "
-            "@idempotent(…), or idempotency_policy = Policy(…) on a class with IdempotentMixin."
+            f"{getattr(view, '__qualname__', view)} already has an entry point. Keep only one, and set its policy "
+            "there: @idempotent(…), or idempotency_policy = Policy(…) on a class with IdempotentMixin."
         )
 
 
@@ -125,8 +125,8 @@ def _is_rest_framework(view: type) -> bool:
 
 
 class _IdempotentView(ClassView):
-    # Puts the entry point around the method that handles the request, inside whatever ``dispatch`` checks before it.
-    # No docstring, here and in IdempotentMixin: schema generators show an inherited one as the view's description.
+    # Puts the entry point around the method that handles the request, so that the checks of ``dispatch`` run before it.
+    # No docstring here or in IdempotentMixin: schema generators show an inherited one as the view's description.
 
     idempotency_policy: Policy = Policy()
     idempotency_entry_point: EntryPoint = EntryPoint.DECORATOR
@@ -151,14 +151,14 @@ class _IdempotentView(ClassView):
 
 
 def _dispatch_only_opens_transaction(cls: type) -> bool:
-    """Whether ``dispatch`` is Django's own inside ``transaction.atomic``: then the claim comes before it."""
+    """Whether ``dispatch`` is only Django's own inside ``transaction.atomic``. Then the claim must come before it."""
     own = [vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base)]
     own = [dispatch for dispatch in own if dispatch not in (_IdempotentView.dispatch, ClassView.dispatch)]
     return bool(own) and all(map(opens_transaction, own))
 
 
 def bound_to(view: Any) -> object:
-    """The instance whose method ``method_decorator`` hands to a decorator; ``None`` for anything else."""
+    """Return the instance whose method ``method_decorator`` passes to a decorator; ``None`` for anything else."""
     while not isinstance(view, partial) and hasattr(view, "__wrapped__"):
         view = view.__wrapped__
     return getattr(view.func, "__self__", None) if isinstance(view, partial) else None
@@ -170,8 +170,8 @@ def _dispatch_behind_entry_point(view: Any, policy: Policy) -> View:
     instance: Any = bound_to(view)
     if view.__name__ != "dispatch":
         raise ImproperlyConfigured(
-            f"@idempotent stands on {type(instance).__qualname__}.{view.__name__}, inside REST framework, where there "
-            "is no response yet. Put IdempotentMixin first among the bases, or @idempotent on the class."
+            f"@idempotent is on {type(instance).__qualname__}.{view.__name__}, inside REST framework, where there is "
+            "no response yet. Make IdempotentMixin the first base, or put @idempotent on the class."
         )
     stated = stated_on_class(type(instance))
     return partial(rest_framework.dispatch, instance, policy, EntryPoint.DECORATOR, stated, view)
@@ -181,12 +181,12 @@ def _dispatch_behind_entry_point(view: Any, policy: Policy) -> View:
 
 
 def has_entry_point(view: View, method: str | None) -> bool:
-    """Whether ``view`` has an entry point of its own, under decorators too; one around a class's ``method`` counts."""
+    """Whether ``view`` has its own entry point, even inside decorators or around its class's ``method``."""
     return entry_point_policy(view, method) is not None
 
 
 def entry_point_policy(view: View, method: str | None) -> Policy | None:
-    """The policy of the outermost entry point of ``view`` for ``method``, as it was stated there."""
+    """Return the policy of the outermost entry point of ``view`` for ``method``, as set there; ``None`` without one."""
     for part in _parts(view, (method or "").lower()):
         if hasattr(part, MARK):
             policy: Policy = part.idempotency_policy
@@ -203,7 +203,7 @@ def _parts(view: Any, method: str) -> Iterator[Any]:
 
 
 def layers(view: Any) -> Iterator[Any]:
-    """``view`` and what is inside its decorators, as far as ``functools.wraps`` tells."""
+    """Yield ``view`` and what is inside its decorators, as far as they use ``functools.wraps``."""
     seen: list[Any] = []
     while view is not None and view not in seen:
         seen.append(view)
@@ -212,7 +212,7 @@ def layers(view: Any) -> Iterator[Any]:
 
 
 def view_class(view: View) -> type | None:
-    """The class behind what ``as_view()`` returned."""
+    """Return the class behind a view that ``as_view()`` returned; ``None`` for other views."""
     return getattr(view, "cls", None) or getattr(view, "view_class", None)
 
 
@@ -221,21 +221,21 @@ def view_class(view: View) -> type | None:
 
 # Note [Inside the decorators of a view]
 # ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-# A replay must pass what the view's decorators check (login_required, csrf_protect), so the middleware puts the entry
-# point inside them. A decorator that uses functools.wraps is a closure over the function that it calls.
-# behind_entry_point() goes inwards by __wrapped__ for as long as that function is found in a cell, protects the
-# innermost one, and copies each decorator's function on the way out, with a cell that holds the protected one. The view
-# itself is not changed: it may be used elsewhere. It stops before a decorator that is no closure, because there is
-# nothing to replace, and before transaction.atomic, because no other session would see a claim inside it.
+# A replay must pass the checks of the view's decorators (login_required, csrf_protect), so the middleware puts the
+# entry point inside them. A decorator that uses functools.wraps is a closure over the function that it calls.
+# behind_entry_point() follows __wrapped__ inwards as long as that function is in a cell of the closure. It protects the
+# innermost function. On the way out it copies each decorator's function with a cell that holds the protected one. The
+# view itself is not changed, because it may be used elsewhere. The search stops at a decorator that is not a closure,
+# because there is nothing to replace, and at transaction.atomic, because no other session would see a claim inside it.
 
 
 @lru_cache(maxsize=1024)
 def behind_entry_point(view: View, policy: Policy | None = None) -> View:
-    """Return ``view`` with an entry point innermost: a copy of its decorators around a protected innermost view.
+    """Return ``view`` with an entry point innermost: a copy of its decorators around the protected innermost view.
 
-    What they check is checked before every replay. The entry point stays outside ``@transaction.atomic``, because a
-    claim has to be seen by others, and outside decorators that are no closures. Without ``policy`` it is the setting's,
-    in lease mode for async views.
+    The decorators' checks therefore run before every replay. The entry point stays outside ``@transaction.atomic``,
+    because others have to see the claim, and outside decorators that are not closures. Without ``policy``, the policy
+    is that of the settings, in lease mode for async views.
     """
     if (inner := _inner(view)) is not None:
         return _rethreaded(view, inner, behind_entry_point(inner, policy))
@@ -261,7 +261,7 @@ def _inner(view: View) -> Any:
 
 
 def opens_transaction(view: View, *, durable: bool = False) -> bool:
-    """Whether ``view`` is inside ``transaction.atomic``, by decorator; ``durable``: one that may not be nested."""
+    """Whether ``view`` is decorated with ``transaction.atomic``; with ``durable``, only if it may not be nested."""
     contents = [part for part in closed_over(view) for part in (part if isinstance(part, list | tuple) else [part])]
     if any(isinstance(part, transaction.Atomic) and getattr(part, "durable", False) >= durable for part in contents):
         return True
@@ -269,7 +269,7 @@ def opens_transaction(view: View, *, durable: bool = False) -> bool:
 
 
 def opens_durable_block(view: View) -> bool:
-    """Whether ``view`` is decorated with ``transaction.atomic(durable=True)``, outermost."""
+    """Whether the outermost decorator of ``view`` is ``transaction.atomic(durable=True)``."""
     return opens_transaction(view, durable=True)
 
 

@@ -1,3 +1,3 @@
-"""A small payments service: what the demo, the tests, the benches and outside clients drive."""
+"""A small payments service, which the demo, the tests, the benchmarks and outside clients drive."""
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class PaymentViewSet(mixins.CreateModelMixin, viewsets.GenericViewSet[LedgerEntr
 
 
 class ChargeViewSet(IdempotentMixin, PaymentViewSet):
-    """A charge, and the event that tells of it: both or neither, with a key or without."""
+    """A charge and the event that reports it: both or neither, with or without a key."""
 
     kind = Kind.CHARGE
 
@@ -59,7 +59,7 @@ class TransferViewSet(IdempotentMixin, PaymentViewSet):
 
 
 class PayoutViewSet(IdempotentMixin, PaymentViewSet):
-    """Money that leaves through a gateway, beyond any transaction of ours: hence lease mode, and a child key."""
+    """Money that leaves through a gateway, outside any transaction of ours: hence lease mode and a child key."""
 
     idempotency_policy = Policy(mode="lease", store=settings.LEASE_STORE)
     kind = Kind.PAYOUT
@@ -92,7 +92,7 @@ class GatewayUnavailable(APIException):
 
 
 def ask_gateway(key: str, payment: dict[str, Any]) -> dict[str, Any]:
-    """Have the gateway pay out. It knows a key that it has seen, so that asking again is safe."""
+    """Have the gateway pay out. It recognizes a key that it has seen, so asking again is safe."""
     request = GatewayRequest(
         f"{settings.GATEWAY_URL}/payouts",
         data=json.dumps(payment).encode(),

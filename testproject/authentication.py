@@ -1,4 +1,4 @@
-"""Who is calling. Tokens are DRF's; the plain views learn them from a middleware, as they would in a real project."""
+"""Who is calling. Tokens are DRF's; a middleware reads them for the plain views, as it would in a real project."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAIN = ("/orders/", "/async/orders/", "/legacy/refunds/")
 
 
 class SecretKeyAuthentication(TokenAuthentication):
-    """``sk_test_alice`` is alice's secret key, in Stripe's way."""
+    """``sk_test_alice`` is alice's secret key, as with Stripe."""
 
     keyword = "Bearer"
     prefix = "sk_test_"
@@ -42,7 +42,7 @@ def token_authentication(get_response: Callable[[HttpRequest], Any]) -> Callable
 
 
 def _refusal(request: HttpRequest) -> HttpResponse | None:
-    """Sets the user of a request to a plain view, or answers 401."""
+    """Set the user of a request to a plain view, or return a 401."""
     if not request.path_info.startswith(PLAIN):
         return None
     try:
@@ -50,7 +50,7 @@ def _refusal(request: HttpRequest) -> HttpResponse | None:
     except AuthenticationFailed as error:
         return _unauthorized(str(error.detail))
     if found is None and request.path_info == FORM and request.user.is_authenticated:
-        return None  # signed in, as people with browsers are
+        return None  # signed in by a session, in a browser
     if found is None:
         return _unauthorized("Authentication credentials were not provided.")
     user = found[0]

@@ -12,7 +12,7 @@ ROOM = "django_idempotency.outbox.publishers"
 
 
 def publishers(url: str) -> dict[str, Any]:
-    """What the outbox publishes by; nothing without a URL: events are kept until there is one."""
+    """Return the outbox's publishers. Without a URL there are none, and events are kept until there is one."""
     address = urlsplit(url)
     match address.scheme:
         case "":
@@ -53,7 +53,7 @@ def forget(url: str, topic: str) -> None:
 
 
 def stream_of(topic: str) -> str:
-    """The name of the topic's stream: names of streams have no dots."""
+    """Return the name of the topic's stream, without dots: stream names have none."""
     return topic.replace(".", "-")
 
 

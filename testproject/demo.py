@@ -1,6 +1,6 @@
 """``make demo``: what can happen to a request, against the real server, and what each line proves.
 
-Exits 0 only if every line is so.
+Exits with 0 only if every line holds.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from testproject.interrupts import end_on_signals
 
 COPIES = 50
 LOG_LINES = 40
-AT_ONCE = 1.0  # seconds: what the retry after a crash may take; a lease would be 20
-BROKERS = ("nats://127.0.0.1:4222", "amqp://guest:guest@127.0.0.1:5672//")  # looked for where BROKER_URL names none
+AT_ONCE = 1.0  # seconds that the retry after a crash may take; a lease would be 20
+BROKERS = ("nats://127.0.0.1:4222", "amqp://guest:guest@127.0.0.1:5672//")  # tried if BROKER_URL names none
 NO_BROKER = (
-    "No broker is here, which would be told of each charge. Start one, such as nats-server -js or rabbitmq-server; "
+    "There is no broker here to be told of each charge. Start one, such as nats-server -js or rabbitmq-server; "
     "BROKER_URL names one elsewhere."
 )
-TOLD_WITHIN = 30.0  # seconds in which a receipt has to be there
+TOLD_WITHIN = 30.0  # seconds within which a receipt has to be there
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Line:
 
 
 class Api:
-    """The charges of one run of the demo: its keys and references are its own, so that it can be run again."""
+    """The charges of one run of the demo. Each run has its own keys and references, so that it can be repeated."""
 
     def __init__(self, url: str) -> None:
         limits = httpx.Limits(max_keepalive_connections=0)
@@ -70,7 +70,7 @@ class Api:
         return self._ledger(reference)["effects"]
 
     def receipts(self, reference: str) -> int:
-        """How many the consumer wrote for charges with this reference."""
+        """Return how many receipts the consumer wrote for charges with this reference."""
         return self._ledger(reference)["receipts"]
 
     def _ledger(self, reference: str) -> dict[str, int]:
@@ -171,7 +171,7 @@ def _crash(api: Api, key: str) -> Line:
 
 
 def _receipt(api: Api, key: str, broker: str) -> Line:
-    """By way of outbox, relay, broker and consumer, which are processes of their own."""
+    """Get a receipt by way of the outbox, relay, broker and consumer, which run in processes of their own."""
     responses = [label(api.charge(key)) for _time in range(3)]
     began = time.monotonic()
     while (receipts := api.receipts(key)) == 0 and time.monotonic() - began < TOLD_WITHIN:
@@ -187,11 +187,11 @@ def _receipt(api: Api, key: str, broker: str) -> Line:
 
 
 def usable_broker() -> str:
-    """The URL of a broker that lets us in: ``BROKER_URL``, or one of the usual ones on this machine. Else nothing."""
+    """Return the URL of a broker that lets us in: ``BROKER_URL``, or a usual one on this machine; else empty."""
     stated = os.environ.get("BROKER_URL")
     for url in [stated] if stated else BROKERS:
         if brokers.listens(url):
-            with suppress(Exception):  # of whatever client: no permission, no JetStream, not installed
+            with suppress(Exception):  # any client's errors: no permission, no JetStream, not installed
                 brokers.forget(url, new_key())
                 return url
     return ""
@@ -214,7 +214,7 @@ def label(response: httpx.Response) -> str:
 
 
 class Table:
-    """Colours on a terminal, unless NO_COLOR says otherwise; plain text elsewhere."""
+    """Coloured on a terminal, unless NO_COLOR is set; plain text elsewhere."""
 
     WIDTHS = (28, 31, 7)
 
@@ -281,7 +281,7 @@ def play(table: Table, log: IO[str]) -> bool:
 def main() -> int:
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
-    os.environ.pop("DATABASE_URL", None)  # always the embedded one: nobody's data is played with
+    os.environ.pop("DATABASE_URL", None)  # always the embedded one, so that the demo touches nobody's data
     end_on_signals()
     table = Table(sys.stdout)
     with tempfile.TemporaryFile("w+") as log:

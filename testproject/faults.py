@@ -1,8 +1,8 @@
 """Faults at named points of the protocol, in the server's own process, if ``SIMULATE`` and ``FAULTS_LOG`` are set.
 
-``X-Fault: [{"at": "lock.after", "do": "kill"}]`` arms one request: what it says happens the first time that the request
-comes by that point. ``renew`` is passed by no request but by the heartbeat, so there the first to pass is hit. Each hit
-is a line in ``FAULTS_LOG``, and so is each error of the database.
+``X-Fault: [{"at": "lock.after", "do": "kill"}]`` arms one request: the fault happens the first time that the request
+reaches that point. ``renew`` is a point of the heartbeat, not of a request, so its fault hits the first one to pass.
+Each hit is a line in ``FAULTS_LOG``, and so is each error of the database.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ POINTS = (*(f"{step}.{when}" for step in STEPS for when in ("before", "after")),
 
 
 class InjectedFault(Exception):
-    """What ``{"do": "raise"}`` raises where the code is the project's own."""
+    """What ``{"do": "raise"}`` raises in the project's own code."""
 
 
 @dataclass
 class Fault:
-    """``ms`` and ``locks`` are for those that take time, or locks."""
+    """``ms`` is for faults that take time, ``locks`` for those that take locks."""
 
     at: str
     do: str
@@ -59,13 +59,13 @@ def _kill(fault: Fault) -> None:
 
 
 def _stop(fault: Fault) -> None:
-    """All threads of the worker stand still until somebody sends SIGCONT."""
+    """Stop all threads of the worker until it gets a SIGCONT."""
     _log(fault)
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _raise(fault: Fault) -> None:
-    """An exception of a kind that comes at that point."""
+    """Raise an exception of a kind that occurs at that point."""
     _log(fault)
     kinds = {"commit": OperationalError, "effect": InjectedFault, "respond": InjectedFault}
     raise kinds.get(fault.at.partition(".")[0], StoreUnavailable)(f"injected at {fault.at}")
@@ -84,7 +84,7 @@ def _terminate(fault: Fault) -> None:
 
 
 def _cut(fault: Fault) -> None:
-    """The wire, from this end; what was sent is sent."""
+    """Cut the connection from this end. What was sent is not taken back."""
     if connection.connection is None or connection.connection.closed:
         return
     with socket.socket(fileno=os.dup(connection.connection.pgconn.socket)) as wire:
@@ -98,14 +98,14 @@ def _sleep(fault: Fault) -> None:
 
 
 def _query(fault: Fault) -> None:
-    """A statement that takes long."""
+    """Run a statement that takes long."""
     _log(fault)
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_sleep(%s)", [fault.ms / 1000])
 
 
 def _lock(fault: Fault) -> None:
-    """Locks that others want as well, one after the other, until the end of the transaction."""
+    """Take locks that others want as well, one after another, until the end of the transaction."""
     _log(fault)
     with connection.cursor() as cursor:
         for lock in fault.locks:
@@ -113,14 +113,14 @@ def _lock(fault: Fault) -> None:
 
 
 def _survey(fault: Fault) -> None:
-    """Read what others are about to write; under SERIALIZABLE not all of them can commit."""
+    """Read what others are about to write. Under SERIALIZABLE, not all of them can commit."""
     _log(fault)
     with connection.cursor() as cursor:
         cursor.execute("SELECT sum(amount), pg_sleep(%s) FROM testproject_ledgerentry", [fault.ms / 1000])
 
 
 def _update(fault: Fault) -> None:
-    """Write what others write; under REPEATABLE READ only the first can commit."""
+    """Write what others write. Under REPEATABLE READ, only the first can commit."""
     _log(fault)
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_sleep(%s)", [fault.ms / 1000])
@@ -128,9 +128,9 @@ def _update(fault: Fault) -> None:
 
 
 def _crash(fault: Fault) -> None:
-    """SIGKILL for the database's process behind this connection, upon which the whole server crashes and recovers."""
+    """Send SIGKILL to the database's process behind this connection. The whole server then crashes and recovers."""
     if settings.FAULTS_MAY_CRASH_DATABASE and connection.connection is not None:
-        with connection.connection.cursor() as cursor:  # a process that answers is the one that it says it is
+        with connection.connection.cursor() as cursor:  # a process that answers is sure to have the pid that it tells
             (pid,) = cursor.execute("SELECT pg_backend_pid()").fetchone()
         _log(fault)
         os.kill(pid, signal.SIGKILL)
@@ -157,7 +157,7 @@ _for_heartbeat: list[Fault] = []
 
 
 def faults(get_response: Callable[[HttpRequest], HttpResponseBase]) -> Callable[[HttpRequest], HttpResponseBase]:
-    """Middleware, the outermost."""
+    """Arm the faults that each request asks for. This has to be the outermost middleware."""
     install()
 
     def middleware(request: HttpRequest) -> HttpResponseBase:
@@ -171,7 +171,7 @@ def faults(get_response: Callable[[HttpRequest], HttpResponseBase]) -> Callable[
 
 @contextmanager
 def armed(given: Iterable[dict[str, Any]]) -> Iterator[None]:
-    """``given``: faults as the header has them."""
+    """Arm the faults ``given``, in the format of the header, for the block."""
     faults = [Fault(**fault) for fault in given]
     for fault in faults:
         if fault.at not in POINTS or fault.do not in ACTIONS:
@@ -185,7 +185,7 @@ def armed(given: Iterable[dict[str, Any]]) -> Iterator[None]:
 
 
 def reach(point: str) -> None:
-    """This is the point of that name."""
+    """Let the faults armed at ``point`` happen: the code calls this when it gets there."""
     waiting = _for_heartbeat if point.startswith("renew") else _armed.get([])
     for fault in list(waiting):
         if fault.at == point:
@@ -195,7 +195,7 @@ def reach(point: str) -> None:
 
 @cache
 def install() -> None:
-    """Put the points into this process."""
+    """Install the points in this process."""
     for step in STORE_STEPS:
         owner = PostgreSQLStore if step in vars(PostgreSQLStore) else DatabaseStore
         for store in (owner, LockClaimStore) if step in vars(LockClaimStore) else (owner,):
@@ -207,7 +207,7 @@ def install() -> None:
 
 
 def _between_points(step: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    # What goes wrong at a step of the store goes wrong in the store.
+    # A fault at a step of the store has to appear as a fault of the store.
     inside = store_errors if step in STORE_STEPS else nullcontext
 
     @wraps(method)
@@ -236,7 +236,7 @@ def _log(fault: Fault) -> None:
 
 
 def _write(line: dict[str, Any]) -> None:
-    """In one write, and at once: this process may be about to end."""
+    """Write in one call, and at once, because this process may be about to end."""
     log = os.open(settings.FAULTS_LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.write(log, json.dumps({**line, "time": time.time()}).encode() + b"\n")
     os.close(log)

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 
 class Gateway(ThreadingHTTPServer):
-    """Serves on ``listener``, a bound socket that listens."""
+    """Serves on ``listener``, a socket that is bound and listening."""
 
     daemon_threads = True
 
@@ -65,8 +65,8 @@ class GatewayHandler(BaseHTTPRequestHandler):
 
 
 def main(descriptor: int) -> None:
-    """Serve on an inherited socket until stdin ends, which it does when the parent goes, however it goes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    """Serve on an inherited socket until stdin ends, as it does when the parent process ends, however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     gateway = Gateway(socket.socket(fileno=descriptor))
     Thread(target=gateway.serve_forever, daemon=True).start()
     sys.stdin.read()

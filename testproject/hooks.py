@@ -1,4 +1,4 @@
-"""What the payment gateway tells of by webhook."""
+"""The webhook by which the payment gateway reports events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECRET = "whsec_d2ViaG9vay1zZWNyZXQtZm9yLXRlc3Rz"
 
 
 class GatewayHook(WebhookView):
-    """One deposit an event, for alice."""
+    """Books one deposit per event, for alice."""
 
     source = "gateway"
     verify = standard_webhook(SECRET)
@@ -26,7 +26,7 @@ class GatewayHook(WebhookView):
             data = json.loads(message.body)["data"]
             deposit = {"amount": int(data["amount"]), "reference": str(data["reference"])}
         except (ValueError, TypeError, KeyError) as error:
-            raise RejectMessage(f"the event is not of the form that is agreed on: {error!r}") from error
+            raise RejectMessage(f"the event does not have the agreed form: {error!r}") from error
         user = get_user_model().objects.get(username="alice")
         entry = LedgerEntry.objects.create(kind=LedgerEntry.Kind.DEPOSIT, user=user, currency="eur", **deposit)
         return {"id": str(entry.pk)}

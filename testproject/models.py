@@ -10,9 +10,9 @@ from django.utils.translation import gettext_lazy as _
 
 class LedgerManager(models.Manager["LedgerEntry"]):
     def record(self, *, operation: str | None = None, **payment: Any) -> LedgerEntry:
-        """Write an entry; under the same ``operation`` only the first time.
+        """Write an entry; under the same ``operation``, only the first time.
 
-        What may run again after a crash names its operation: the entry is then there once, however often it ran.
+        Code that may run again after a crash names its operation. The entry is then there once, however often it runs.
         """
         with transaction.atomic(using=self.db, savepoint=False):
             if operation is None:
@@ -51,7 +51,7 @@ class LedgerEntry(models.Model):
 
 
 class Receipt(models.Model):
-    """What the consumer wrote for a charge that it was told of."""
+    """What the consumer wrote for a charge that an event reported."""
 
     event = models.CharField(_("event"), max_length=255)
     reference = models.CharField(_("reference"), max_length=255, db_index=True)

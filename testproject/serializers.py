@@ -21,7 +21,7 @@ class PaymentSerializer(serializers.ModelSerializer[LedgerEntry]):
 
 
 class OrderSerializer(PaymentSerializer):
-    """Orders and refunds need not say how much."""
+    """Orders and refunds may leave out the amount."""
 
     amount = serializers.IntegerField(min_value=0, max_value=10**12, default=0)
     currency = serializers.CharField(min_length=3, max_length=3, default="eur")

@@ -1,4 +1,4 @@
-"""The service as it runs for real: the gateway, and gunicorn with its workers, as processes of their own."""
+"""The service as in production: the gateway, and gunicorn with its workers, in processes of their own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Service:
 
 
 def prepare() -> None:
-    """The tables, and alice, bob and admin in them."""
+    """Create the tables, with alice, bob and admin in them."""
     call_command("migrate", verbosity=0, interactive=False)
     call_command("seed", verbosity=0)
     connections.close_all()
@@ -47,11 +47,11 @@ def running(
     environ: Mapping[str, str] | None = None,
     code: Path | None = None,
 ) -> Iterator[Service]:
-    """The service on ``port`` (0: a free one) for as long as the context is open, or the one in ``code``."""
+    """Run the service on ``port`` (0: a free one) for as long as the context is open; if given, the one in ``code``."""
     environ = {**os.environ, "DJANGO_SETTINGS_MODULE": "testproject.settings", **(environ or {})}
     kind = environ.get("WORKER_CLASS", "gthread")
     with ExitStack() as stack:
-        # Listening before the servers start: nobody has to wait for them, and a taken port is an error at once.
+        # Listen before the servers start: no client has to wait for them, and a taken port is an error at once.
         listener = stack.enter_context(socket.create_server((settings.HOST, port), backlog=1024))
         back_door = stack.enter_context(socket.create_server(("127.0.0.1", settings.GATEWAY_PORT)))
         gateway_url = _url(back_door)
@@ -70,7 +70,7 @@ def running(
             )
         )
         url = _url(listener)
-        # Only the servers hold them now: should they end, a client is refused rather than left waiting.
+        # Only the servers hold the sockets now: if they end, a client is refused rather than left waiting.
         listener.close()
         back_door.close()
         on_broker = (["idempotency_consume", "testproject.consumers.receipts"], ["idempotency_relay"])
@@ -82,7 +82,7 @@ def running(
 def _on_broker(
     command: Sequence[str], environ: Mapping[str, str], log: Any
 ) -> Iterator[subprocess.Popen[bytes] | None]:
-    """A process of its own, where ``BROKER_URL`` names a broker that listens."""
+    """Run a process of its own if ``BROKER_URL`` names a broker that listens; otherwise yield ``None``."""
     if not brokers.listens(environ.get("BROKER_URL", "")):
         yield None
         return

@@ -1,4 +1,4 @@
-"""Settings of the payments service. Each ``env`` call is a knob, with its default."""
+"""Settings of the payments service. Each ``env`` call reads an option, with its default."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DATABASES = {
 }
 if REDIS_URL := env.str("REDIS_URL", default=""):
     CACHES = {"default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL}}
-# Where events go, and the queue, subject or topic that charges are told of by.
+# Where events go, and the queue, subject or topic of the events about charges.
 BROKER_URL = env.str("BROKER_URL", default="")
 CHARGE_TOPIC = env.str("CHARGE_TOPIC", default="charge.created")
 CELERY_BROKER_URL = env.str("CELERY_BROKER_URL", default="memory://")
@@ -126,5 +126,5 @@ LOGGING = {
     "disable_existing_loggers": False,
     "handlers": {"console": {"class": "logging.StreamHandler"}},
     "root": {"handlers": ["console"], "level": "WARNING"},
-    "loggers": {"django.request": {"level": "ERROR"}},  # a refused request is no news
+    "loggers": {"django.request": {"level": "ERROR"}},  # refused requests are expected here
 }

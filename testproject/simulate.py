@@ -1,7 +1,7 @@
 """Faults from outside: what the ``X-Simulate`` header asks for happens to the operation, if ``SIMULATE`` is set.
 
-They happen inside the idempotency entry point, where an operation's own faults would. A header, so that a retry
-without it is the same request.
+They happen inside the idempotency entry point, where an operation's own faults would. They are asked for in a header
+so that a retry without it is the same request.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SimulatedFailure(Exception):
 
 
 def simulated(operation: Operation) -> Operation:
-    """``operation`` on a request, sync or async, with the faults that the request asks for. The delay comes first."""
+    """Return ``operation``, sync or async, with the faults that each request asks for. The delay comes first."""
 
     def faulty(request: Any, *args: Any, **kwargs: Any) -> HttpResponseBase:
         faults = _asked_for(request)
@@ -87,7 +87,7 @@ def _asked_for(request: Any) -> Faults | HttpResponse:
     if wrong:
         return _refused(f"X-Simulate can't do this with {', '.join(wrong)}.")
     if faults.get("fail_commit") and not connection.features.can_defer_constraint_checks:
-        return _refused(f"X-Simulate: nothing fails at COMMIT on {connection.vendor}, it defers no constraint.")
+        return _refused(f"X-Simulate: nothing fails at COMMIT on {connection.vendor}, which defers no constraints.")
     return dict(faults)
 
 
@@ -115,7 +115,7 @@ def _die_if(killed: bool) -> None:
 
 @receiver(post_save, sender=LedgerEntry)
 def _spoil_commit(instance: LedgerEntry, **_named: Any) -> None:
-    """Django defers its foreign keys, so an entry of nobody's passes until COMMIT."""
+    """Write an entry of no existing user. Django defers its foreign keys, so that fails only at COMMIT."""
     if _commit_fails.get():
         LedgerEntry.objects.bulk_create([LedgerEntry(user_id=NOBODY, amount=0, reference=instance.reference)])
 

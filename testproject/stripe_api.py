@@ -57,7 +57,7 @@ class ChargeView(IdempotentMixin, GenericAPIView[LedgerEntry]):
 
 
 def stripe_error(error: Exception, context: dict[str, Any]) -> Response | None:
-    """Every error in Stripe's envelope, the idempotency problems too."""
+    """Put every error in Stripe's envelope, including the idempotency problems."""
     response = exception_handler(error, context)
     if response is None:
         return None

@@ -1,4 +1,4 @@
-"""What the service leaves to a worker."""
+"""The tasks that the service leaves to a worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class BankClosed(Exception):
-    """What the first attempt meets if it is told to: a fault that passes."""
+    """A temporary fault, which the first attempts meet if they are told to."""
 
 
 def _pay(username: str, amount: int, reference: str) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def _pay(username: str, amount: int, reference: str) -> dict[str, Any]:
 @shared_task(acks_late=True, reject_on_worker_lost=True)
 @idempotent_task
 def charge(username: str, amount: int, reference: str, *, delay_ms: int = 0) -> dict[str, Any]:
-    """Charge once, however often the broker delivers this; dawdle after the effect was written."""
+    """Charge once, however often the broker delivers this. Wait for ``delay_ms`` after the effect was written."""
     paid = _pay(username, amount, reference)
     logger.warning("charged %s", reference)
     time.sleep(delay_ms / 1000)
@@ -38,7 +38,7 @@ def charge(username: str, amount: int, reference: str, *, delay_ms: int = 0) -> 
 @shared_task(bind=True, acks_late=True, reject_on_worker_lost=True, default_retry_delay=0)
 @idempotent_task
 def charge_when_open(task: Any, username: str, amount: int, reference: str, *, closed: int = 0) -> dict[str, Any]:
-    """Write, find the bank closed ``closed`` times and ask for a retry."""
+    """Write, but find the bank closed the first ``closed`` times, and ask for a retry."""
     paid = _pay(username, amount, reference)
     if task.request.retries < closed:
         raise task.retry(exc=BankClosed(reference))
@@ -48,7 +48,7 @@ def charge_when_open(task: Any, username: str, amount: int, reference: str, *, c
 @shared_task(bind=True, acks_late=True, autoretry_for=(BankClosed,), retry_backoff=False, default_retry_delay=0)
 @idempotent_task
 def charge_and_autoretry(task: Any, username: str, amount: int, reference: str, *, closed: int = 0) -> dict[str, Any]:
-    """The same by Celery's ``autoretry_for``."""
+    """Do the same by Celery's ``autoretry_for``."""
     paid = _pay(username, amount, reference)
     if task.request.retries < closed:
         raise BankClosed(reference)

@@ -30,7 +30,7 @@ urlpatterns = [
     path("legacy/refunds/", views.refund),
     path("v1/charges", stripe_api.ChargeView.as_view()),
     path("admin/", admin.site.urls),
-    # Whatever DEBUG is: there is no web server before this one.
+    # Whatever DEBUG is, because no web server in front serves the files.
     path("static/<path:path>", serve, {"insecure": True}),
 ]
 if "prometheus" in settings.INSTRUMENTATION:

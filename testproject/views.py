@@ -66,7 +66,7 @@ def _book(request: HttpRequest, kind: Kind) -> HttpResponse:
 
 @simulated
 async def _abook(request: HttpRequest, kind: Kind) -> HttpResponse:
-    """This may run again after a crash, in no transaction with its key; a child key makes it one entry all the same."""
+    """Book in no transaction with the key. This may run again after a crash, but a child key keeps it to one entry."""
     context = getattr(request, "idempotency", None)
     return await sync_to_async(_write)(request, kind, context.child_key("ledger") if context else None)
 

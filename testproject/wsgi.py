@@ -7,5 +7,5 @@ from django.core.wsgi import get_wsgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
 
-# The admin has its styles without a second server.
+# Serve the admin's styles without a second server.
 application = StaticFilesHandler(get_wsgi_application())

@@ -13,10 +13,10 @@ from uuid import uuid4
 import pytest
 from django.conf import settings
 from django.contrib.auth import get_user_model
-from django.db import connection
+from django.db import connection, connections
 from django.test import override_settings
 
-from tests.support import brokers, partitioned
+from tests.support import brokers, distributed, partitioned
 from tests.support.aliases import another_alias
 from tests.support.callers import PAYER, stop_heartbeat
 from tests.support.databases import create_database, database_url, drop_database
@@ -46,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT_OUT_MODULES] = []
     for name, requirement in REQUIREMENTS.items():
         config.addinivalue_line("markers", f"{name}: {requirement.meaning}")
+    config.addinivalue_line("markers", "slow: in a file that takes half a minute or longer; such files come first")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -64,7 +65,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (left_out if lacks else kept).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = kept
+    items[:] = _longest_first(kept)
+
+
+def _longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Files with slow tests, then the others, the largest first: no worker is left with a long file at the end."""
+    tests = Counter(item.path for item in items)
+    slow = {item.path for item in items if {"slow", "exhaustive"} & {mark.name for mark in item.iter_markers()}}
+    return sorted(items, key=lambda item: (item.path not in slow, -tests[item.path], item.path))
 
 
 def _faults_in_ci(config: pytest.Config) -> list[str]:
@@ -113,10 +121,24 @@ def django_db_modify_db_settings(
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> None:
-    if partitioned.WANTED:
-        with django_db_blocker.unblock():
+def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    from django_idempotency.stores.distribution import is_distributed
+
+    with django_db_blocker.unblock():
+        if partitioned.WANTED:
             partitioned.divide_finely()
+        if distributed.WANTED:
+            distributed.distribute()
+        is_distributed("default")  # each process tries it once: not while a test counts statements
+        yield
+        if distributed.WANTED:
+            distributed.end_other_sessions()
+
+
+@pytest.fixture
+def db(request: pytest.FixtureRequest) -> None:
+    """pytest-django's, which beside ``transactional_db`` does nothing: its flush would make every permission anew."""
+    request.getfixturevalue("transactional_db" if "transactional_db" in request.fixturenames else "_django_db_helper")
 
 
 @pytest.fixture
@@ -133,6 +155,9 @@ def transactional_db(django_db_setup: None, django_db_blocker: DjangoDbBlocker) 
         ours = (IdempotencyRecord, IdempotencyCounter, IdempotencyObservation)
         for model in (*ours, LedgerEntry, Receipt, OutboxEvent, get_user_model()):
             model._default_manager.all().delete()
+        for each in connections.all(initialized_only=True):
+            if not each.in_atomic_block:
+                each.close()  # with what the test has set on it
 
 
 @pytest.fixture

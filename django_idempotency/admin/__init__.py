@@ -1,4 +1,4 @@
-"""The admin of the records, and the dashboard."""
+"""The admin of idempotency records, and the dashboard."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from django_idempotency.admin.records import IdempotencyRecordAdmin
 
 __all__ = ["IdempotencyRecordAdmin"]
 
-# The strip of alarms on the index of the admin's default site, unless the project has an index of its own.
+# Show the strip of alarms on the index of the default admin site, unless the project has an index of its own.
 if admin.site.index_template is None:
     admin.site.index_template = "admin/django_idempotency/index.html"

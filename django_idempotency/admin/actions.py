@@ -1,4 +1,4 @@
-"""The page of the admin on which an operator confirms an intervention, says why, and reads what came of it."""
+"""The admin page on which an operator confirms an intervention, says why, and reads what came of it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ from django_idempotency.scopes import is_own
 
 TEMPLATE = "admin/django_idempotency/idempotencyrecord/confirm.html"
 CONTENT_TYPE = RegexValidator(
-    re.compile(r"^[\w.+-]+/[\w.+-]+(?: *; *[\w.+-]+=[\w.+-]+)*\Z", re.ASCII), gettext_lazy("This is no content type.")
+    re.compile(r"^[\w.+-]+/[\w.+-]+(?: *; *[\w.+-]+=[\w.+-]+)*\Z", re.ASCII),
+    gettext_lazy("Enter a valid content type."),
 )
 SECONDS_A_WEEK = 7 * 24 * 60 * 60
 
@@ -63,7 +64,7 @@ class NoteForm(forms.Form):
         required=False,
         max_length=200,
         widget=widgets.AdminTextInputWidget,
-        help_text=gettext_lazy("Why, for the history of the record."),
+        help_text=gettext_lazy("The reason, for the history of the record."),
     )
 
     field_order: tuple[str, ...] = ()
@@ -120,7 +121,7 @@ class ResolveForm(NoteForm):
         if cleaned.get("body") and cleaned.get("status") in WITHOUT_BODY:
             self.add_error("body", _("A response with status %(status)s has no body.") % cleaned)
         elif cleaned.get("body") and "content_type" in cleaned and not may_be_given(cleaned["content_type"]):
-            self.add_error("content_type", _("A response of this type can't be given by hand here."))
+            self.add_error("content_type", _("A response of this type can't be entered by hand here."))
         elif cleaned.get("body") and "json" in cleaned.get("content_type", ""):
             try:
                 json.loads(cleaned["body"])
@@ -130,7 +131,7 @@ class ResolveForm(NoteForm):
 
     def response(self) -> StoredResponse:
         given = self.cleaned_data
-        # A browser sends its lines with carriage returns that were not typed.
+        # Browsers send line breaks with carriage returns that were not typed.
         body = given["body"].replace("\r\n", "\n").encode()
         return StoredResponse(given["status"], (("Content-Type", given["content_type"]),), body)
 
@@ -141,7 +142,7 @@ class ExtendForm(NoteForm):
         min_value=1,
         max_value=SECONDS_A_WEEK,
         initial=300,
-        help_text=gettext_lazy("From now, at least. A lease is never shortened."),
+        help_text=gettext_lazy("Counted from now. A lease is never shortened."),
     )
     field_order = ("seconds", "note")
 
@@ -151,7 +152,7 @@ class ExtendForm(NoteForm):
 
 @dataclass(frozen=True, kw_only=True)
 class Intervention:
-    """``asks``: what the page asks of an operator. ``tells``: the entry in the history, with the form's data."""
+    """``asks`` is what the page asks of an operator. ``tells`` is the history entry, filled in with the form's data."""
 
     act: Act
     title: str | Promise
@@ -166,7 +167,7 @@ class Intervention:
         return f"django_idempotency.{self.act}_idempotencyrecord"
 
     def entry(self, given: Mapping[str, Any], done: Done, note: str) -> str:
-        """Return what the history tells of it, in English."""
+        """Return the text of the history entry, in English."""
         digest = log_entries.DIGEST % {"digest": done.digest} if done.digest else ""
         return " ".join(filter(None, (self.tells % given, digest, note)))
 
@@ -178,7 +179,7 @@ INTERVENTIONS = {
             act=Act.ALLOW_RETRY,
             title=gettext_lazy("Allow a retry"),
             asks=gettext_lazy(
-                "The next request with the key runs again. Be sure that the operation did not take place."
+                "The next request with the key runs again. Make sure that the operation did not take place."
             ),
             button=gettext_lazy("Allow retry"),
             form=NoteForm,
@@ -199,7 +200,7 @@ INTERVENTIONS = {
         Intervention(
             act=Act.RESOLVE,
             title=gettext_lazy("Resolve with a response"),
-            asks=gettext_lazy("The operation did take place: every retry gets the response that you give here."),
+            asks=gettext_lazy("The operation took place: every retry gets the response that you enter here."),
             button=gettext_lazy("Resolve"),
             form=ResolveForm,
             do=lambda form, id: partial(resolve, id, form.response()),
@@ -224,7 +225,7 @@ INTERVENTIONS = {
 def confirm(
     model_admin: Any, request: HttpRequest, act: Act, records: Iterable[Any], form: Any = None
 ) -> TemplateResponse:
-    """What is about to be done, to which records, and to which not."""
+    """Return the page that says what is about to be done, to which records, and to which not."""
     intervention = INTERVENTIONS[act]
     records = list(records)
     objections = [(record, _objection(request, record, act)) for record in records]
@@ -249,7 +250,7 @@ def confirm(
 
 
 def intervene(model_admin: Any, request: HttpRequest, act: str) -> HttpResponse:
-    """Ask, by GET for the record ``?id=…``, or do what was confirmed."""
+    """Ask for confirmation on GET, for the record ``?id=…``; on POST, do what was confirmed."""
     if act not in INTERVENTIONS:
         raise Http404
     intervention = INTERVENTIONS[Act(act)]
@@ -335,7 +336,7 @@ def _tell(
 
 
 def _offer_next(model_admin: Any, request: HttpRequest, outcomes: list[tuple[UUID, Done | Refused]]) -> None:
-    """Lead on to the next record of the list that the operator works through."""
+    """Offer a link to the next record in the list that the operator is working through."""
     ((id, outcome),) = outcomes
     filters = _filters(request)
     if not filters and isinstance(outcome, Done):
@@ -345,12 +346,12 @@ def _offer_next(model_admin: Any, request: HttpRequest, outcomes: list[tuple[UUI
     site = model_admin.admin_site.name
     url = reverse("admin:django_idempotency_idempotencyrecord_change", args=[following.pk], current_app=site)
     query = "&".join(filter(None, (urlencode({"_changelist_filters": filters}), query_of(request))))
-    text = format_html('{} <a href="{}?{}"><bdi>{}</bdi></a>', _("The next in this list:"), url, query, following)
+    text = format_html('{} <a href="{}?{}"><bdi>{}</bdi></a>', _("Next in this list:"), url, query, following)
     messages.info(request, text)
 
 
 def _situation_of(record: Any) -> str:
-    """Return the list that an operator was at work on when it came to ``record``, as it was before."""
+    """Return the list in which an operator would have found ``record``, which is passed as it was before."""
     if record.on_hold:
         return "on_hold"
     return "stuck" if record.status in LIVE else "retryable"
@@ -361,14 +362,14 @@ def _came_from_record(request: HttpRequest) -> bool:
 
 
 def _filters(request: HttpRequest) -> str:
-    """The query of the list that it was chosen from."""
+    """Return the query string of the list from which the record was chosen."""
     if "filters" in request.POST:
         return request.POST["filters"]
     return request.GET.get("_changelist_filters", "") if "id" in request.GET else request.GET.urlencode()
 
 
 def _back(model_admin: Any, request: HttpRequest, ids: list[UUID]) -> str:
-    """The list that the records were chosen from; the record, where no list led to it."""
+    """Return the URL of the list from which the records were chosen, or of the record if no list led to it."""
     site, filters = model_admin.admin_site.name, _filters(request)
     if not filters and len(ids) == 1 and _came_from_record(request):
         url = reverse("admin:django_idempotency_idempotencyrecord_change", args=ids, current_app=site)

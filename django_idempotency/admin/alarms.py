@@ -1,4 +1,4 @@
-"""The strip on top of the dashboard and the lists: what an operator should look at now, or that there is nothing."""
+"""The strip above the dashboard and the lists: what an operator should look at now, or that there is nothing."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from django.utils.translation import gettext as _
 from django_idempotency.admin.limits import panel
 from django_idempotency.stats import formatting, queries
 
-MOST = 10_000  # records of each kind that are counted
+MOST = 10_000  # the most records of each kind that are counted
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """``situation``: the list that shows these records."""
+    """``situation`` names the list that shows these records."""
 
     text: str
     situation: str
 
 
 def alarms(using: str) -> list[Alarm] | None:
-    """Return nothing if there is nothing to look at; ``None`` if the database did not answer, or not in time."""
+    """Return the alarms, an empty list if there are none; ``None`` if the database did not answer, or not in time."""
     return panel(lambda ask: told(ask(queries.alarms, most=MOST)), using)
 
 
 def told(found: queries.Alarms) -> list[Alarm]:
-    """Those that are raised, in words. Pure."""
+    """Return the alarms that are raised, in words. Pure."""
     raised = (
         (_("%(count)s stuck, oldest %(age)s"), found.stuck, found.stuck_oldest, "stuck"),
         (_("%(count)s on hold, oldest %(age)s"), found.on_hold, found.on_hold_oldest, "on_hold"),

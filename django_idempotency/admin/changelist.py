@@ -1,4 +1,4 @@
-"""The list of records: its links stay in the database and in the list that is shown."""
+"""The list of records, whose links keep to the database and the list that are shown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from django_idempotency.admin.filters import SituationFilter
 from django_idempotency.admin.shards import PARAMETER, database_of, query_of
 from django_idempotency.stats import queries
 
-KEPT = (PARAMETER, SituationFilter.parameter_name)  # which list it is, rather than what is filtered out of it
+KEPT = (PARAMETER, SituationFilter.parameter_name)  # they choose the list, rather than filter it
 
 
 class RecordList(ChangeList):
@@ -40,11 +40,11 @@ class RecordList(ChangeList):
         return "?".join(filter(None, (super().url_for_result(result), self.database_query)))
 
 
-SECONDS = 2.0  # for each statement of a look for the next record
+SECONDS = 2.0  # for each statement of the search for the next record
 
 
 def next_record(model_admin: Any, request: HttpRequest, filters: str, *, without: UUID) -> Any:
-    """Return the first record but one of the list with the query ``filters``; ``None`` if there is none, or in time."""
+    """Return the first record of the list ``filters`` but ``without``; ``None`` if there is none, or not in time."""
     shown = copy(request)
     shown.GET = QueryDict(filters)
     try:

@@ -1,4 +1,4 @@
-"""The page that derives a record's child keys, to look for at the services that its view has called."""
+"""The page that derives a record's child keys, to look them up at the services that its view has called."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class ChildKeyForm(forms.Form):
         label=gettext_lazy("Name"),
         max_length=200,
         strip=False,
-        help_text=gettext_lazy("What the view gives to child_key(), such as “bank”."),
+        help_text=gettext_lazy("What the view passes to child_key(), such as “bank”."),
         widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
     )
 
 
 def child_keys(model_admin: Any, request: HttpRequest, object_id: str) -> HttpResponse:
-    """Derive a key, for those who may see what a record stores: without a digest key it tells whose id that is."""
+    """Derive a child key, for users who may see stored responses: elsewhere, it stands for the operation."""
     if not (model_admin.has_view_permission(request) and request.user.has_perm(RESPONSE_BODY)):
         raise PermissionDenied
     return page(model_admin, request, lambda: _page(model_admin, request, object_id))
@@ -61,7 +61,7 @@ def _page(model_admin: Any, request: HttpRequest, object_id: str) -> TemplateRes
 
 
 def _derived(record: Any, name: str) -> str:
-    """Return the child key; an empty text if it was derived by a key that is not there any more."""
+    """Return the child key, or an empty string if the digest key that it was derived by is no longer there."""
     if not record.fingerprint:
         return ""
     try:

@@ -1,7 +1,7 @@
-"""The dashboard in the admin: what happens to keys, how long they wait, how large the table is.
+"""The dashboard in the admin: what happens to keys, how long they wait, and how large the table is.
 
-Every panel asks for little, through indexes or statistics, and has a second. One that the database does not answer, or
-not in time, says so, and the others are shown all the same.
+Each panel asks for little, through indexes or statistics, and has one second. If the database does not answer a panel,
+or not in time, that panel says so, and the others are shown all the same.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from django_idempotency.stats.formatting import Figure
 from django_idempotency.stats.queries import Activity, Projection, Size, Span
 
 TEMPLATE = "admin/django_idempotency/idempotencyrecord/dashboard.html"
-MOST = 10_000  # records that a panel looks at
-REFRESHED = 30  # seconds, if it is asked for
-SOUND = 0.01  # the share of replays that a sound system stays under
+MOST = 10_000  # the most records that a panel looks at
+REFRESHED = 30  # seconds between refreshes, if the user turns them on
+SOUND = 0.01  # a healthy system stays under this share of replays
 CHARTED = ("deduplicated", "conflicts", "mismatches", "takeovers")
 BESIDE = formatting.NAMES.keys() - set(CHARTED)
 
 
 def dashboard(model_admin: Any, request: HttpRequest) -> TemplateResponse:
-    """The page, for users who may see the records. ``?range=`` is one of ``RANGES``, ``?view=`` the name of a view."""
+    """Return the page for users who may see records. ``?range=`` is one of ``RANGES``, ``?view=`` a view's name."""
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
     request.current_app = model_admin.admin_site.name
@@ -66,9 +66,9 @@ def dashboard(model_admin: Any, request: HttpRequest) -> TemplateResponse:
 
 
 def panels(chosen: Chosen, *, using: str) -> dict[str, Any]:
-    """What the template shows, by the name of the panel; ``None`` where the database did not answer, or not in time.
+    """Return what each panel shows, by its name; ``None`` if the database did not answer it, or not in time.
 
-    Of one view there is what happened; the records do not tell which view they are of.
+    For a single view there is only what happened, because records don't tell which view they belong to.
     """
     shows: dict[str, Callable[[Asking], Any]] = {"happened": lambda ask: happened(ask, chosen)}
     if not chosen.view:
@@ -124,7 +124,7 @@ def rankings(ask: Asking, chosen: Chosen) -> list[Ranking]:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """``width``: how many bars there is room for. ``line``: the height of a line to compare with, if there is one."""
+    """``width`` is how many bars there is room for, ``line`` the height of a line to compare with, if there is one."""
 
     name: str
     title: str
@@ -137,7 +137,7 @@ class Chart:
 
 
 def charts(history: Sequence[Span], whole: Activity) -> list[Chart]:
-    """One for each of ``CHARTED``. Pure."""
+    """Return a chart for each of ``CHARTED``. Pure."""
     return [_chart(name, history, whole) for name in CHARTED]
 
 
@@ -160,9 +160,9 @@ def _chart(name: str, history: Sequence[Span], whole: Activity) -> Chart:
 
 def _described(name: str, history: Sequence[Span], values: Sequence[float]) -> str:
     if not any(values):
-        return _("None in this time.")
+        return _("None in this period.")
     highest = max(range(len(values)), key=values.__getitem__)
-    return _("At most %(value)s, from %(moment)s on.") % {
+    return _("Peak: %(value)s, from %(moment)s on.") % {
         "value": _shown(name, values[highest]),
         "moment": moment(history[highest]),
     }
@@ -170,7 +170,7 @@ def _described(name: str, history: Sequence[Span], values: Sequence[float]) -> s
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What the charts show, the latest first; ``begins``: the moment of the earliest."""
+    """What the charts show, latest first. ``begins`` is the moment of the earliest span."""
 
     begins: str
     columns: list[str]
@@ -178,7 +178,7 @@ class Table:
 
 
 def table(history: Sequence[Span]) -> Table | None:
-    """The charts for those who would rather read, or can't see them. Pure."""
+    """Return the charts as a table, for people who would rather read, or can't see charts. Pure."""
     if not history:
         return None
     columns = ("requests", *CHARTED)
@@ -193,20 +193,20 @@ def _shown(name: str, value: float) -> str:
 
 
 def moment(span: Span) -> str:
-    """When the span began, with the time zone in force: ``21 Nov, 14:15 CET``."""
+    """Return when the span began, with the time zone in force: ``21 Nov, 14:15 CET``."""
     # Translators: a date without the year, and the time, as Django's ``date`` filter takes it.
     shown = date_format(in_zone(span.since), _("j M, H:i"))
     return f"{shown} {zone(span.since)}"
 
 
 def beside(whole: Activity) -> list[Figure]:
-    """What has no chart, of the whole range. Pure."""
+    """Return the figures of the whole range that have no chart. Pure."""
     return [figure for name, figure in zip(formatting.NAMES, formatting.happened(whole), strict=True) if name in BESIDE]
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """``name``: of the view, in the parts between which it may be broken. ``query``: of the link to its page."""
+    """``name`` is the view's, in parts between which a line may break. ``query`` is the query string of its page."""
 
     name: list[str]
     query: str
@@ -217,7 +217,7 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """``counts_apart``: whether what is counted is something else than the requests."""
+    """``counts_apart``: whether it counts something other than requests."""
 
     title: str
     name: str
@@ -226,7 +226,7 @@ class Ranking:
 
 
 def busiest(views: Mapping[str, Activity], name: str, chosen: Chosen) -> Ranking:
-    """The views with the most ``name``. Pure."""
+    """Return the views with the most ``name``. Pure."""
     found = queries.busiest(views, name)
     most = max((getattr(activity, name) for _view, activity in found), default=0)
     return Ranking(
@@ -248,7 +248,7 @@ def busiest(views: Mapping[str, Activity], name: str, chosen: Chosen) -> Ranking
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A bar that lies."""
+    """A horizontal bar."""
 
     title: str
     value: str
@@ -256,7 +256,7 @@ class Measure:
 
 
 def measures(size: Size, projection: Projection) -> list[Measure]:
-    """The size now, in its parts, and the one to come, to one scale; none if the size is unknown. Pure."""
+    """Return the size now, in its parts, and the one expected, to one scale; nothing if the size is unknown. Pure."""
     if size.bytes is None:
         return []
     expected = projection.expected_bytes or 0.0

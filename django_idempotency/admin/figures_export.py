@@ -1,4 +1,4 @@
-"""What the charts of the dashboard show, as a file: by spans of time, as CSV or JSON."""
+"""What the charts of the dashboard show, by spans of time, as a CSV or JSON file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLUMNS = [field.name for field in fields(Activity)]
 
 
 def figures(model_admin: Any, request: HttpRequest) -> HttpResponse:
-    """The file, for users who may see the dashboard. ``?format=`` is one of ``FORMATS``."""
+    """Return the file, for users who may see the dashboard. ``?format=`` is one of ``FORMATS``."""
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
     written = FORMATS.get(request.GET.get("format", ""))

@@ -1,4 +1,4 @@
-"""The filters of the list of records. Each goes by an index, or is offered without a look at the table."""
+"""The filters of the list of records. Each uses an index, or is offered without a look at the table."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def situation_of(request: HttpRequest) -> Situation:
 
 
 def term_of(search: str) -> str:
-    """What is searched for; empty where nothing is, and for what no key has."""
+    """Return what is searched for; empty if there is no search, or for a character that no key has."""
     return "" if "\0" in search else search.strip().strip('"')
 
 
 class DatabaseFilter(admin.SimpleListFilter):
-    """Which database's records are shown, where there are several. Always one of them."""
+    """The database whose records are shown, if there are several. One of them is always chosen."""
 
     title = _("database")
     parameter_name = PARAMETER
@@ -47,11 +47,11 @@ class DatabaseFilter(admin.SimpleListFilter):
             yield {"selected": chosen, "query_string": query, "display": alias}
 
     def queryset(self, request: HttpRequest, queryset: Records) -> Records:
-        return queryset  # the list is of that database already
+        return queryset  # the list is read from that database already
 
 
 class SituationFilter(admin.SimpleListFilter):
-    """Which list it is. Always one of them, because together they have no index; a search looks at all records."""
+    """The list that is shown. One is always chosen, as no index serves them together; a search looks at all records."""
 
     title = _("situation")
     parameter_name = "situation"
@@ -81,7 +81,7 @@ def _counted(situation: Situation, rows: Records) -> Any:
 
 
 class TimeFilter(admin.SimpleListFilter):
-    """By day, then by hour, of the time that the situation's index is ordered by."""
+    """Filter by day, then by hour, of the time that the situation's index is ordered by."""
 
     title: Any = _("time")
     parameter_name = "when"
@@ -97,7 +97,7 @@ class TimeFilter(admin.SimpleListFilter):
         return [] if span is None else list(_times(*span, request.GET.get("when", "")))
 
     def queryset(self, request: HttpRequest, queryset: Records) -> Records:
-        return queryset  # the situation's filter has done it
+        return queryset  # SituationFilter applies the time as well
 
 
 def _times(first: datetime, last: datetime, chosen: str) -> Iterator[tuple[str, str]]:
@@ -120,7 +120,7 @@ def _span(when: str) -> tuple[datetime | None, datetime | None]:
 
 
 class MethodFilter(admin.SimpleListFilter):
-    """Of a fixed choice: to look which there are, every record would have to be read."""
+    """Filter by one of a fixed set of methods: to find out which ones occur, every record would have to be read."""
 
     title = _("method")
     parameter_name = "method"
@@ -133,7 +133,7 @@ class MethodFilter(admin.SimpleListFilter):
 
 
 class PathFilter(admin.SimpleListFilter):
-    """What the path starts with, typed in."""
+    """Filter by what the path starts with, which the user types in."""
 
     title = _("path")
     parameter_name = "path"

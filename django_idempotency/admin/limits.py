@@ -1,4 +1,4 @@
-"""How long the database may take for a page or a part of it, and what is shown when it takes longer."""
+"""How long the database may take for a page or a part of one, and what is shown if it takes longer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAGE_SECONDS = 5.0  # for each statement of a page
 
 
 class Asking:
-    """Asks the statistics one question after the other, for ``SECONDS``."""
+    """Asks the statistics one question after another, with ``SECONDS`` for all of them."""
 
     def __init__(self, using: str) -> None:
         self.using = using
@@ -39,7 +39,7 @@ def panel(show: Callable[[Asking], T], using: str) -> T | None:
     """Return what a part of a page shows; ``None`` if the database did not answer, or not in time."""
     try:
         return show(Asking(using))
-    except Error as error:  # DatabaseError and InterfaceError: not in time, no table, no connection any more
+    except Error as error:  # DatabaseError and InterfaceError: not in time, no table, connection lost
         _tell(error)
         return None
 

@@ -1,7 +1,7 @@
-"""The lists of records that an index serves: what is in flight, stuck, on hold, free to retry, ended.
+"""The lists of records that an index serves: in flight, stuck, on hold, free to retry, ended.
 
-A list goes by its index and ends after ``MOST`` records, so whatever is done with it, filtering, sorting and counting
-too, looks at no more than that. Records beyond are found by time or by key.
+A list follows its index and ends after ``MOST`` records. Filtering, sorting and counting it, or anything else that is
+done with it, look at no more than those. Records beyond them are found by time or by key.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ OFTEN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """``column`` is what its index is ordered by; ``time`` is what that means to an operator.
+    """``column`` is the one that its index is ordered by; ``time`` is what that column means to an operator.
 
-    ``columns``: what the list shows of each record, between its key and its request.
+    ``columns`` are those that the list shows between a record's key and its request.
     """
 
     title: str | Promise
@@ -36,7 +36,7 @@ class Situation:
     time: str | Promise
     columns: tuple[str, ...] = ()
     newest_first: bool = False
-    within: Q = field(default_factory=Q)  # looked for among the first ``MOST``
+    within: Q = field(default_factory=Q)  # a condition on the first ``MOST`` only
     order: tuple[str, ...] = ()
 
     @property
@@ -48,7 +48,7 @@ class Situation:
         return self.order or (self.by_index,)
 
     def first(self, rows: Records, since: datetime | None = None, until: datetime | None = None) -> Records:
-        """Of ``rows`` the first ``MOST`` in this situation, from ``since`` to before ``until`` by its time."""
+        """Return the first ``MOST`` of ``rows`` in this situation, with a time from ``since`` to before ``until``."""
         rows = rows.filter(self.condition)
         if since is not None:
             rows = rows.filter(**{f"{self.column}__gte": since})
@@ -60,12 +60,12 @@ class Situation:
         return rows.filter(self.within)
 
     def count(self, rows: Records) -> int | None:
-        """How many of ``rows`` are in it, up to ``COUNTED``; ``None`` where only a look at each could tell."""
-        # In order, or PostgreSQL would begin to read the table.
+        """Return how many of ``rows`` are in it, up to ``COUNTED``; ``None`` if only a look at each could tell."""
+        # Without the order, PostgreSQL would begin to read the table.
         return None if self.within else rows.filter(self.condition).order_by(self.column)[:COUNTED].count()
 
     def span(self, rows: Records) -> tuple[datetime, datetime] | None:
-        """Its first and its last time among ``rows``."""
+        """Return its first and its last time among ``rows``; ``None`` if there are none."""
         ends = rows.filter(self.condition).aggregate(first=Min(self.column), last=Max(self.column))
         return None if ends["first"] is None else (ends["first"], ends["last"])
 
@@ -84,7 +84,7 @@ _DONE = Situation(
 SITUATIONS = {
     "live": Situation(
         title=_("In flight"),
-        help=_("Claimed, and without a response yet; those whose lease ran out first come first."),
+        help=_("Claimed, but without a response yet; those whose lease ran out first come first."),
         condition=Q(status__in=LIVE),
         column="locked_until",
         time=_("lease until"),

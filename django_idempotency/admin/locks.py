@@ -1,4 +1,4 @@
-"""What a list of records can't show: keys in flight whose claims are locks, which have no record yet."""
+"""What a list of records can't show: keys in flight that are claimed by lock, and have no record yet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django_idempotency.maintenance.lock_owners import lock_owners, told_lock_ow
 
 
 def in_flight_by_lock(request: HttpRequest) -> list[str]:
-    """Tell who runs the key that is searched for, or everybody beside the list of what is in flight."""
+    """Return who holds the lock of the key searched for or, beside the list of what is in flight, of any key."""
     term = term_of(request.GET.get("q", "")) or None
     if term is None and situation_of(request) is not SITUATIONS["live"]:
         return []

@@ -1,4 +1,4 @@
-"""What a record's operation has published by the outbox, for its timeline."""
+"""What a record's operation has published through the outbox, for the record's timeline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST = 20
 
 
 def outbox_events(record: IdempotencyRecord) -> Iterator[Event]:
-    """At most 20, the oldest first; those that were confirmed are gone unless ``RETENTION`` keeps them."""
+    """Yield what became of at most 20, oldest first. Confirmed ones are gone unless ``RETENTION`` keeps them."""
     if not apps.is_installed("django_idempotency.outbox"):
         return
     from django_idempotency.outbox.models import OutboxEvent, Status
@@ -34,11 +34,11 @@ def outbox_events(record: IdempotencyRecord) -> Iterator[Event]:
         elif event.finished_at is not None:
             yield Event(event.finished_at, _about(_("event {topic} published"), event))
         elif event.attempts:
-            yield Event(event.available_at, _about(_("event {topic} is tried again: {error}"), event))
+            yield Event(event.available_at, _about(_("event {topic} is due to be tried again: {error}"), event))
 
 
 def _database(record: IdempotencyRecord) -> str:
-    """The alias of the record's shard, where the outbox is in it; otherwise that of the outbox."""
+    """Return the alias of the record's shard if the outbox is in it; otherwise that of the outbox."""
     from django_idempotency.outbox import maintenance
     from django_idempotency.outbox.models import OutboxEvent
 

@@ -1,4 +1,4 @@
-"""The bytes of a response as an operator can read them. Pure."""
+"""The bytes of a response, in a form that an operator can read. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNSHOWABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Readable:
-    """``kind``: ``json`` (indented), ``text`` as it is, or ``binary`` (the first bytes). ``cut``: there is more."""
+    """``kind`` is ``json`` (indented), ``text`` as it is, or ``binary`` (the first bytes). ``cut``: there is more."""
 
     kind: str
     text: str
@@ -27,7 +27,7 @@ class Readable:
 
 
 def readable(body: bytes, content_type: str) -> Readable:
-    """By what the content type says it is, as far as that is true."""
+    """Return the body as what its content type says it is, as far as that is true."""
     header = Message()
     header["Content-Type"] = content_type or "application/octet-stream"
     text = _decoded(body, header.get_content_charset("utf-8"))

@@ -1,4 +1,4 @@
-"""What a page of the dashboard is asked for: a range of time, and all views or one."""
+"""What a page of the dashboard is asked to show: a range of time, for all views or for one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from django_idempotency.stats.queries import DAY, HOUR, MINUTES, WEEK
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The last ``seconds``, in spans of ``step`` seconds. ``within``: as it stands beside a figure."""
+    """The last ``seconds``, in spans of ``step`` seconds. ``within`` is its name beside a figure."""
 
     name: str
     seconds: int
@@ -39,7 +39,7 @@ STANDARD = RANGES["24h"]
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """``view``: the dotted name of one view; empty for all of them. ``database``: the part of the query for it."""
+    """``view`` is the dotted name of one view; empty for all. ``database`` is its part of the query string."""
 
     range: Range
     view: str
@@ -51,6 +51,6 @@ class Chosen:
         return cls(chosen, request.GET.get("view", "").replace("\0", ""), query_of(request))
 
     def query(self, *, range: str | None = None, view: str | None = None) -> str:
-        """Return the query of a link to the same page of another range, or of another view."""
+        """Return the query string of a link to the same page for another range, or for another view."""
         asked = {"range": range or self.range.name, "view": self.view if view is None else view}
         return "&".join(filter(None, (urlencode({name: text for name, text in asked.items() if text}), self.database)))

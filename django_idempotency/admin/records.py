@@ -1,6 +1,6 @@
 """The records in the admin: what is stuck and since when, what a client was told, and what an operator can do about it.
 
-Nothing is changed by a form of fields. What an operator decides goes through ``maintenance``, after a confirmation.
+No form edits a record's fields. What an operator decides goes through ``maintenance``, after a confirmation.
 """
 
 from __future__ import annotations
@@ -79,15 +79,15 @@ else:
 
 
 def _intervening(act: Act) -> Any:
-    """The action that leads to the confirmation."""
+    """Return the admin action that leads to the confirmation."""
     title: Any = INTERVENTIONS[act].title
 
     @admin.action(description=title, permissions=[str(act)])
     def action(model_admin: Any, request: HttpRequest, queryset: Records) -> HttpResponse | None:
-        # Those that were ticked, and never all pages: an operator is responsible for what was seen.
+        # Only the records that were ticked, never all pages: operators are responsible for what they have seen.
         records = list(queryset.filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME)))
         if not records:
-            messages.warning(request, gettext("What you chose is no longer in this list."))
+            messages.warning(request, gettext("Your selection is no longer in this list."))
             return None
         if act == Act.RESOLVE and len(records) > 1:
             messages.warning(request, gettext("Choose one record: each has its own response."))
@@ -107,8 +107,8 @@ class IdempotencyRecordAdmin(ModelAdmin):
     show_facets = admin.ShowFacets.NEVER
     search_fields = ("key",)
     search_help_text = _(
-        "A whole key, as the client sent it, or a record’s id, in whatever situation it is; "
-        "or what a key, scope or path in this list starts with."
+        "A whole key, as the client sent it, or a record’s id, whatever its situation; or the beginning of a key, "
+        "scope or path in this list."
     )
     actions = [_intervening(act) for act in INTERVENTIONS]
     change_list_template = f"{TEMPLATES}/change_list.html"
@@ -138,12 +138,12 @@ class IdempotencyRecordAdmin(ModelAdmin):
     # --- What is read, and how -----------------------------------------------------------------------------------
 
     def get_queryset(self, request: HttpRequest) -> Records:
-        """From where the records are kept, never a replica: it would show what is stuck too late."""
+        """Read from the database that holds the records, never from a replica, which would show stuck ones too late."""
         rows = super().get_queryset(request).using(database_of(request))
         return rows.annotate(now=DatabaseNow(), locked=RowLocked()).defer("response_body")
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
-        # Or they could be found out, bit by bit, by users who may not see them.
+        # Otherwise, users who may not see these columns could find out their values bit by bit.
         hidden = lookup.startswith(("response_body", "response_headers", "token", "fingerprint"))
         return not hidden and super().lookup_allowed(lookup, value, request)
 
@@ -151,7 +151,7 @@ class IdempotencyRecordAdmin(ModelAdmin):
         return situation_of(request).ordering
 
     def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
-        """What matters in the situation; of what a search finds, what matters in any."""
+        """Return the columns that matter in the situation or, for a search, in any."""
         if term_of(request.GET.get("q", "")):
             return self.list_display
         return ("shown_key", *situation_of(request).columns, "request", "shown_scope")
@@ -172,9 +172,9 @@ class IdempotencyRecordAdmin(ModelAdmin):
         return page(self, request, lambda: show(request, context | (extra_context or {})))
 
     def get_search_results(self, request: HttpRequest, queryset: Records, search_term: str) -> tuple[Records, bool]:
-        """By the primary key: one record's, or the range that a raw key maps to. Never through the table.
+        """Search by primary key: one record's, or the range that a raw key maps to. Never look through the table.
 
-        Where that finds nothing: what begins with the term, in the list that is shown.
+        If that finds nothing, return what begins with the term in the list that is shown.
         """
         term = term_of(search_term)
         if not term:
@@ -204,7 +204,7 @@ class IdempotencyRecordAdmin(ModelAdmin):
         return format_html('<span class="idempotency-badge {}">{}</span>', name, text)
 
     def summary(self, record: Any) -> list[str]:
-        """Since when, after how many attempts, and why: what an operator has to know before a decision."""
+        """Return what an operator has to know before a decision: since when, after how many attempts, and why."""
         if record.status in LIVE:
             since = gettext("in flight for {age}").format(age=self.claim(record))
         else:
@@ -243,7 +243,7 @@ class IdempotencyRecordAdmin(ModelAdmin):
                 if _is_late(record)
                 else gettext("{since}, lease for {left} more")
             )
-        elif connections[record._state.db].vendor != "postgresql":  # where RowLocked can't tell
+        elif connections[record._state.db].vendor != "postgresql":  # RowLocked can't tell there
             text = gettext("{since}; locked_until is not renewed in atomic mode")
         else:
             text = (
@@ -322,7 +322,7 @@ class IdempotencyRecordAdmin(ModelAdmin):
 
     @admin.display(description=_("response headers"))
     def headers(self, record: IdempotencyRecord) -> SafeString:
-        """As stored; with the body encrypted, they are too."""
+        """Return the headers as stored. If the body is encrypted, so are they."""
         response = _stored(record, body=None)
         if is_encrypted(response):
             return format_html("{}", _("encrypted, with the body"))
@@ -338,7 +338,7 @@ class IdempotencyRecordAdmin(ModelAdmin):
         return render_to_string(f"{TEMPLATES}/body.html", {"shown": shown, "headers": decrypted})
 
     def get_fieldsets(self, request: HttpRequest, obj: IdempotencyRecord | None = None) -> Any:
-        """Those that say something about this record to this person."""
+        """Leave out the fields that tell this user nothing about this record."""
         left_out = {name for name, column in SAYS_NOTHING_WITHOUT.items() if not getattr(obj, column, None)}
         if obj is not None and shown_id(obj.pk) == obj.pk:
             left_out.add("copyable_log_id")
@@ -362,7 +362,7 @@ class IdempotencyRecordAdmin(ModelAdmin):
         ]
 
     def _page(self, view: Callable[..., HttpResponse]) -> Any:
-        """``view`` for the staff, outside the transaction of ``ATOMIC_REQUESTS``: it has its own."""
+        """Return ``view`` for staff, outside the transaction of ``ATOMIC_REQUESTS``, because it has its own."""
         page: Any = self.admin_site.admin_view(partial(view, self))
         page._non_atomic_requests = set(connections)
         return page
@@ -406,7 +406,7 @@ class IdempotencyRecordAdmin(ModelAdmin):
         form_url: str = "",
         obj: Any = None,
     ) -> HttpResponse:
-        """Nobody sees a body without an entry that says so: the entry is written first."""
+        """Write a history entry before a body is shown, so that nobody sees one without an entry."""
         if obj is not None and request.user.has_perm(RESPONSE_BODY) and obj.response_body is not None:
             write_entry(obj, request.user, VIEWED)
             signals.send(signals.response_viewed, operation_of(obj), user=request.user)
@@ -450,7 +450,7 @@ def _standing(record: Any) -> tuple[str, Any]:
 
 
 def _is_late(record: Any) -> bool:
-    """Past its lease, and no owner is known to be at work."""
+    """Whether it is past its lease, and no owner is known to be at work."""
     return bool(record.locked_until < record.now) and not record.locked
 
 
@@ -464,12 +464,12 @@ def _since(moment: datetime, text: str, column: Any) -> SafeString:
 
 
 def _column(name: Any) -> SafeString:
-    """The name of the column, for a narrow window, where the list has no head."""
+    """Return the name of the column, for narrow windows, in which the list has no head."""
     return format_html('<span class="idempotency-column">{}</span>', name)
 
 
 def _clamped(text: str) -> SafeString:
-    """Of a long text the first lines; all of it when pointed at, and on the record's page."""
+    """Show the first lines of a long text; all of it on hover, and on the record's page."""
     text = printable(text)
     return format_html('<bdi class="idempotency-clamped" title="{}">{}</bdi>', text, text)
 

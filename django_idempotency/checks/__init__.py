@@ -1,6 +1,6 @@
-"""System checks: what is wrong with a configuration, before it costs money.
+"""System checks, which find what is wrong with a configuration before it costs money.
 
-Each has a stable id; ``docs/checks.md`` says more of each. Importing this package registers all of them.
+Each has a stable id, and is described in ``docs/checks.md``. Importing this package registers all of them.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from django_idempotency.stores.probing import Capabilities, probe
 
 
 def record_databases() -> set[str]:
-    """Return the aliases of the databases that hold records; none where the settings can't be read."""
+    """Return the aliases of the databases that hold records; none if the settings can't be read."""
     if not are_usable():
         return set()
     found = {alias for policy in _policies() if _in_database(policy) for alias in aliases(policy)}
@@ -42,7 +42,7 @@ def _in_database(policy: Policy) -> bool:
 
 @register(Tags.compatibility)
 def check_databases(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """E007 SQLite in production."""
+    """E007: SQLite in production."""
     return [
         Error(
             f"The idempotency records are in SQLite (database {using!r}), and DEBUG is off.",
@@ -56,11 +56,12 @@ def check_databases(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
 
 @register(Tags.compatibility)
 def check_claims_by_lock(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """E084 claims by lock in a database that is not PostgreSQL."""
+    """E084: claims by lock in a database that is not PostgreSQL."""
     return [
         Error(
-            f'claim is "lock", but the database {using!r} is {connections[using].vendor}: claims are records there.',
-            hint='Only PostgreSQL has locks that a transaction can try for. State claim="record", or leave it out.',
+            f'claim is "lock", but the database {using!r} is {connections[using].vendor}, where claims are made by '
+            "record.",
+            hint='Only PostgreSQL has locks that a transaction can try to take. Set claim="record", or leave it out.',
             id="django_idempotency.E084",
         )
         for using in sorted(record_databases())
@@ -70,13 +71,13 @@ def check_claims_by_lock(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]
 
 @register(Tags.compatibility)
 def check_time_zones(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """W057 psycopg2 in a time zone with summer time: it doesn't tell the two hours apart that look alike in autumn."""
+    """W057: psycopg2 in a time zone with summer time. It can't tell apart the two hours in autumn that look alike."""
     zones = {using: connections[using].timezone_name for using in sorted(record_databases()) if _is_psycopg2(using)}
     return [
         Warning(
-            f"The database {using!r} is read by psycopg2 in the time zone {zone}, which has summer time.",
-            hint="In the hour that comes twice in autumn, leases and retentions may be an hour off. Install psycopg 3; "
-            "or set USE_TZ = True, and no TIME_ZONE for the database.",
+            f"psycopg2 reads the database {using!r} in the time zone {zone}, which has daylight saving time.",
+            hint="In the hour that repeats in autumn, leases and retentions may be an hour off. Install psycopg 3, "
+            "or set USE_TZ = True and no TIME_ZONE for the database.",
             id="django_idempotency.W057",
         )
         for using, zone in zones.items()
@@ -95,11 +96,11 @@ def _has_summer_time(zone: ZoneInfo) -> bool:
 
 @register(Tags.database)
 def check_row_locks(app_configs: Apps, databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """E008 a database without ``SKIP LOCKED`` or ``NOWAIT``."""
+    """E008: a database without ``SKIP LOCKED`` or ``NOWAIT``."""
     return [
         Error(
-            f"The database {using!r} has no SELECT … FOR UPDATE with SKIP LOCKED and NOWAIT.",
-            hint="Use PostgreSQL, or MariaDB from 10.6.",
+            f"The database {using!r} does not support SELECT … FOR UPDATE with SKIP LOCKED and NOWAIT.",
+            hint="Use PostgreSQL, or MariaDB 10.6 or later.",
             id="django_idempotency.E008",
         )
         for using in set(databases or ()) & record_databases()
@@ -109,7 +110,7 @@ def check_row_locks(app_configs: Apps, databases: Iterable[str] | None = None, *
 
 @register(Tags.database)
 def check_transactions(app_configs: Apps, databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """E046 a pooler in statement mode."""
+    """E046: a pooler in statement mode."""
     return [
         Error(
             f"The database {using!r} is behind a pooler in statement mode, which refuses transactions.",
@@ -122,7 +123,7 @@ def check_transactions(app_configs: Apps, databases: Iterable[str] | None = None
 
 
 def _refuses_transactions(using: str) -> bool:
-    """In PgBouncer's words; its code is that of any violation of the protocol."""
+    """Whether PgBouncer says so in its message; its error code is that of any violation of the protocol."""
     try:
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
             cursor.execute("SELECT 1")
@@ -133,11 +134,11 @@ def _refuses_transactions(using: str) -> bool:
 
 @register(Tags.database)
 def check_privileges(app_configs: Apps, databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """E040 a role that may not read and write the records."""
+    """E040: a role that may not read and write the records."""
     return [
         Error(
-            f"The role of the application may not {', '.join(lacking)} the idempotency records in {using!r}.",
-            hint=f"Requests with a key fail, in lease mode after their effects. GRANT {', '.join(lacking)} ON "
+            f"The application's role may not {', '.join(lacking)} the idempotency records in {using!r}.",
+            hint=f"Requests with a key fail; in lease mode, after their effects. GRANT {', '.join(lacking)} ON "
             f"{TABLE} to that role.",
             id="django_idempotency.E040",
         )
@@ -146,7 +147,7 @@ def check_privileges(app_configs: Apps, databases: Iterable[str] | None = None, 
     ]
 
 
-# Of a process, beside its pool: for leases, for what is written in the background, and where callers wait for those.
+# Connections of a process outside its pool: for leases and for background writes; and another one if callers wait.
 OWN_CONNECTIONS, OF_WAITERS = 2, 1
 CONNECTION_LIMIT = """
 SELECT least(
@@ -159,14 +160,14 @@ SELECT least(
 
 @register(Tags.database)
 def check_connections(app_configs: Apps, databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """E056 a pool that leaves the server no connection for the leases."""
+    """E056: a pool that leaves the server no connection for the leases."""
     waits = any(policy.on_conflict == OnConflict.WAIT for policy in _policies()) if are_usable() else False
     own = OWN_CONNECTIONS + waits * OF_WAITERS
     return [
         Error(
-            f"The pool of {using!r} may open {size} connections, and the server lets this role have {limit}.",
-            hint=f"Each process needs {own} more, outside the pool: without one, no lease is renewed. "
-            "Lower the pool's max_size, or raise the limit.",
+            f"The pool of {using!r} may open {size} connections, but the server allows this role only {limit}.",
+            hint=f"Each process needs {own} more outside the pool; without one, no lease is renewed. Lower the pool's "
+            "max_size, or raise the limit.",
             id="django_idempotency.E056",
         )
         for using in sorted(set(databases or ()) & record_databases())
@@ -175,7 +176,7 @@ def check_connections(app_configs: Apps, databases: Iterable[str] | None = None,
 
 
 def _pool_size(using: str) -> int:
-    """The most connections that a process's pool opens; 0 without a pool."""
+    """Return the most connections that a process's pool opens; 0 without a pool."""
     pool = connections[using].settings_dict["OPTIONS"].get("pool")
     if not pool or connections[using].vendor != "postgresql":
         return 0
@@ -190,7 +191,7 @@ def _connection_limit(using: str) -> int:
     return int(limit)
 
 
-# Explained, they need the privilege and do nothing.
+# EXPLAIN needs the privilege of the statement, but doesn't run it.
 STATEMENTS = {
     "SELECT": f"SELECT * FROM {TABLE}",
     "INSERT": f"INSERT INTO {TABLE} SELECT * FROM {TABLE}",
@@ -216,16 +217,16 @@ def _may(statement: str, using: str) -> bool:
 
 @register(Tags.urls)
 def check_tenants(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """E041 records in a database without tenants, and several others with some: no default scope tells them apart."""
+    """E041: records in a database without tenants if several others have some: no default scope tells them apart."""
     if not are_usable():
         return []
     tenants = set(tenant_databases())
     unscoped = [policy for policy in _policies() if policy.scope is None]
     return [
         Error(
-            f"The records are in the database {using!r}, which has no tenants, and several others have some: the "
+            f"The records are in the database {using!r}, which has no tenants, while several others have them: the "
             "default scope can't tell whose key it is.",
-            hint="State a scope that names tenant and user, or using=… with the database of the tenant's effects.",
+            hint="Set a scope that names tenant and user, or set using=… to the database of the tenant's effects.",
             id="django_idempotency.E041",
         )
         for using in sorted({alias for policy in unscoped for alias in aliases(policy)} - tenants)
@@ -235,7 +236,7 @@ def check_tenants(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
 
 def _locks_rows_without_waiting(using: str) -> bool:
     features = connections[using].features
-    return not features.has_select_for_update or bool(  # without row locks at all it is SQLite: E007
+    return not features.has_select_for_update or bool(  # no row locks at all: SQLite, E007
         features.has_select_for_update_skip_locked and features.has_select_for_update_nowait
     )
 
@@ -244,12 +245,13 @@ def _locks_rows_without_waiting(using: str) -> bool:
 def check_claim_function(
     app_configs: Apps, databases: Iterable[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """W025 a PostgreSQL whose function for claims is not there, or not for this role."""
+    """W025: a PostgreSQL database whose claim function is missing, or not for this role to call."""
     return [
         Warning(
-            f"The database {using!r} has the table of the idempotency records, but no function to claim in it.",
-            hint="Every claim takes more statements, or fails on a partitioned table. Run migrate, or let the role of "
-            "the application EXECUTE the function django_idempotency_claim.",
+            f"The database {using!r} has the table of the idempotency records, but no claim function that this role "
+            "can call.",
+            hint="Every claim takes more statements, or fails on a partitioned table. Run migrate, or grant the "
+            "application's role EXECUTE on the function django_idempotency_claim.",
             id="django_idempotency.W025",
         )
         for using in set(databases or ()) & record_databases()
@@ -259,7 +261,7 @@ def check_claim_function(
 
 @register(Tags.database)
 def check_capabilities(app_configs: Apps, databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """E076, E077, W078 and E084 what a database lacks that calls itself PostgreSQL: it is tried."""
+    """E076, E077, W078 and E084: what a database that calls itself PostgreSQL lacks, found by trying it."""
     found: list[CheckMessage] = []
     for using in sorted(set(databases or ()) & record_databases()):
         if _refuses_transactions(using):  # E046
@@ -273,30 +275,43 @@ def _lacking(using: str, seen: Capabilities) -> Iterator[CheckMessage]:
     if not seen.unique:
         yield Error(
             f"In the database {using!r} a key can be claimed twice: the table is partitioned, and "
-            f"{'advisory locks exclude no session' if seen.function else 'the claim function can not be called'}.",
+            f"{_why_not_unique(seen)}.",
             hint="Use a plain table, or a database whose advisory locks work.",
             id="django_idempotency.E076",
         )
-    if not seen.key_locks and _has_claims_by_lock(using):
+    if seen.distributed and _has_claims_by_lock(using):
         yield Error(
-            f'claim is "lock", but in the database {using!r} advisory locks exclude no session: every duplicate would '
-            "run, until the record of one of them is written.",
-            hint='State claim="record", or leave it out.',
+            f'claim is "lock", but in the database {using!r} the records are on several servers, each with advisory '
+            "locks of its own.",
+            hint='Set claim="record", or leave it out: claims are made by record there, whatever the policy says.',
+            id="django_idempotency.E084",
+        )
+    elif not seen.key_locks and _has_claims_by_lock(using):
+        yield Error(
+            f'claim is "lock", but advisory locks in the database {using!r} do not exclude other sessions: every '
+            "duplicate would run until the record of one of them is written.",
+            hint='Set claim="record", or leave it out.',
             id="django_idempotency.E084",
         )
     if seen.row_locks is False and any(_is_atomic_on(using, policy) for policy in _policies()):
         yield Error(
-            f"A policy is in atomic mode, but in the database {using!r} a locked row is not locked for others: nothing "
-            "there proves an owner alive, and a run could be taken over in its midst.",
-            hint='Optimistic databases such as Aurora DSQL have no such locks. State mode="lease".',
+            f"A policy is in atomic mode, but row locks in the database {using!r} do not stop other sessions: nothing "
+            "there proves that an owner is alive, and a run could be taken over while it is under way.",
+            hint='Optimistic databases such as Aurora DSQL have no such locks. Set mode="lease".',
             id="django_idempotency.E077",
         )
     if seen.function and not seen.place:
         yield Warning(
-            f"In the database {using!r} a row is not found at the place that its claim told.",
-            hint="It works, but each run takes two statements more.",
+            f"Rows in the database {using!r} are not found at the place that their claim returned.",
+            hint="Everything works, but each run takes two more statements.",
             id="django_idempotency.W078",
         )
+
+
+def _why_not_unique(seen: Capabilities) -> str:
+    if not seen.function:
+        return "the claim function can't be called"
+    return "its rows are on several servers" if seen.distributed else "advisory locks do not exclude other sessions"
 
 
 def _policies() -> list[Policy]:
@@ -313,7 +328,7 @@ def _is_atomic_on(using: str, policy: Policy) -> bool:
 
 @register(Tags.database)
 def check_partitions(app_configs: Apps, databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """W026 few future partitions; W027 ones that claims read whole; W028 a half ``enable``; W029 a half ``DETACH``."""
+    """W026: few future partitions. W027: ones that claims read whole. W028, W029: a half ``enable`` or ``DETACH``."""
     found: list[CheckMessage] = []
     for using in sorted(set(databases or ()) & record_databases()):
         if connections[using].vendor == "postgresql" and TABLE in connections[using].introspection.table_names():
@@ -326,25 +341,26 @@ def _partition_messages(found: Layout, using: str) -> Iterator[CheckMessage]:
     until = covered_until(found.partitions, found.now)
     if found.partitioned and until is not None and is_short(found.partitions, found.now):
         yield Warning(
-            f"The idempotency records in {using!r} have partitions until {stamp(until)} only.",
-            hint=f"Without one, requests with a key are refused. Run {command}, and schedule it.",
+            f"The idempotency records in {using!r} have partitions only until {stamp(until)}.",
+            hint=f"Without a partition, requests with a key are refused. Run {command}, and schedule it.",
             id="django_idempotency.W026",
         )
     if unkeyed := [partition.name for partition in found.partitions if not partition.keyed and not partition.default]:
         yield Warning(
             f"Partitions of the idempotency records without a unique index on id: {', '.join(unkeyed)}.",
-            hint=f"Every claim reads them whole. {command} mends those of the future.",
+            hint=f"Every claim reads them in full. {command} fixes future ones.",
             id="django_idempotency.W027",
         )
     if found.halfway and not found.partitioned:
         yield Warning(
-            f"Partitioning the idempotency records in {using!r} was interrupted: it left a CHECK ({UNTIL}).",
-            hint=f"In a day or two it refuses new records. Run {command}, which takes it back, or enable again.",
+            f"Partitioning the idempotency records in {using!r} was interrupted and left a CHECK ({UNTIL}) behind.",
+            hint=f"In a day or two it will refuse new records. Run {command}, which removes it, or run enable again.",
             id="django_idempotency.W028",
         )
     if pending := half_detached(found.partitions):
         yield Warning(
-            f"A partition of the idempotency records in {using!r} is out of the claims' sight: {pending}",
-            hint="Operations with its keys can run again. Finish it, and attach it again if they are still wanted.",
+            f"Claims can't see a partition of the idempotency records in {using!r}: {pending}",
+            hint="Operations with its keys can run again. Finish detaching it, and attach it again if the keys are "
+            "still wanted.",
             id="django_idempotency.W029",
         )

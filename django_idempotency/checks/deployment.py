@@ -1,6 +1,6 @@
 """System checks of ``check --deploy``: what is known to go wrong in production.
 
-What the database has to be asked needs ``check --deploy --database default``.
+Those that have to query the database need ``check --deploy --database default``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from django_idempotency.stores.database import ahead
 
 TABLE = IdempotencyRecord._meta.db_table
 HOUR, DAY = 60 * 60, 24 * 60 * 60
-LONGEST_LOCK = 300  # seconds that the lock of a host that is gone may stay
+LONGEST_LOCK = 300  # seconds that a lock may stay after its host is gone
 
 NAMES = [
     "client_connection_check_interval",
@@ -50,7 +50,7 @@ SELECT relname FROM pg_class
 WHERE relpersistence = 'u' AND (oid = %s::regclass OR oid IN (SELECT relid FROM pg_partition_tree(%s::regclass)))
 ORDER BY 1
 """
-# A role that may not see the state of others' sessions sees NULL.
+# A role that may not see the state of other sessions sees NULL.
 STANDBYS = """
 SELECT count(*) FROM pg_stat_replication AS standby
 WHERE coalesce(standby.state, 'streaming') = 'streaming' AND NOT EXISTS (
@@ -61,7 +61,7 @@ WHERE coalesce(standby.state, 'streaming') = 'streaming' AND NOT EXISTS (
 
 @register(Tags.database, deploy=True)
 def check_server(app_configs: Apps, databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """W013, W014, E015, W016, W017, W018 and W019, for every PostgreSQL that holds records."""
+    """W013, W014, E015, W016, W017, W018 and W019, for every PostgreSQL database that holds records."""
     return [
         message
         for using in _asked(databases)
@@ -72,12 +72,12 @@ def check_server(app_configs: Apps, databases: Iterable[str] | None = None, **kw
 
 @register(Tags.database, deploy=True)
 def check_maintenance(app_configs: Apps, databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """W020 and W021, by what has been left in the table."""
+    """W020 and W021, judged by what has been left in the table."""
     return [message for using in _asked(databases) for message in _left(using)]
 
 
 def _asked(databases: Iterable[str] | None) -> list[str]:
-    """The databases that hold records, may be asked, and have been migrated."""
+    """Return the databases that hold records, may be queried, and have been migrated."""
     wanted = sorted(set(databases or ()) & record_databases())
     return [using for using in wanted if TABLE in connections[using].introspection.table_names()]
 
@@ -86,7 +86,7 @@ def _asked(databases: Iterable[str] | None) -> list[str]:
 
 
 def _settings(using: str) -> Mapping[str, str]:
-    """As they hold for the sessions of the application: for its role, in its database."""
+    """Return the settings in force for the application's sessions: for its role, in its database."""
     return dict(_fetch(using, "SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", NAMES))
 
 
@@ -103,22 +103,22 @@ def _locks(using: str) -> Iterator[CheckMessage]:
     seconds = noticed_after(settings)
     if seconds > LONGEST_LOCK:
         yield Warning(
-            f"The row locks of a host that dies are kept for {seconds:.0f} s by the database {using!r}: until then "
-            "requests with its keys get 409.",
+            f"The database {using!r} keeps the row locks of a dead host for {seconds:.0f} s: until then, requests "
+            "with its keys get 409.",
             hint=f"On the server, as a superuser: {KEEPALIVES}",
             id="django_idempotency.W013",
         )
     if settings.get("client_connection_check_interval") == "0":
         yield Warning(
-            f"The database {using!r} does not look whether a client is still there while it executes a statement: one "
-            "for a process that has died keeps its row locks until it ends.",
+            f"The database {using!r} does not check whether a client is still connected while it executes a "
+            "statement: a dead process's statement keeps its row locks until it ends.",
             hint=f"On the server, as a superuser: {CONNECTION_CHECK}",
             id="django_idempotency.W014",
         )
 
 
 def is_remote(client: str | None, server: str | None) -> bool:
-    """Whether a connection comes from another host; it has no addresses if it comes by a socket in the file system."""
+    """Whether a connection comes from another host. One over a Unix socket has no addresses."""
     return client is not None and client != server and not ip_address(client).is_loopback
 
 
@@ -126,7 +126,7 @@ def noticed_after(settings: Mapping[str, str]) -> float:
     """Seconds until a server with these settings ends the transaction of an idle client whose host is gone. Pure."""
     idle, interval, count = (int(settings[f"tcp_keepalives_{name}"]) for name in ("idle", "interval", "count"))
     unanswered = int(settings["tcp_user_timeout"]) / 1000
-    # On Linux the one replaces the count of the others.
+    # On Linux, tcp_user_timeout replaces tcp_keepalives_count.
     keepalive = max(idle + interval, unanswered) if unanswered else idle + interval * count
     timeouts = (
         int(settings.get(name, 0)) / 1000 for name in ("idle_in_transaction_session_timeout", "transaction_timeout")
@@ -150,25 +150,25 @@ def _durability(using: str) -> Iterator[CheckMessage]:
     if commit == "off" or (commit == "local" and standbys):
         lost = "a crash of the server" if commit == "off" else "a failover"
         yield Warning(
-            f"synchronous_commit is {commit} in the database {using!r}: {lost} may lose responses that clients "
-            "have got, and in lease mode keys whose effects stand.",
-            hint="Leave synchronous_commit on for the role and the database; claims do without where they can.",
+            f"synchronous_commit is {commit} in the database {using!r}: {lost} may lose responses that clients have "
+            "received, and in lease mode keys whose effects remain.",
+            hint="Leave synchronous_commit on for the role and the database; claims do without it where they can.",
             id="django_idempotency.W016",
         )
     unsafe = [name for name in ("fsync", "full_page_writes") if settings[name] == "off"]
     if unsafe:
         yield Warning(
             f"{' and '.join(unsafe)} off on the server of the database {using!r}: a crash of its machine can corrupt "
-            "any table, the records' too.",
-            hint="Turn them on. No promise holds without.",
+            "any table, including the records'.",
+            hint="Turn them on. No guarantee holds without them.",
             id="django_idempotency.W017",
         )
     ((streaming,),) = _fetch(using, STANDBYS)
     if streaming and not standbys:
         yield Warning(
-            f"{streaming} standbys of the database {using!r} stream, none synchronously: a failover may lose the "
-            "latest responses and keys, and in lease mode keys whose effects stand.",
-            hint="Set synchronous_standby_names, or accept it: see the page on deployment, under Durability.",
+            f"The database {using!r} has {streaming} streaming standbys, none of them synchronous: a failover may "
+            "lose the latest responses and keys, and in lease mode keys whose effects remain.",
+            hint="Set synchronous_standby_names, or accept this: see Durability on the page about deployment.",
             id="django_idempotency.W018",
         )
 
@@ -180,9 +180,9 @@ def _isolation(using: str) -> Iterator[CheckMessage]:
         level = connection.isolation_level.name.lower()
     if level == "serializable":
         yield Warning(
-            f"Transactions in the database {using!r} are SERIALIZABLE: records of unrelated keys share index pages, so "
-            "requests fail by serialization that would not without keys.",
-            hint="Have clients retry 5xx with the same key, or take a lower level for the views with keys.",
+            f"Transactions in the database {using!r} are SERIALIZABLE: records of unrelated keys share index pages, "
+            "so requests fail with serialization errors that would not occur without keys.",
+            hint="Have clients retry 5xx with the same key, or use a lower isolation level for the views with keys.",
             id="django_idempotency.W019",
         )
 
@@ -195,7 +195,7 @@ def _left(using: str) -> Iterator[CheckMessage]:
         yield Warning(
             f"Records in the database {using!r} have been due for deletion for more than a day: idempotency_cleanup is "
             "not scheduled, or does not keep up.",
-            hint="Schedule idempotency_cleanup; idempotency_stats says how far behind it is.",
+            hint="Schedule idempotency_cleanup; idempotency_stats shows how far behind it is.",
             id="django_idempotency.W020",
         )
     if is_overdue(older_than=HOUR, using=using):
@@ -209,12 +209,12 @@ def _left(using: str) -> Iterator[CheckMessage]:
 
 @register(deploy=True)
 def check_enabled(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """W055 ``ENABLED`` is off."""
+    """W055: ``ENABLED`` is off."""
     if not are_usable() or conf.conf().enabled:
         return []
     return [
         Warning(
-            "ENABLED is off in the IDEMPOTENCY setting: no request's key is heeded, and retries run again.",
+            "ENABLED is off in the IDEMPOTENCY setting: keys of requests are ignored, and retries run again.",
             hint="Turn it on, unless this is an emergency.",
             id="django_idempotency.W055",
         )
@@ -223,14 +223,14 @@ def check_enabled(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
 
 @register(deploy=True)
 def check_observing(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """W080 ``OBSERVE`` is on: nothing is protected."""
+    """W080: ``OBSERVE`` is on, so nothing is protected."""
     if not are_usable() or not conf.conf().observes:
         return []
-    counts = "" if conf.conf().stats_retention else " Nor is anything counted: STATS_RETENTION is None."
+    counts = "" if conf.conf().stats_retention else " Nothing is counted either: STATS_RETENTION is None."
     return [
         Warning(
-            f"OBSERVE is on in the IDEMPOTENCY setting: requests are only watched, and retries run again.{counts}",
-            hint="Take it out once you have seen enough.",
+            f"OBSERVE is on in the IDEMPOTENCY setting: requests are only observed, and retries run again.{counts}",
+            hint="Remove it once you have seen enough.",
             id="django_idempotency.W080",
         )
     ]
@@ -238,7 +238,7 @@ def check_observing(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
 
 @register(deploy=True)
 def check_beat_schedule(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """W022 Celery beat has a schedule, and our maintenance is not in it."""
+    """W022: Celery beat has a schedule, but our maintenance is not in it."""
     celery: Any = sys.modules.get("celery")
     scheduled = {entry.get("task") for entry in celery.current_app.conf.beat_schedule.values()} if celery else set()
     missing = sorted({"django_idempotency.cleanup", "django_idempotency.reap"} - scheduled)

@@ -1,4 +1,4 @@
-"""Checks of the order of decorators: what stands inside of an entry point is not asked before a replay."""
+"""Checks of the order of decorators: a guard inside an entry point is not asked before a replay."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from django.middleware.csrf import CsrfViewMiddleware
 from django.utils.module_loading import import_string
 
 from django_idempotency import conf
-from django_idempotency.checks.middleware import is_covering
 from django_idempotency.checks.settings import Apps, are_usable
-from django_idempotency.checks.views import routes
+from django_idempotency.http.routes import routes
+from django_idempotency.middleware import covers, is_covering
 from django_idempotency.policy import Policy
 from django_idempotency.wrapping import MARK, closed_over, entry_point_policy, innermost, layers, view_class
 
@@ -30,19 +30,19 @@ GUARDS = frozenset(
     }
 )
 METHOD_DECORATOR = "django.utils.decorators"
-Found = tuple[str, str]  # what stands inside of the entry point, and of what
+Found = tuple[str, str]  # the guard inside an entry point, and where it is
 
 
 @register(Tags.urls)
 def check_guards(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """W067 authentication, permissions or CSRF protection inside of an entry point: a replay comes before them."""
+    """W067: authentication, permissions or CSRF protection inside an entry point, so a replay comes before them."""
     if not are_usable():
         return []
     found = {found: None for route, view in routes() for found in _misplaced(route, view)}
     return [
         Warning(
-            f"{where}: {guard} stands inside of the entry point, so a replay is sent before it is asked.",
-            hint="Put @idempotent below the decorators that authenticate, directly above the view; of a class, "
+            f"{where}: {guard} is inside the entry point, so a replay is sent before it runs.",
+            hint="Put @idempotent below the decorators that authenticate, directly above the view. For a class, "
             'decorate "dispatch" with them, and put @idempotent or IdempotentMixin on the class.',
             id="django_idempotency.W067",
         )
@@ -61,14 +61,11 @@ def _misplaced(route: str, view: Any) -> Iterator[Found]:
 
 
 def _policy(route: str, view: Any) -> Policy | None:
-    """The policy in force for the view of ``route``; ``None`` for one that no entry point covers."""
+    """Return the policy in force for the view of ``route``; ``None`` if no entry point covers it."""
     for method in ("post", "put", "patch", "delete"):
         if (stated := entry_point_policy(view, method)) is not None:
             return conf.resolve(stated)
-    exempt = conf.conf().exempt
-    if not is_covering() or getattr(view, "idempotency_exempt", False) or (exempt and exempt.search(route)):
-        return None
-    return conf.conf().policy
+    return conf.conf().policy if is_covering() and covers(view, "POST", route) else None
 
 
 def _csrf_is_global(view: Any) -> bool:
@@ -107,7 +104,7 @@ def _inside_class(cls: Any, policy: Policy) -> Iterator[Found]:
 
 
 def _after_entry_point(parts: Iterable[Any], where: str, *, inside: bool = False) -> Iterator[Found]:
-    """Guards among ``parts``, from the outermost, that come after the entry point."""
+    """Yield the guards that come after the entry point among ``parts``, which are ordered from the outermost."""
     for part in parts:
         if inside and (guard := guard_of(part)):
             yield guard, where
@@ -115,11 +112,11 @@ def _after_entry_point(parts: Iterable[Any], where: str, *, inside: bool = False
 
 
 def _parts(method: Any) -> Iterator[Any]:
-    """A class's method and what decorates it, from the outermost; of ``method_decorator`` its decorators."""
+    """Yield a method and its decorators, from the outermost; for ``method_decorator``, the decorators given to it."""
     for layer in layers(method):
         lists = [part for part in closed_over(layer) if isinstance(part, list | tuple)]
         if lists and _module(layer) == METHOD_DECORATOR:
-            yield from reversed(lists[0])  # it applies the first of them first
+            yield from reversed(lists[0])  # the first one is applied first, so it is the innermost
         else:
             yield layer
 
@@ -129,13 +126,13 @@ def _is_entry_point(part: Any) -> bool:
 
 
 def _is_decorator_of_ours(part: Any) -> bool:
-    """Whether it is ``@idempotent``, with arguments or without."""
+    """Whether ``part`` is ``@idempotent``, with or without arguments."""
     made = part.func if isinstance(part, partial) else type(part)
     return str(getattr(made, "__module__", "")).startswith(PACKAGE)
 
 
 def guard_of(part: Any) -> str | None:
-    """Return the name of what lets callers in or refuses them; ``None`` for any other part of a view."""
+    """Return the name of the guard, which lets callers in or refuses them; ``None`` for any other part of a view."""
     module = _module(part)
     if module in GUARDS:
         return f"a decorator of {module}"
@@ -146,7 +143,7 @@ def guard_of(part: Any) -> str | None:
 
 
 def _module(part: Any) -> str:
-    """Where a function was written: ``functools.wraps`` changes its ``__module__``, and not this."""
+    """Return the module in which a function was written; ``functools.wraps`` changes only its ``__module__``."""
     return str(part.__globals__.get("__name__", "")) if isinstance(part, FunctionType) else ""
 
 

@@ -18,9 +18,9 @@ from django_idempotency.maintenance.records import HAS_BODY, records
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stores.codec import encryption_key_of, key_id
 
-SAMPLE = 1000  # records from either end
-FEWEST = 16  # different bytes; a random key has fewer in one of 10 ** 20
-# As they stand in the documentation.
+SAMPLE = 1000  # records from each end
+FEWEST = 16  # distinct bytes; one random key in 10 ** 20 has fewer
+# The keys that are printed in the documentation.
 EXAMPLES = frozenset(
     map(
         decoded_key,
@@ -31,7 +31,7 @@ EXAMPLES = frozenset(
 
 @register(Tags.compatibility)
 def check_keys(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """E090 keys that can be guessed, or stand for two things."""
+    """E090: keys that can be guessed, or are set twice."""
     if not are_usable():
         return []
     settings = {"ENCRYPTION_KEYS": conf().encryption, "DIGEST_KEYS": conf().own_digest_keys}
@@ -39,17 +39,17 @@ def check_keys(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
     return [
         Error(
             f"{name}: the key at index {index} {why}.",
-            hint="Make one with: openssl rand -base64 32",
+            hint="Generate one with: openssl rand -base64 32",
             id="django_idempotency.E090",
         )
         for name, keys in settings.items()
         for index, key in enumerate(keys)
-        if (why := weakness(key) or ("is stated twice" if times[key] > 1 else None))
+        if (why := weakness(key) or ("is listed twice" if times[key] > 1 else None))
     ]
 
 
 def weakness(key: bytes) -> str | None:
-    """Return why ``key`` can't have come from a random generator, or is not secret; ``None`` if neither is known."""
+    """Return why ``key`` can't come from a random generator, or is not secret; ``None`` if neither is known."""
     if key in EXAMPLES:
         return "is an example from the documentation"
     if all(32 <= byte < 127 for byte in key):
@@ -60,7 +60,7 @@ def weakness(key: bytes) -> str | None:
 
 @register(Tags.database)
 def check_needed_keys(app_configs: Apps, databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """E091 keys that records need, and the settings don't have."""
+    """E091: keys that records need, but the settings lack."""
     wanted = sorted(set(databases or ()) & record_databases())
     return [message for using in wanted if _has_table(using) for message in _missing(using)]
 
@@ -70,7 +70,7 @@ def _has_table(using: str) -> bool:
 
 
 def _missing(using: str) -> Iterator[CheckMessage]:
-    """By the records that end first, whose keys are the oldest, and those that end last."""
+    """Look at the records that are purged first, whose keys are the oldest, and at those that are purged last."""
     ended = records(using).terminal().annotate(has_body=HAS_BODY)
     told = ended.values_list("response_headers", "has_body", "fingerprint")
     found = [*told.order_by("purge_at")[:SAMPLE], *told.order_by("-purge_at")[:SAMPLE]]

@@ -1,4 +1,4 @@
-"""Checks of ``IdempotencyMiddleware`` among the other middleware, and of CORS."""
+"""Checks of the place of ``IdempotencyMiddleware`` among the other middleware, and of CORS."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from django.utils.module_loading import import_string
 from django_idempotency import conf
 from django_idempotency.checks.settings import Apps, are_usable
 from django_idempotency.http.responses import REPLAYED
-from django_idempotency.middleware import IdempotencyMiddleware
+from django_idempotency.middleware import IdempotencyMiddleware, is_ours
 
-# Stand last in MIDDLEWARE by their own documentation, and look at the view only to count.
+# Their own documentation puts them last in MIDDLEWARE, and they look at the view only to count.
 MEASURING = frozenset({"django_prometheus.middleware.PrometheusAfterMiddleware"})
 MIDDLEWARE = f"{IdempotencyMiddleware.__module__}.{IdempotencyMiddleware.__qualname__}"
 
 
 @register(Tags.compatibility)
 def check_cors(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """W053 django-cors-headers that keeps keys, or our responses, from scripts of other origins."""
+    """W053: django-cors-headers keeps keys, or headers of our responses, from scripts of other origins."""
     if not (are_usable() and apps.is_installed("corsheaders")):
         return []
     from corsheaders.conf import conf as cors
@@ -33,7 +33,7 @@ def check_cors(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
     }
     return [
         Warning(
-            f"{setting} lacks {', '.join(headers)}: a browser keeps them from scripts of other origins.",
+            f"{setting} lacks {', '.join(headers)}: browsers keep them from scripts of other origins.",
             hint=f"Add {', '.join(map(repr, headers))} to {setting}.",
             id="django_idempotency.W053",
         )
@@ -49,16 +49,16 @@ def _lacking(headers: Iterable[str], allowed: Iterable[str]) -> list[str]:
 
 @register(Tags.compatibility)
 def check_middleware(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """E004 a middleware that has to run before the view stands after ours; W054 one that measures views does."""
+    """E004: a middleware that has to run before the view comes after ours. W054: one that measures views does."""
     installed = conf.middleware()
-    ours = next((place for place, path in enumerate(installed) if _is_ours(path)), len(installed))
+    ours = next((place for place, path in enumerate(installed) if is_ours(path)), len(installed))
     later = [path for path in installed[ours + 1 :] if _looks_at_views(path)]
     return [_measures_views(path) if path in MEASURING else _is_passed_over(path) for path in later]
 
 
 def _is_passed_over(path: str) -> CheckMessage:
     return Error(
-        f"{path} stands after IdempotencyMiddleware, which calls the view itself: it would be passed over.",
+        f"{path} comes after IdempotencyMiddleware, which calls the view itself: it would be skipped.",
         hint="Put IdempotencyMiddleware last in MIDDLEWARE.",
         id="django_idempotency.E004",
     )
@@ -66,21 +66,11 @@ def _is_passed_over(path: str) -> CheckMessage:
 
 def _measures_views(path: str) -> CheckMessage:
     return Warning(
-        f"{path} stands after IdempotencyMiddleware, which calls the view itself: it doesn't count those requests by "
+        f"{path} comes after IdempotencyMiddleware, which calls the view itself: it doesn't count those requests by "
         "view.",
         hint="Put IdempotencyMiddleware last in MIDDLEWARE, directly after it.",
         id="django_idempotency.W054",
     )
-
-
-def is_covering() -> bool:
-    """Return whether ``IdempotencyMiddleware``, or what a project makes of it, is installed."""
-    return any(map(_is_ours, conf.middleware()))
-
-
-def _is_ours(path: str) -> bool:
-    middleware = import_string(path)
-    return isinstance(middleware, type) and issubclass(middleware, IdempotencyMiddleware)
 
 
 def _looks_at_views(path: str) -> bool:

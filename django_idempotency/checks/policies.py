@@ -18,11 +18,11 @@ from django_idempotency.policy import Anonymous, ClaimBy, Mode, OnConflict, Poli
 from django_idempotency.stores.configured import configured
 
 UNGUESSABLE = 16  # characters
-# What is wrong with counting in a cache of Django's own.
-LOCAL = "each process counts for itself, so a scope gets as much from each of them"
+# What is wrong with counting in one of Django's own caches.
+LOCAL = "each process counts separately, so a scope gets the full limit from each of them"
 BAD_COUNTERS = {
     "dummy.DummyCache": "it counts nothing",
-    "db.DatabaseCache": "it loses counts of concurrent requests, and takes statements of each new key",
+    "db.DatabaseCache": "it loses counts of concurrent requests, and runs extra statements for each new key",
     "filebased.FileBasedCache": "it loses counts of concurrent requests",
     "locmem.LocMemCache": LOCAL,
 }
@@ -30,10 +30,10 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # RFC 9110 sectio
 
 
 def policy_messages(policy: Policy, where: str) -> Iterator[CheckMessage]:
-    """Yield what is wrong with the values of ``policy`` together, wherever it is stated.
+    """Yield what is wrong with the combination of values in ``policy``, wherever it is set.
 
-    E002, E003 and E010 times that don't fit; E012 no encryption; W050, E051, W052, W058 and W068 dangerous
-    combinations; E071 atomic mode on a store without; E064 and W065 a cache that limits can't be counted in.
+    E002, E003, E010: times that don't fit. E012: no encryption. W050, E051, W052, W058, W068: dangerous combinations.
+    E071: atomic mode on a store that doesn't have it. E064, W065: a cache in which limits can't be counted.
     """
     yield from _times(policy, where)
     yield from _encryption(policy, where)
@@ -52,14 +52,16 @@ def _times(policy: Policy, where: str) -> Iterator[CheckMessage]:
     elif policy.retention < policy.lease + _wait(policy):
         yield Error(
             f"{where}: the retention of {policy.retention} s is shorter than the lease and the wait together.",
-            hint="A caller that waits could outlive the response it waits for; lengthen RETENTION.",
+            hint="A waiting caller could outlive the response it waits for; lengthen RETENTION.",
             id="django_idempotency.E003",
         )
 
     if policy.max_request_age is not None and policy.max_request_age > policy.retention:
         yield Error(
-            f"{where}: max_request_age is {policy.max_request_age} s, more than the retention of {policy.retention} s.",
-            hint="A retry that is older than the one and younger than the other is run again; shorten MAX_REQUEST_AGE.",
+            f"{where}: max_request_age is {policy.max_request_age} s, longer than the retention of {policy.retention} "
+            "s.",
+            hint="A retry that is older than the retention, but not older than MAX_REQUEST_AGE, is run again; "
+            "shorten MAX_REQUEST_AGE.",
             id="django_idempotency.E010",
         )
 
@@ -73,13 +75,13 @@ def _encryption(policy: Policy, where: str) -> Iterator[CheckMessage]:
         return
     if not conf.conf().encryption:
         yield Error(
-            f"{where}: encrypt is on, and there is no key: no response is stored, and fingerprints can be guessed.",
-            hint="State ENCRYPTION_KEYS in the IDEMPOTENCY setting.",
+            f"{where}: encrypt is on, but there is no key: no response is stored, and fingerprints can be guessed.",
+            hint="Set ENCRYPTION_KEYS in the IDEMPOTENCY setting.",
             id="django_idempotency.E012",
         )
     elif find_spec("cryptography") is None:
         yield Error(
-            f"{where}: encrypt is on, and the package cryptography is not installed: no response is stored.",
+            f"{where}: encrypt is on, but the package cryptography is not installed: no response is stored.",
             hint='pip install "django-idempotency[cryptography]"',
             id="django_idempotency.E012",
         )
@@ -94,38 +96,39 @@ def _combinations(policy: Policy, where: str) -> Iterator[CheckMessage]:
         )
     if policy.required and policy.anonymous == Anonymous.IGNORE:
         yield Warning(
-            f'{where}: required is on, but with anonymous "ignore" a caller without a scope, such as one whose session '
-            "has expired, runs unprotected, with a key or without.",
-            hint='State anonymous="refuse", or turn off REQUIRED if the view is for anonymous callers.',
+            f'{where}: required is on, but with anonymous "ignore" a caller without a scope, such as one whose '
+            "session has expired, runs unprotected, with or without a key.",
+            hint='Set anonymous="refuse", or turn off REQUIRED if the view is for anonymous callers.',
             id="django_idempotency.W068",
         )
     if policy.scope == "public" and policy.store_cookies:
         yield Error(
             f'{where}: scope is "public" and store_cookies is on: every caller that sends the key gets the '
             "cookies that were set for its first caller.",
-            hint="Turn off STORE_COOKIES, or state a scope that tells callers apart.",
+            hint="Turn off STORE_COOKIES, or set a scope that tells callers apart.",
             id="django_idempotency.E051",
         )
     if policy.scope == "public" and policy.key_pattern is None and policy.min_key_length < UNGUESSABLE:
         yield Warning(
-            f'{where}: scope is "public", and any key will do: another caller\'s response is a guess away.',
-            hint=f"State KEY_PATTERN or a MIN_KEY_LENGTH of {UNGUESSABLE}, or a scope that tells callers apart.",
+            f'{where}: scope is "public", and any key is accepted: another caller\'s response is only a guess away.',
+            hint=f"Set KEY_PATTERN or a MIN_KEY_LENGTH of {UNGUESSABLE}, or a scope that tells callers apart.",
             id="django_idempotency.W058",
         )
     if safe := sorted(SAFE_METHODS.intersection(policy.methods)):
         yield Warning(
-            f"{where}: methods has {', '.join(safe)}, which change nothing: a replay would be an outdated response.",
-            hint="Leave the methods to POST, PUT, PATCH and DELETE.",
+            f"{where}: methods includes {', '.join(safe)}, which change nothing: a replay would be an outdated "
+            "response.",
+            hint="Limit methods to POST, PUT, PATCH and DELETE.",
             id="django_idempotency.W052",
         )
 
 
 def claim_messages(stated: Policy, policy: Policy, where: str) -> Iterator[CheckMessage]:
-    """E084 a view that states ``claim="lock"``, and is in lease mode. ``policy``: what is in force."""
+    """E084: a view that sets ``claim="lock"``, but is in lease mode. ``policy`` is the one in force."""
     if stated.claim == ClaimBy.LOCK and policy.mode == Mode.LEASE:
         yield Error(
-            f'{where}: claim is "lock", but in lease mode no transaction has a lock for as long as the view runs.',
-            hint='State mode="atomic", or leave out claim.',
+            f'{where}: claim is "lock", but in lease mode no transaction holds a lock while the view runs.',
+            hint='Set mode="atomic", or leave out claim.',
             id="django_idempotency.E084",
         )
 
@@ -137,7 +140,7 @@ def _limits(policy: Policy) -> Iterator[CheckMessage]:
     stated = caches.settings.get(alias)
     if stated is None:
         yield Error(
-            f"LIMITS_CACHE is {alias!r}, and CACHES has none: max_new_keys and max_stored_bytes limit nothing.",
+            f"LIMITS_CACHE is {alias!r}, which is not in CACHES: max_new_keys and max_stored_bytes limit nothing.",
             hint=nearest(alias, caches.settings),
             id="django_idempotency.E064",
         )
@@ -146,7 +149,7 @@ def _limits(policy: Policy) -> Iterator[CheckMessage]:
     if why and (why != LOCAL or not (conf.debug() or conf.in_test_run())):
         yield Warning(
             f"max_new_keys and max_stored_bytes are counted in the cache {alias!r}: {why}.",
-            hint="Name a cache in Redis or memcached in LIMITS_CACHE.",
+            hint="Set LIMITS_CACHE to a cache in Redis or memcached.",
             id="django_idempotency.W065",
         )
 

@@ -1,4 +1,4 @@
-"""Checks of the ``IDEMPOTENCY`` setting as a whole; ``policies`` has what a policy combines."""
+"""Checks of the ``IDEMPOTENCY`` setting as a whole; ``policies`` checks what a policy combines."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Apps = Sequence[AppConfig] | None
 
 @register(Tags.compatibility)
 def check_settings(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """E001 unknown or impossible settings, or no keys from a callable; and what ``policy_messages`` tells."""
+    """E001: unknown or impossible settings, or no keys from a callable; and what ``policy_messages`` yields."""
     try:
         policy = conf.conf().policy
-        _ = conf.conf().digests  # asks whatever provides keys
+        _ = conf.conf().digests  # calls whatever provides keys
     except (ImproperlyConfigured, TypeError) as error:
         return [Error(str(error), hint="Correct the IDEMPOTENCY setting.", id="django_idempotency.E001")]
     return list(policy_messages(policy, "The IDEMPOTENCY setting"))

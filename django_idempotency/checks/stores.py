@@ -20,7 +20,7 @@ from django_idempotency.stores.configured import DEFAULT, configured
 
 @register(Tags.urls)
 def check_stores(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """E070 stores that can't be made, E075 databases that are not there to choose from, and what each store says."""
+    """E070: stores that can't be made. E075: databases that can't be chosen. And what each store reports."""
     if not are_usable():
         return []
     found = [*_unusable(), *_missing_databases()]
@@ -30,7 +30,7 @@ def check_stores(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
 
 @register(Tags.database)
 def check_store_servers(app_configs: Apps, databases: Iterable[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """What each store finds out from its server."""
+    """Report what each store finds out from its server."""
     return _told(ask=True) if databases and are_usable() else []
 
 
@@ -61,13 +61,15 @@ def _missing_databases() -> Iterator[CheckMessage]:
         elif policy.using is not None and not conf.conf().shards:
             yield Error(
                 f"{where}: `using` is a callable, and SHARDS names no database for it to choose.",
-                hint="State in SHARDS the aliases that it returns.",
+                hint="List in SHARDS the aliases that it returns.",
                 id="django_idempotency.E075",
             )
     for sentence, alias in stated.items():
         if alias not in connections:
             yield Error(
-                f"{sentence}: DATABASES has none.", hint=nearest(alias, connections), id="django_idempotency.E075"
+                f"{sentence}, which is not in DATABASES.",
+                hint=nearest(alias, connections),
+                id="django_idempotency.E075",
             )
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from inspect import iscoroutinefunction
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import router
-from django.urls import URLPattern, URLResolver, get_resolver
 
 from django_idempotency import conf, ninja
-from django_idempotency.checks.middleware import is_covering
 from django_idempotency.checks.policies import claim_messages, policy_messages
 from django_idempotency.checks.settings import Apps, are_usable
+from django_idempotency.http.routes import routes
+from django_idempotency.middleware import is_covering
 from django_idempotency.policy import Anonymous, Mode, Policy
 from django_idempotency.stores.connections import aliases
 from django_idempotency.wrapping import opens_durable_block, view_class
@@ -37,7 +37,7 @@ def check_views(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
 
 @register(Tags.urls)
 def check_ninja(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """W011 views of an old Django Ninja under the middleware, which stays outside of their authentication."""
+    """W011: views of an old Django Ninja under the middleware, which stays outside their authentication."""
     if not (are_usable() and is_covering()):
         return []
     exempt, methods = conf.conf().exempt, conf.conf().policy.methods
@@ -47,8 +47,8 @@ def check_ninja(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
     return [
         Warning(
             f"{len(covered)} views of Django Ninja, such as {covered[0]}, are behind IdempotencyMiddleware, which "
-            "can't get inside them: a replay comes before Ninja's own authentication.",
-            hint="Update Ninja; or name their paths in EXEMPT_PATHS, and put @idempotent below @api.post.",
+            "can't get inside them: a replay is sent before Ninja's own authentication.",
+            hint="Update Ninja, or add their paths to EXEMPT_PATHS and put @idempotent below @api.post.",
             id="django_idempotency.W011",
         )
         for _once in covered[:1]
@@ -57,7 +57,7 @@ def check_ninja(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
 
 @register(Tags.urls)
 def check_ninja_decorators(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """E079 ``add_decorator(idempotent)`` in the mode of Ninja in which nothing can be protected."""
+    """E079: ``add_decorator(idempotent)`` in the mode of Ninja in which it can protect nothing."""
     misplaced = {
         f"{function.__module__}.{function.__qualname__}": route
         for route, callback in routes()
@@ -75,14 +75,15 @@ def check_ninja_decorators(app_configs: Apps, **kwargs: Any) -> list[CheckMessag
 
 @register(Tags.urls)
 def check_metrics(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """W066 the metrics view without a token: it refuses every scrape."""
+    """W066: the metrics view without a token, so that it refuses every scrape."""
     if not are_usable() or conf.conf().metrics_tokens:
         return []
     guarded = [route for route, view in routes() if (view.__module__, getattr(view, "__name__", "")) == METRICS_VIEW]
     return [
         Warning(
             f"{route} is the metrics view, and METRICS_TOKENS is empty: every scrape is refused.",
-            hint="State METRICS_TOKENS, and have Prometheus send one; or route unguarded_scrape where only it can ask.",
+            hint="Set METRICS_TOKENS and have Prometheus send one, or route unguarded_scrape where only Prometheus "
+            "can reach it.",
             id="django_idempotency.W066",
         )
         for route in guarded
@@ -90,7 +91,7 @@ def check_metrics(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
 
 
 def _is_ninja(callback: Any, methods: Collection[str]) -> bool:
-    """Whether it is an operation that heeds one of ``methods``, of a Ninja whose operations can't be copied."""
+    """Whether it handles one of ``methods``, in a version of Ninja whose operations can't be copied."""
     if getattr(callback, "__module__", "") != "ninja.operation" or ninja.path_view(callback) is not None:
         return False
     contents = [getattr(callback, "__self__", None), *(cell.cell_contents for cell in callback.__closure__ or ())]
@@ -103,31 +104,31 @@ def _view_messages(view: Any, policy: Policy, where: str) -> Iterator[CheckMessa
         yield Error(
             f"{where} is in atomic mode, but writes to {effects!r} while its records are in "
             f"{' and '.join(map(repr, aliases(policy)))}.",
-            hint='State using=… with the database of the effects, or mode="lease".',
+            hint='Set using=… to the database of the effects, or mode="lease".',
             id="django_idempotency.E005",
         )
     if policy.mode == Mode.ATOMIC and _is_async(view):
         yield Error(
             f"{where} is an async view in atomic mode.",
-            hint='A transaction belongs to a thread; state mode="lease".',
+            hint='A transaction belongs to a thread; set mode="lease".',
             id="django_idempotency.E006",
         )
     if policy.mode == Mode.ATOMIC and any(map(opens_durable_block, _functions(view))):
         yield Error(
-            f"{where} is in atomic mode, and opens a durable block inside the transaction of its key.",
-            hint='Leave out durable=True: the key\'s transaction is the outermost. Or state mode="lease".',
+            f"{where} is in atomic mode, but opens a durable block inside the transaction of its key.",
+            hint='Remove durable=True, because the key\'s transaction is the outermost, or set mode="lease".',
             id="django_idempotency.E042",
         )
     if policy.scope is None and policy.anonymous != Anonymous.IGNORE and _is_public(view):
         yield Warning(
-            f"{where} lets anonymous callers in, but states no scope for them: with a key they are refused.",
-            hint='State scope="public" or a callable, or anonymous="ignore", or require authentication.',
+            f"{where} lets anonymous callers in, but has no scope for them: their requests with a key are refused.",
+            hint='Set scope="public" or a callable, or anonymous="ignore", or require authentication.',
             id="django_idempotency.W009",
         )
 
 
 def _functions(view: Any) -> Iterator[Any]:
-    """Yield the view, or the methods of its class, and what their decorators wrap."""
+    """Yield the view, or the methods of its class, and everything that their decorators wrap."""
     handlers = [getattr(view, name, None) for name in getattr(view, "http_method_names", ())]
     for function in handlers if isinstance(view, type) else [view]:
         while function is not None:
@@ -144,27 +145,14 @@ def _stated_views() -> Iterator[tuple[Any, Policy]]:
     for _route, callback in routes():
         view = view_class(callback) or callback
         initial = getattr(callback, "initkwargs", {}).get("idempotency_policy")
-        for part in (view, *ninja.view_functions(callback)):
+        for part in (view, *(operation.view_func for operation in ninja.operations(callback))):
             stated = initial or getattr(part, "idempotency_policy", None)
             if isinstance(stated, Policy):
                 yield part, stated
 
 
-def routes() -> Iterator[tuple[str, Any]]:
-    """Yield every path of the URLconf, with its view; none in a project that only consumes messages."""
-    return _routes(get_resolver().url_patterns if conf.has_urls() else [])
-
-
-def _routes(patterns: Iterable[URLPattern | URLResolver], prefix: str = "/") -> Iterator[tuple[str, Any]]:
-    for pattern in patterns:
-        route = prefix + str(pattern.pattern).removeprefix("^")
-        if isinstance(pattern, URLResolver):
-            yield from _routes(pattern.url_patterns, route)
-        else:
-            yield route, pattern.callback
-
-
 def _database_of(view: Any) -> str | None:
+    view = getattr(view, "model_admin", view)
     queryset = getattr(view, "queryset", None)
     model = getattr(view, "model", None) or getattr(queryset, "model", None)
     if queryset is not None and queryset._db:

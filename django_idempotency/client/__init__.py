@@ -1,6 +1,6 @@
-"""For Python clients of an API with idempotency keys: one key for each call, and retries that are safe.
+"""For Python clients of an API with idempotency keys: one key for each call, and safe retries.
 
-``client.httpx`` has transports, ``client.requests`` an adapter. Neither needs Django, nor settings.
+``client.httpx`` has transports, and ``client.requests`` has an adapter. Neither needs Django or settings.
 """
 
 from __future__ import annotations

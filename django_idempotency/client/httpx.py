@@ -2,7 +2,7 @@
 
     client = httpx.Client(mounts={"https://api.example.com": IdempotentTransport()})
 
-Mount them for servers that heed keys, and for no others: with another server a retried POST may take effect twice.
+Mount them only for servers that heed keys. With any other server, a retried POST may take effect twice.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import httpx
 
 from django_idempotency.client.retries import Call, Retries, is_problem
 
-# What another attempt can't help.
+# Errors that another attempt can't fix.
 FINAL = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
 
 
 class IdempotentTransport(httpx.BaseTransport):
     """Sends requests through ``transport``, with one key for each call and all of its retries.
 
-    ``transport``: ``httpx.HTTPTransport()`` by default; certificates, proxies and limits are its arguments. A body is
-    read into memory before it is sent, so that it can be sent again, and so is the response to a request with a key.
-    Raises what ``transport`` raised last.
+    ``transport``: ``httpx.HTTPTransport()`` by default; certificates, proxies and limits are its arguments. The body of
+    a request that may be retried is read into memory, so that it can be sent again. The response to a request with a
+    key is read into memory too. Raises the last error of ``transport``.
     """
 
     def __init__(self, transport: httpx.BaseTransport | None = None, retries: Retries | None = None) -> None:
@@ -63,14 +63,14 @@ class IdempotentTransport(httpx.BaseTransport):
 
 
 class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
-    """``IdempotentTransport`` for ``httpx.AsyncClient``, through ``httpx.AsyncHTTPTransport()`` by default."""
+    """``IdempotentTransport`` for ``httpx.AsyncClient``. It uses ``httpx.AsyncHTTPTransport()`` by default."""
 
     def __init__(self, transport: httpx.AsyncBaseTransport | None = None, retries: Retries | None = None) -> None:
         self.transport = transport or httpx.AsyncHTTPTransport()
         self.retries = retries or Retries()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        import anyio  # which httpx itself needs for this
+        import anyio  # httpx itself needs it for async
 
         call = self.retries.begin(request.method, request.headers)
         if call.repeatable:
@@ -105,7 +105,7 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
 
 
 def _whole(response: httpx.Response, body: bytes) -> httpx.Response:
-    """The response with a body that has arrived: one that was cut off on its way is no response."""
+    """Return the response with its complete body. A response that was cut off counts as no response."""
     stream = httpx.ByteStream(body)
     return httpx.Response(response.status_code, headers=response.headers, stream=stream, extensions=response.extensions)
 

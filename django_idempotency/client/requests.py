@@ -3,11 +3,12 @@
     session = requests.Session()
     session.mount("https://api.example.com", IdempotentAdapter())
 
-Mount it for servers that heed keys, and for no others: with another server a retried POST may take effect twice.
+Mount it only for servers that heed keys. With any other server, a retried POST may take effect twice.
 """
 
 from __future__ import annotations
 
+import ssl
 import time
 from typing import Any
 
@@ -23,8 +24,9 @@ NO_RESPONSE = (ConnectionError, Timeout, ChunkedEncodingError)
 class IdempotentAdapter(HTTPAdapter):
     """Sends requests with one key for each call and all of its retries.
 
-    ``options`` are those of ``HTTPAdapter``. A body is read into memory before it is sent, so that it can be sent
-    again, and so is the response to a request with a key. Raises what the last attempt raised.
+    ``options`` are those of ``HTTPAdapter``. The body of a request that may be retried is read into memory, so that it
+    can be sent again. The response to a request with a key is read into memory too. Raises the error of the last
+    attempt.
     """
 
     __attrs__ = [*HTTPAdapter.__attrs__, "retries"]  # what is pickled
@@ -42,10 +44,10 @@ class IdempotentAdapter(HTTPAdapter):
             try:
                 response = super().send(request, *args, **options)
                 if call.keyed:
-                    _ = response.content  # cut off on its way it is no response
-            except SSLError:
-                raise
-            except NO_RESPONSE:
+                    _ = response.content  # a response that was cut off counts as no response
+            except NO_RESPONSE as error:
+                if isinstance(error, SSLError) and not _was_cut_off(error):
+                    raise
                 wait = call.after_failure()
                 if wait is None:
                     raise
@@ -57,13 +59,19 @@ class IdempotentAdapter(HTTPAdapter):
             time.sleep(wait)
 
 
+def _was_cut_off(error: BaseException | None) -> bool:
+    if error is None:
+        return False
+    return isinstance(error, ssl.SSLEOFError) or _was_cut_off(error.__cause__) or _was_cut_off(error.__context__)
+
+
 def _read_body(request: Any) -> None:
     body = request.body
     if hasattr(body, "read"):
         request.body = body.read()
     elif body is not None and not isinstance(body, bytes | bytearray | memoryview | str):
         request.body = b"".join(part.encode() if isinstance(part, str) else part for part in body)
-    request._body_position = None  # of a file, which a redirect would have to rewind
+    request._body_position = None  # the position in a file, which a redirect would rewind
 
 
 def _wait(call: Call, response: requests.Response) -> float | None:

@@ -1,4 +1,4 @@
-"""When a client sends a request again, how long it waits before, and with which key. Nothing here sends anything."""
+"""When a client retries a request, how long it waits before, and with which key. This module sends nothing itself."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from enum import Enum, auto
 from typing import Any
 
 PROBLEM_JSON = "application/problem+json"
-# RFC 9110, section 9.2.2: whoever sends them twice does no more than once.
+# RFC 9110, section 9.2.2: several identical requests have the same effect as one.
 IDEMPOTENT_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
-# The server is busy, or failed: the same request may succeed later.
+# The server is busy or failed. The same request may succeed later.
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
-MOST_DOUBLINGS = 64  # of the wait, which is the longest by then
+MOST_DOUBLINGS = 64  # of the wait, which has reached its maximum by then
 # The caller has to authenticate before a retry makes sense.
 NEEDS_CALLER = "idempotency_key_anonymous"
 
 
 def new_key() -> str:
-    """Return a new key as the header's value: a UUID in quotes."""
+    """Return a new key as a value for the header: a UUID in quotes."""
     return f'"{uuid.uuid4()}"'
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retries:
-    """When a client sends a request again. Immutable, so that any number of threads can share it.
+    """When a client retries a request. Immutable, so that any number of threads can share it.
 
-    ``attempts``: requests of one call at most, the first included. ``total``: seconds from the beginning of the first
-    attempt after which no other begins; how long one attempt lasts is limited by the client's own timeout.
-    ``first_wait``: seconds before the first retry, doubled for each further one up to ``longest_wait``, and shortened
-    at random by up to a half. A longer ``Retry-After`` is obeyed; where it leads beyond ``total`` there is no retry.
-    ``methods``: methods that get a key, unless the request has one. ``header``: its name.
+    ``attempts``: maximum number of requests in one call, including the first. ``total``: seconds after the beginning of
+    the first attempt during which others may begin; the client's own timeout limits how long one attempt lasts.
+    ``first_wait``: seconds before the first retry. The wait is doubled for each further retry up to ``longest_wait``
+    seconds, and shortened at random by up to a half. A longer ``Retry-After`` is obeyed; if it goes beyond ``total``,
+    there is no retry. ``methods``: methods that get a key, unless the request has one. ``header``: the key's header.
 
-    A request of POST or PATCH without a key is never sent again.
+    A POST or PATCH request without a key is never retried.
     """
 
     attempts: int = 6
@@ -49,12 +49,12 @@ class Retries:
     header: str = "Idempotency-Key"
 
     def begin(self, method: str, headers: MutableMapping[str, str]) -> Call:
-        """Begin a call: give it a key, in ``headers``, if it is to have one. ``headers`` must not heed case."""
+        """Begin a call, and add a key to ``headers`` if it needs one. ``headers`` must be case-insensitive."""
         return Call(self, method, headers)
 
 
 class Call:
-    """One call of the caller's: attempts with one key, until there is a response to return or no more time."""
+    """One call: attempts with one key, until there is a response to return or no more attempt is allowed."""
 
     def __init__(self, retries: Retries, method: str, headers: MutableMapping[str, str]) -> None:
         self.retries = retries
@@ -75,15 +75,15 @@ class Call:
         return self.keyed or self.idempotent
 
     def after_failure(self) -> float | None:
-        """Return the seconds to wait before the next attempt after one without a response; ``None``: there is none."""
+        """Return the seconds to wait after an attempt without a response; ``None`` if there is no next attempt."""
         return self._wait(None) if self.repeatable else None
 
     def after_response(self, status: int, headers: Mapping[str, str], body: bytes = b"") -> float | None:
-        """Return the seconds to wait before the next attempt; ``None``: the response is the caller's."""
+        """Return the seconds to wait before the next attempt; ``None`` if the caller gets this response."""
         match advice(status, headers, body):
             case Advice.RETRY if self.repeatable:
                 return self._wait(retry_after(headers))
-            # After another attempt something may have been done under the key, whatever this response says.
+            # Only for the first attempt: an earlier one may have taken effect under the key, whatever this one says.
             case Advice.NEW_KEY if self.attempts == 1 and (self.own_key or not self.keyed):
                 self.headers[self.retries.header] = new_key()
                 return self._next(0)
@@ -110,7 +110,7 @@ class Advice(Enum):
 
 
 def advice(status: int, headers: Mapping[str, str], body: bytes = b"") -> Advice:
-    """Return what a response advises: by its problem document, ``X-Should-Retry``, and its status, in this order."""
+    """Return what a response advises, by its problem document, ``X-Should-Retry`` or its status, in this order."""
     problem = _problem(headers, body)
     retryable = problem.get("retryable")
     if retryable is False and problem.get("safe_new_key") is True:
@@ -122,7 +122,7 @@ def advice(status: int, headers: Mapping[str, str], body: bytes = b"") -> Advice
 
 
 def is_problem(headers: Mapping[str, str]) -> bool:
-    """Whether the body of a response with these headers is a problem document."""
+    """Return whether the body of a response with these headers is a problem document."""
     return headers.get("Content-Type", "").lower().startswith(PROBLEM_JSON)
 
 

@@ -1,4 +1,4 @@
-"""Messages: handled once, however often a broker delivers them."""
+"""Handle messages once, however often a broker delivers them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from django_idempotency.consumers.messages import (
     Malformed,
     MarkedFailed,
     Message,
+    OutOfTurn,
     Refused,
     Reject,
     RejectMessage,
@@ -39,6 +40,7 @@ __all__ = [
     "Malformed",
     "MarkedFailed",
     "Message",
+    "OutOfTurn",
     "Refused",
     "Reject",
     "RejectMessage",

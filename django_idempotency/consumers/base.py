@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
@@ -13,7 +13,7 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
-from django.db import close_old_connections
+from django.db import close_old_connections, connections
 
 from django_idempotency import engine, signals
 from django_idempotency.conf import resolve
@@ -28,10 +28,12 @@ from django_idempotency.consumers.messages import (
     Malformed,
     MarkedFailed,
     Message,
+    OutOfTurn,
     Refused,
     Reject,
     RejectMessage,
     Retry,
+    RetryLater,
     StoreAway,
     Unidentifiable,
     identified,
@@ -63,6 +65,7 @@ from django_idempotency.outcomes import (
     Mismatch,
     OnHold,
     Operation,
+    Release,
     Replay,
     StoredResponse,
     Verdict,
@@ -81,7 +84,7 @@ Handler = Callable[[Message, Context], Any]
 
 
 def current_context() -> Context | None:
-    """The context of the message that this code is run for; ``None`` outside a handler."""
+    """Return the context of the message that is being handled, or ``None`` outside a handler."""
     return _current.get()
 
 
@@ -94,9 +97,29 @@ def _in_context(context: Context) -> Iterator[None]:
         _current.reset(token)
 
 
+@contextmanager
+def _without_broken_connections() -> Iterator[None]:
+    """Close unusable connections before and after, as Django does around a request. Those that work are kept.
+
+    ``CONN_MAX_AGE = 0``, the default, would have each message open a new one.
+    """
+    _close_broken_connections()
+    try:
+        yield
+    finally:
+        _close_broken_connections()
+
+
+def _close_broken_connections() -> None:
+    for connection in connections.all(initialized_only=True):
+        if connection.settings_dict["CONN_MAX_AGE"] == 0:
+            connection.close_at = None
+        connection.close_if_unusable_or_obsolete()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backoff:
-    """Seconds before the next attempt: ``first``, ``factor`` times longer after each, ``longest`` at most."""
+    """Seconds before the next attempt: ``first``, then ``factor`` times longer after each, at most ``longest``."""
 
     first: float = 1
     factor: float = 2
@@ -110,11 +133,13 @@ class Backoff:
 class Consumer:
     """Handles each message once.
 
-    ``name``: part of the key with the message's source, so that two consumers of one queue each handle all messages.
-    Renaming a consumer makes every message new to it. ``handler``: called with the message and its context; what it
-    returns is the result. ``max_attempts``: how often a message is tried before it is a dead letter. ``backoff``: from
-    the number of an attempt that failed to the seconds before the next. ``codec``: how results are kept. ``sender``:
-    what signals name, the handler unless stated.
+    ``name``: part of the key, with the message's source, so that two consumers of one queue each handle all messages.
+    If a consumer is renamed, every message is new to it.
+    ``handler``: called with the message and its context. Its return value is the result.
+    ``max_attempts``: how often a message is tried before it becomes a dead letter.
+    ``backoff``: takes the number of the failed attempt and returns the seconds before the next.
+    ``codec``: how results are kept.
+    ``sender``: the ``sender`` of signals; by default, the handler.
     """
 
     name: str
@@ -129,49 +154,54 @@ class Consumer:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ImproperlyConfigured(
-                f"The consumer's name is {self.name!r}; use 1 to 100 letters, digits, dots, hyphens, underscores."
+                f"The consumer's name is {self.name!r}; use 1 to 100 letters, digits, dots, hyphens or underscores."
             )
         if not isinstance(self.max_attempts, int) or self.max_attempts < 1:
-            raise ImproperlyConfigured(f"max_attempts is {self.max_attempts!r}; it must be an integer from 1.")
+            raise ImproperlyConfigured(f"max_attempts is {self.max_attempts!r}; it must be an integer of at least 1.")
 
     def consume(self, message: Message) -> Delivery:
-        """Handle ``message`` unless that was done before, and say what to tell the broker. See ``consume()``."""
+        """Handle ``message`` unless it was handled before, and return what to tell the broker. See ``consume()``."""
         attempt = self._attempt(message)
         if isinstance(attempt, Reject):
             return attempt
-        with message_span(attempt.message):
-            begun = attempt.begin()
-            return attempt.run(begun) if isinstance(begun, Claimed) else begun
+        return attempt.consume()
 
     async def aconsume(self, message: Message) -> Delivery:
-        """``consume`` for event loops: a coroutine function is awaited, in lease mode; others run in a thread."""
+        """``consume`` for event loops. A coroutine function is awaited, in lease mode; others run in a thread."""
         if not iscoroutinefunction(self.handler):
             return await sync_to_async(self.consume_in_thread, thread_sensitive=False)(message)
         attempt = self._attempt(message)
         if isinstance(attempt, Reject):
             return attempt
         if attempt.policy.mode != Mode.LEASE:
-            raise ImproperlyConfigured(f'{self.handler!r} is async and in atomic mode; state mode="lease" for it.')
+            raise ImproperlyConfigured(f'{self.handler!r} is async and in atomic mode; set mode="lease" for it.')
         with message_span(attempt.message):
             begun = await sync_to_async(attempt.begin)()
             return await attempt.arun(begun) if isinstance(begun, Claimed) else begun
 
-    def consume_many(self, messages: Sequence[Message]) -> list[Delivery]:
-        """Handle several messages, and say what to tell the broker of each.
+    def consume_many(self, messages: Sequence[Message], *, in_order: bool = False) -> list[Delivery]:
+        """Handle several messages, and return what to tell the broker about each.
 
-        One statement claims them and one transaction has the effects of all, each behind a savepoint. One that fails
-        is handled by itself afterwards, and so are all where the transaction fails, and in lease mode.
+        One statement claims them, and one transaction has the effects of all, each behind a savepoint. A message that
+        fails is handled by itself afterwards. If the transaction fails, and in lease mode, all are handled one by one.
+
+        ``in_order``: handle no message behind one that has to come again. Those behind it are ``OutOfTurn``.
         """
         attempts = [self._attempt(message) for message in messages]
-        return consume_together(attempts)
+        return consume_together(attempts, in_order=in_order)
 
     def consume_in_thread(self, message: Message) -> Delivery:
-        """``consume`` in a thread that nobody else looks after: its connections are Django's to close."""
+        """``consume`` for a thread outside Django's request cycle: close its old connections before and after."""
         close_old_connections()
         try:
             return self.consume(message)
         finally:
             close_old_connections()
+
+    def consume_many_in_thread(self, messages: Sequence[Message], *, in_order: bool = False) -> list[Delivery]:
+        """``consume_many`` for a runner's thread, which keeps its connections: replace those that are broken."""
+        with _without_broken_connections():
+            return self.consume_many(messages, in_order=in_order)
 
     def _attempt(self, message: Message) -> Attempt | Malformed:
         try:
@@ -180,11 +210,15 @@ class Consumer:
             return Malformed(str(error))
 
     def verdict_on(self, error: Exception) -> Verdict | None:
-        """What becomes of the record when the handler raises ``error``; ``None``: a retry runs again."""
+        """Return the verdict on the record when the handler raises ``error``, or ``None`` if a retry runs again."""
+        return None
+
+    def verdict_when_exhausted(self) -> Verdict | None:
+        """Return the verdict on the record when all attempts are used up, or ``None`` if it keeps their number."""
         return None
 
     def after(self, error: Exception, attempt: int, limit: int) -> Delivery:
-        """What to tell the broker when the handler raised ``error`` in its ``attempt`` of ``limit``."""
+        """Return what to tell the broker when the handler raised ``error`` in attempt ``attempt`` of ``limit``."""
         reason = f"{type(error).__name__}: {error}".strip(": ")
         if attempt >= limit:
             return Exhausted(f"attempt {attempt} of {limit} failed: {reason}", attempt)
@@ -197,7 +231,9 @@ class Attempt:
     def __init__(self, consumer: Consumer, message: Message) -> None:
         self.consumer = consumer
         self.message = message
-        self.policy = resolve(consumer.policy or NOTHING_STATED)
+        policy = resolve(consumer.policy or NOTHING_STATED)
+        # A process may have died in the handler. Only claims by record count that.
+        self.policy = policy.by_record if message.redelivered else policy
         self.limit = consumer.max_attempts + message.attempts_before
         digest = _fingerprint(message)
         operation = Operation(
@@ -211,8 +247,21 @@ class Attempt:
         )
         self.operation = keyed(operation)
 
+    def consume(self, begun: Claimed | None = None) -> Delivery:
+        """Handle the message with the claim ``begun``, or make a claim first."""
+        with message_span(self.message):
+            outcome = begun or self.begin()
+            return self.run(outcome) if isinstance(outcome, Claimed) else outcome
+
+    def leave(self, begun: Claimed | None, first: RetryLater) -> OutOfTurn:
+        """Leave the message until ``first`` is handled, and give its claim back."""
+        if begun is not None:
+            with suppress(StoreUnavailable, ClaimLost), engine.execution(begun, self.policy) as execution:
+                execution.settle(Release())
+        return OutOfTurn(0, f"an earlier message has to be handled first: {first.reason}")
+
     def begin(self) -> Claimed | Delivery:
-        """Claim the message, or say what became of it."""
+        """Claim the message, or return what became of it."""
         try:
             outcome = engine.claim(self.operation, self.policy)
         except StoreUnavailable as error:
@@ -224,7 +273,7 @@ class Attempt:
         try:
             with engine.execution(claimed, self.policy) as execution:
                 return self.handle(execution)
-        except Exception as error:  # of the handler or the store: the broker is told, and the consumer goes on
+        except Exception as error:  # from the handler or the store: tell the broker, and let the consumer go on
             return self._after(error, claimed)
 
     async def arun(self, claimed: Claimed) -> Delivery:
@@ -235,7 +284,7 @@ class Attempt:
             return await sync_to_async(self._after)(error, claimed)
 
     def handle(self, execution: engine.Execution) -> Delivery:
-        """Run the handler, and settle on what is to become of the record."""
+        """Run the handler, and settle what becomes of the record."""
         if exhausted := self._exhausted(execution):
             return exhausted
         try:
@@ -256,12 +305,12 @@ class Attempt:
         return await sync_to_async(self.settle)(execution, result)
 
     def _exhausted(self, execution: engine.Execution) -> Exhausted | None:
-        """A process that dies in its handler never comes to say that it failed."""
+        """Fail the message if all attempts are used up. A process that dies in its handler can't report its failure."""
         before = execution.claim.attempt - 1
         if before < self.limit:
             return None
         reason = f"{before} attempts failed or were cut short"
-        execution.settle(Fail(reason))
+        execution.settle(self.consumer.verdict_when_exhausted() or Fail(reason))
         return Exhausted(reason, before)
 
     def _settle_error(self, execution: engine.Execution, error: Exception) -> Delivery:
@@ -269,7 +318,10 @@ class Attempt:
             reason = str(error) or "the handler rejected it"
             execution.settle(Keep(stored_rejection(reason, self.policy), failure=True, rollback=True))
             return Refused(reason)
-        if verdict := self.consumer.verdict_on(error):
+        verdict = self.consumer.verdict_on(error)
+        if verdict is None and execution.claim.attempt >= self.limit:
+            verdict = self.consumer.verdict_when_exhausted()
+        if verdict is not None:
             execution.settle(verdict)
         raise error
 
@@ -278,7 +330,7 @@ class Attempt:
         return Done(result)
 
     def stored(self, result: Any) -> StoredResponse:
-        """What is kept of a result. In lease mode its effects have happened, whatever can be kept of it."""
+        """Return what is kept of a result. In lease mode, its effects have happened even if it can't be kept."""
         try:
             return stored_result(result, self.consumer.codec, self.policy)
         except Exception as error:  # a codec may raise anything
@@ -316,7 +368,7 @@ class Attempt:
             case OnHold(reason):
                 return AwaitsOperator(OPERATOR_DELAY, reason)
             case Mismatch():
-                return Malformed("its id was first used for a message with another body")
+                return Malformed("its id was first used for a message with a different body")
 
 
 def consume(
@@ -328,11 +380,13 @@ def consume(
     max_attempts: int = MAX_ATTEMPTS,
     backoff: Callable[[int], float] = Backoff(),
 ) -> Delivery:
-    """Handle a message once, however often it is delivered, and say what to tell the broker.
+    """Handle a message once, however often it is delivered, and return what to tell the broker.
 
-    In atomic mode the handler's effects, its result and the record are one transaction; acknowledge after this
-    returns. An exception of the handler's rolls them back and is a ``Retry``, and an ``Exhausted`` after
-    ``max_attempts``; it is logged. See ``Consumer`` for the arguments. Raises ``ClaimInsideTransaction``.
+    Acknowledge the message after this function has returned. In atomic mode, the handler's effects, its result and the
+    record are committed in one transaction. An exception in the handler is logged and rolls them back. The outcome is
+    then a ``Retry``, or an ``Exhausted`` after ``max_attempts``.
+
+    See ``Consumer`` for the arguments. Raises ``ClaimInsideTransaction``.
     """
     made = Consumer(consumer, handler, policy=policy, max_attempts=max_attempts, backoff=backoff)
     return made.consume(message)
@@ -347,7 +401,10 @@ async def aconsume(
     max_attempts: int = MAX_ATTEMPTS,
     backoff: Callable[[int], float] = Backoff(),
 ) -> Delivery:
-    """``consume`` for event loops. A handler that is a coroutine function needs a policy in lease mode."""
+    """``consume`` for event loops. A handler that is a coroutine function needs a policy in lease mode.
+
+    Raises ``ImproperlyConfigured`` if such a policy is missing.
+    """
     made = Consumer(consumer, handler, policy=policy, max_attempts=max_attempts, backoff=backoff)
     return await made.aconsume(message)
 

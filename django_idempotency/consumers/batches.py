@@ -1,13 +1,13 @@
-"""Messages that are handled together."""
+"""Handling several messages together."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from django_idempotency import engine, signals
-from django_idempotency.consumers.messages import Delivery, Reject, StoreAway
+from django_idempotency.consumers.messages import Delivery, Reject, RetryLater, StoreAway
 from django_idempotency.consumers.tracing import message_span
 from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.outcomes import Claimed
@@ -17,85 +17,102 @@ if TYPE_CHECKING:
     from django_idempotency.consumers.base import Attempt
 
 STORE_DELAY = 1
+Attempts = Mapping[int, "Attempt"]  # by their places among the messages
 
 
-def consume_together(attempts: Sequence[Attempt | Reject]) -> list[Delivery]:
-    """Handle the attempts of one consumer: together those that can be, one by one the others, in their order."""
-    deliveries: dict[int, Delivery] = {}
-    firsts: dict[object, tuple[int, Attempt]] = {}
-    for place, attempt in enumerate(attempts):
-        if isinstance(attempt, Reject):
-            deliveries[place] = attempt
-        elif attempt.policy.mode == Mode.ATOMIC:
-            firsts.setdefault(attempt.operation.id, (place, attempt))  # the same id once more is a duplicate, later
-    for placed in _by_place(firsts.values()):
-        if len(placed) > 1:
-            deliveries |= _first_deliveries(placed)
-    return [
-        deliveries[place] if place in deliveries else _alone(attempt)  # type: ignore[arg-type]
-        for place, attempt in enumerate(attempts)
-    ]
+def consume_together(attempts: Sequence[Attempt | Reject], *, in_order: bool) -> list[Delivery]:
+    """Handle the attempts of one consumer together if possible, and the others one by one, in their order.
+
+    ``in_order``: handle no message behind one that has to come again.
+    """
+    deliveries: dict[int, Delivery] = {n: attempt for n, attempt in enumerate(attempts) if isinstance(attempt, Reject)}
+    valid = {n: attempt for n, attempt in enumerate(attempts) if not isinstance(attempt, Reject)}
+    claims: dict[int, Claimed] = {}
+    for group in _groups(valid, in_order=in_order):
+        claims |= _claim(group, deliveries)
+        _run_together(group, claims, deliveries, in_order=in_order)
+    _run_one_by_one(valid, claims, deliveries, in_order=in_order)
+    return [deliveries[place] for place in range(len(attempts))]
 
 
-def _by_place(firsts: Collection[tuple[int, Attempt]]) -> Collection[list[tuple[int, Attempt]]]:
-    """Attempts whose records are in one database, for one transaction."""
-    groups: dict[str, list[tuple[int, Attempt]]] = defaultdict(list)
-    for place, attempt in firsts:
-        groups[engine.place(attempt.operation, attempt.policy)].append((place, attempt))
-    return groups.values()
+def _groups(attempts: Attempts, *, in_order: bool) -> list[dict[int, Attempt]]:
+    """Group attempts whose records are in one database, for one transaction. A group has at least two."""
+    groups: dict[str, dict[int, Attempt]] = defaultdict(dict)
+    met = set()
+    for place, attempt in attempts.items():
+        if attempt.policy.mode == Mode.ATOMIC and attempt.operation.id not in met:  # duplicates are handled later
+            met.add(attempt.operation.id)
+            groups[engine.place(attempt.operation, attempt.policy)][place] = attempt
+    several = in_order and len(groups) > 1
+    return [] if several else [group for group in groups.values() if len(group) > 1]
 
 
-def _alone(attempt: Attempt) -> Delivery:
-    begun = attempt.begin()
-    return attempt.run(begun) if isinstance(begun, Claimed) else begun
-
-
-def _first_deliveries(placed: list[tuple[int, Attempt]]) -> dict[int, Delivery]:
-    attempts = [attempt for _place, attempt in placed]
-    policy = attempts[0].policy
+def _claim(group: Attempts, deliveries: dict[int, Delivery]) -> dict[int, Claimed]:
+    """Claim the messages that were never tried, in one statement, and find those that are done."""
+    first = next(iter(group.values()))
     try:
-        outcomes = engine.claim_many([attempt.operation for attempt in attempts], policy)
+        outcomes = engine.claim_many([attempt.operation for attempt in group.values()], first.policy)
     except StoreUnavailable as error:
-        signals.send(signals.store_failed, attempts[0].operation, error=error)
-        return {place: StoreAway(STORE_DELAY, str(error)) for place, _attempt in placed}
-    claims = {p: (a, outcome) for (p, a), outcome in zip(placed, outcomes, strict=True) if isinstance(outcome, Claimed)}
-    together = _run_together(claims) if claims else {}
-    deliveries: dict[int, Delivery] = {}
-    for (place, attempt), outcome in zip(placed, outcomes, strict=True):
-        if not isinstance(outcome, Claimed):
-            deliveries[place] = attempt.delivery(outcome)
-        else:
-            deliveries[place] = together.get(place) or attempt.run(outcome)
-    return deliveries
+        signals.send(signals.store_failed, first.operation, error=error)
+        deliveries |= dict.fromkeys(group, StoreAway(STORE_DELAY, str(error)))
+        return {}
+    told = dict(zip(group, outcomes, strict=True))
+    deliveries |= {
+        place: group[place].delivery(outcome)
+        for place, outcome in told.items()
+        if outcome is not None and not isinstance(outcome, Claimed)
+    }
+    return {place: outcome for place, outcome in told.items() if isinstance(outcome, Claimed)}
 
 
-def _run_together(claims: dict[int, tuple[Attempt, Claimed]]) -> dict[int, Delivery]:
-    """What came of those whose effects are committed; of the others nothing is left but their claims."""
+def _run_together(
+    group: Attempts, claims: Mapping[int, Claimed], deliveries: dict[int, Delivery], *, in_order: bool
+) -> None:
+    """Add the outcomes of messages whose effects are committed. The others leave nothing behind but their claims."""
     done: dict[int, Delivery] = {}
-    policy = next(iter(claims.values()))[0].policy
-    batch = engine.Batch([claim for _attempt, claim in claims.values()], policy)
+    wanted = [place for place in group if place not in deliveries and (in_order or place in claims)]
+    if not any(place in claims for place in wanted):
+        return
+    batch = engine.Batch([claims[place] for place in wanted if place in claims], group[wanted[0]].policy)
     try:
         with batch.running():
-            for place, (attempt, claim) in claims.items():
-                _try_in(batch, done, place, attempt, claim)
-    except Exception:  # whatever it was, each message runs alone next, and meets it there if it persists
-        return {}
-    return done
+            for place in wanted:
+                tried = place in claims and _try_in(batch, done, place, group[place], claims[place])
+                if in_order and not tried:
+                    break
+    except Exception:  # whatever it was, each message runs alone next, and meets the error again if it persists
+        return
+    deliveries |= done
 
 
-def _try_in(batch: engine.Batch, done: dict[int, Delivery], place: int, attempt: Attempt, claim: Claimed) -> None:
+def _try_in(batch: engine.Batch, done: dict[int, Delivery], place: int, attempt: Attempt, claim: Claimed) -> bool:
     def work(execution: engine.Execution) -> None:
         with message_span(attempt.message):
-            done[place] = attempt.handle(execution)
-        if isinstance(done[place], Reject):
+            delivery = attempt.handle(execution)
+        if isinstance(delivery, Reject):
             raise NotTogether
+        done[place] = delivery
 
     try:
-        if claim.attempt > 1 or not batch.run(claim, work):
-            done.pop(place, None)
-    except Exception:  # of the handler: the message runs alone next, where its error is reported
+        return batch.run(claim, work)
+    except Exception:  # from the handler: the message runs alone next, and its error is reported then
         done.pop(place, None)
+        return False
 
 
 class NotTogether(Exception):
     """A verdict that a batch can't write."""
+
+
+def _run_one_by_one(
+    attempts: Attempts, claims: Mapping[int, Claimed], deliveries: dict[int, Delivery], *, in_order: bool
+) -> None:
+    """Handle the messages that have no outcome yet."""
+    first: RetryLater | None = None
+    for place, attempt in attempts.items():
+        if place not in deliveries:
+            begun = claims.get(place)
+            deliveries[place] = attempt.consume(begun) if first is None else attempt.leave(begun, first)
+        delivery = deliveries[place]
+        if in_order and first is None and isinstance(delivery, RetryLater):
+            first = delivery

@@ -45,7 +45,7 @@ _at_work: ContextVar[frozenset[Message]] = ContextVar("django_idempotency_tasks"
 
 
 class TaskMarkedFailed(Exception):
-    """An operator has decided that the task failed. Its state is FAILURE."""
+    """An operator has decided that the task failed. The task's state is FAILURE."""
 
 
 class ResultNotKept(Exception):
@@ -62,9 +62,11 @@ def idempotent_task(function: Any = None, /, *, policy: Policy | None = None, ma
     """Run a task's function once for each task id: ``@shared_task(acks_late=True)`` above ``@idempotent_task``.
 
     Have Celery redeliver the messages of a dead worker (``acks_late=True, reject_on_worker_lost=True``). A redelivery
-    while the first delivery still runs stays with the broker and is looked at again, which costs it none of the task's
-    retries. A task whose worker has died ``max_crashes`` times is rejected. Called directly, outside a worker, the
-    function just runs.
+    that comes while the first delivery still runs stays with the broker and is looked at again. This uses up none of
+    the task's retries. A task whose worker has died ``max_crashes`` times is rejected. If the function is called
+    directly, outside a worker, it just runs.
+
+    The task raises ``TaskMarkedFailed`` and ``ResultNotKept``.
     """
     if function is None:
         return partial(idempotent_task, policy=policy, max_crashes=max_crashes)
@@ -95,34 +97,35 @@ def idempotent_task(function: Any = None, /, *, policy: Policy | None = None, ma
 
 
 def _delivered(run: Callable[..., Any]) -> Any:
-    """The task that a worker runs ``run`` for; ``None`` where code calls it, be it code of another task."""
+    """Return the task that a worker runs ``run`` for, or ``None`` if other code calls it, such as another task."""
     task = current_task
     if not task or task.request.called_directly:
         return None
     if run in celery_requests.layers(task):
         return task
-    # An opaque decorator hides the function. Only a task that has it in sight tells that this is another one.
+    # An opaque decorator may hide the function. It belongs to another task only if that task shows it.
     hidden = not any(run in celery_requests.layers(other) for other in task.app.tasks.values())
     return task if hidden else None
 
 
 def _is_part_of_a_run(task: Any, policy: Policy | None) -> bool:
-    """Whether the task is run eagerly in the middle of a transaction: what it does is committed or undone with that."""
+    """Whether the task runs eagerly inside a transaction, with which its effects are committed or rolled back."""
     return bool(task.request.is_eager) and engine.in_transaction(resolve(policy or Policy()))
 
 
 def _message(task: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Message:
-    """A task that replaced another has its id, and stands deeper."""
+    """Return the task as a message. A task that replaced another one has the same id, and a greater depth."""
     request = task.request
     depth = request.replaced_task_nesting
     id = f"{request.id}/{depth}" if depth else request.id
     bound = args[:1] == (task,)
     body = json.dumps(_arguments(function, request.args or (), request.kwargs or {}, bound=bound), cls=_Encoder)
-    return Message(source=task.name, id=id, body=body.encode())
+    redelivered = bool((request.delivery_info or {}).get("redelivered"))
+    return Message(source=task.name, id=id, body=body.encode(), redelivered=redelivered)
 
 
 def _arguments(function: Callable[..., Any], args: Any, kwargs: Any, *, bound: bool) -> Any:
-    """The arguments by name, whichever way they were given."""
+    """Return the arguments by name, whichever way they were passed."""
     try:
         named = inspect.signature(function).bind(*([None] * bound), *args, **kwargs)
     except (TypeError, ValueError):
@@ -148,7 +151,7 @@ class _TaskConsumer(Consumer):
     task: Any = field(kw_only=True)
 
     def verdict_on(self, error: Exception) -> Verdict | None:
-        """A retry with other arguments is a message with another body under the same id: its key is free for it."""
+        """Release the key for a retry with other arguments: it is a message with another body under the same id."""
         return Release(rollback=True) if isinstance(error, Retry) and _changed(self.task.request, error) else None
 
     def after(self, error: Exception, attempt: int, limit: int) -> NoReturn:
@@ -212,7 +215,7 @@ def _is_awaited(task: Any) -> bool:
 
 
 def _name_callbacks(task: Any) -> None:
-    """Give each ``link`` an id that is the same on every replay. Groups, chains and chords get theirs from Celery."""
+    """Give each ``link`` an id that is the same on every replay. Celery gives groups, chains and chords their ids."""
     parent = record_id(task.name, task.request.id)
     for number, signature in enumerate(task.request.callbacks or []):
         if not signature.get("subtask_type"):
@@ -227,7 +230,7 @@ class _Ended:
 
 
 ENDED = _Ended()
-_ENDED_BODY = b"\0ended"  # no serializer's text
+_ENDED_BODY = b"\0ended"  # not the output of any serializer
 
 
 class _Codec:
@@ -240,7 +243,7 @@ class _Codec:
     def encode(self, result: Any) -> bytes:
         if result is ENDED:
             return _ENDED_BODY
-        if hasattr(result, "model_dump"):  # pydantic's, which Celery dumps by the same mode
+        if hasattr(result, "model_dump"):  # a pydantic model, which Celery dumps in the same mode
             result = result.model_dump(mode="json")
         _type, _encoding, payload = serialization.dumps(result, serializer=self.serializer)
         return payload.encode(self.encoding) if isinstance(payload, str) else payload

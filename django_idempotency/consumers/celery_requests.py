@@ -1,7 +1,7 @@
-"""What Celery's worker does with a message that is not for now: it keeps it, and gives it back later. It copies none.
+"""How Celery's worker treats a message that can't be handled yet: it keeps the message and gives it back later.
 
-A copy with a delay is a second message as soon as the broker takes the first one for lost, and each of the two makes
-two more.
+It sends no delayed copy. If the broker took the first message for lost, the copy would be a second message, and each
+of the two would make two more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _workers: list[Any] = []
 
 
 class Rejected(RejectTask, Ignore):
-    """The message goes to the dead letters. An ``Ignore`` too, which ``autoretry_for`` lets pass."""
+    """The message goes to the dead letters. This is also an ``Ignore``, which ``autoretry_for`` lets pass."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason, False)
@@ -27,7 +27,7 @@ class Rejected(RejectTask, Ignore):
 
 
 class NotNow(RejectTask, Ignore):
-    """The message is to be looked at again in ``delay`` seconds."""
+    """The message has to be looked at again in ``delay`` seconds."""
 
     def __init__(self, reason: str, delay: float) -> None:
         super().__init__(reason, True)
@@ -36,7 +36,7 @@ class NotNow(RejectTask, Ignore):
 
 
 class PatientRequest(Request):
-    """A request whose message goes back to its broker after a while, where it is not for now."""
+    """A request that gives its message back to the broker after a delay if it can't be handled yet."""
 
     def on_failure(self, exc_info: Any, *arguments: Any, **named: Any) -> Any:
         error = getattr(exc_info.exception, "exc", exc_info.exception)
@@ -46,7 +46,7 @@ class PatientRequest(Request):
         return _later(min(error.delay, _longest_delay(self.app)), give_back)
 
     def _publish_again(self) -> None:
-        """As it came, byte for byte: a task without ``acks_late`` has taken it from its broker already."""
+        """Publish the message as it came, byte for byte. Without ``acks_late``, the broker no longer has it."""
         message, app = self.message, cast("Any", self.app)
         properties = {name: message.properties.get(name) for name in ("correlation_id", "reply_to", "priority")}
         with app.producer_or_acquire() as producer:
@@ -60,13 +60,13 @@ class PatientRequest(Request):
 
 
 def _longest_delay(app: Any) -> float:
-    """Well below the time after which the broker gives an unacknowledged message to another worker."""
+    """Return seconds well below the time after which the broker gives an unacknowledged message to another worker."""
     options = app.conf.broker_transport_options or {}
     return float(min(LONGEST_DELAY, options.get("visibility_timeout", 3600) / 2))
 
 
 def _later(delay: float, give_back: Callable[[], Any]) -> None:
-    """Meanwhile the message counts as none of those that the worker may fetch in advance."""
+    """Call ``give_back`` after ``delay`` seconds. Meanwhile the message does not count against the prefetch limit."""
     consumer = _workers[-1].consumer
     consumer.qos.increment_eventually()
 
@@ -78,7 +78,7 @@ def _later(delay: float, give_back: Callable[[], Any]) -> None:
 
 
 def layers(task: Any) -> Iterator[Callable[..., Any]]:
-    """The functions around which a task is made, the outermost first."""
+    """Yield the functions that a task wraps, the outermost first."""
     layer = getattr(task, "_orig_run", task.run)
     while layer is not None:
         layer = getattr(layer, "__func__", layer)
@@ -88,7 +88,7 @@ def layers(task: Any) -> Iterator[Callable[..., Any]]:
 
 @worker_init.connect
 def prepare(sender: Any, **_named: Any) -> None:
-    """Give our tasks our requests."""
+    """Have idempotent tasks use ``PatientRequest``."""
     _workers[:] = [sender]
     for task in sender.app.tasks.values():
         if any(getattr(layer, "idempotent", False) for layer in layers(task)):

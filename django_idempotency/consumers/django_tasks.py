@@ -1,4 +1,4 @@
-"""Tasks of Django's own framework (Django 6.0 and later): one that is run again returns its first result."""
+"""Tasks of Django's own framework (Django 6.0 and later): a task that is run again returns its first result."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from django_idempotency.policy import Policy
 
 
 class TaskNotRun(Exception):
-    """The task is at work elsewhere, on hold, or the store is away: nothing was done, and it can be run again."""
+    """The task runs elsewhere or is on hold, or the store is away. Nothing was done, and the task can be run again."""
 
 
 class TaskRejected(Exception):
-    """The task will not be run: its handler rejected it, every attempt failed, or it came with other arguments."""
+    """The task will not be run: its function rejected it, every attempt failed, or it came with other arguments."""
 
 
 def idempotent_task(function: Any = None, /, *, policy: Policy | None = None, max_attempts: int = MAX_ATTEMPTS) -> Any:
     """Run a task's function once for each task: ``@task(takes_context=True)`` above ``@idempotent_task``.
 
-    The function's first argument is ``context``, as Django demands of such a task. A task is known by the id of its
-    result, or by ``message_id`` where that was given to ``enqueue``, as the outbox does: however often it is enqueued
-    with the same one, it runs once, and the others return its result. The function does not get ``message_id``.
+    The function's first argument is ``context``, as Django requires for such a task. A task is identified by the id of
+    its result, or by ``message_id`` if that was passed to ``enqueue``, as the outbox does. However often a task is
+    enqueued with the same ``message_id``, it runs once, and the others return its result. The function does not get
+    ``message_id``.
 
-    The function's own exception comes through. Raises ``TaskNotRun`` and ``TaskRejected``.
+    The function's own exceptions are raised as they are. Raises ``TaskNotRun`` and ``TaskRejected``.
     """
     if function is None:
         return partial(idempotent_task, policy=policy, max_attempts=max_attempts)

@@ -15,7 +15,7 @@ from django_idempotency.consumers.runner import Runner
 
 @contextmanager
 def health_endpoint(runner: Runner[Any], address: str) -> Iterator[int]:
-    """Serve ``/healthz`` (200 or 503) on ``host:port``, and ``/metrics`` where Prometheus is on; yields the port."""
+    """Serve ``/healthz`` (200 or 503) on ``host:port``, and ``/metrics`` if Prometheus is on. Yield the port."""
     host, _colon, port = address.rpartition(":")
     server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), _handler(runner))
     thread = threading.Thread(target=server.serve_forever, name="idempotency-health", daemon=True)

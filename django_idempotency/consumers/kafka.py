@@ -1,4 +1,4 @@
-"""Kafka, by confluent-kafka."""
+"""Kafka, with confluent-kafka."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from django_idempotency.consumers.messages import Message
 from django_idempotency.consumers.runner import DeadLetterNotTaken, Runner
 from django_idempotency.logs import log
 
-DRAIN = 20.0  # seconds that what is at work in a partition may take to end when the partition is taken away
+DRAIN = 20.0  # seconds for the messages at work in a partition to end when the partition is revoked
 CONFIRM = 30.0
 LOGGER = logging.getLogger("django_idempotency.kafka")
 Partition = tuple[str, int]
@@ -25,7 +25,7 @@ Partition = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message, and the assignment of its partition under which it came."""
+    """A message, and the assignment of its partition that it came under."""
 
     message: KafkaMessage
     partition: Partition
@@ -34,14 +34,19 @@ class Received:
 
 
 class Kafka(Runner[Received]):
-    """Consumes topics as a member of a group, which is the consumer's name unless stated.
+    """Consumes topics as a member of ``group``, by default the consumer's name.
 
-    The id of a message is its CloudEvents id (``ce_id``), or else partition and offset, or what ``identify`` says. Its
-    source is the topic. An offset is stored only once its message and all before it in the partition are handled or
-    dead-lettered. A message that has to wait makes its partition wait, which keeps its order: it is paused, sought back
-    and resumed. ``dead_letters``: topic for what can't be handled, ``<topic>.dead`` unless stated; the offset is stored
-    after that topic has it. ``config``: further configuration of librdkafka's, which logs to the
-    logger ``django_idempotency.kafka`` unless another ``logger`` is in it.
+    The id of a message is what ``identify`` returns; by default, its CloudEvents id (``ce_id``), or else its partition
+    and offset. Its source is the topic.
+
+    An offset is stored only once its message, and all messages before it in the partition, are handled or
+    dead-lettered. If a message has to wait, its partition waits too, which keeps the order: the partition is paused,
+    sought back and resumed.
+
+    ``dead_letters``: the topic for messages that can't be handled, by default ``<topic>.dead``. The offset is stored
+    after that topic has the message.
+    ``config``: further configuration of librdkafka, which logs to the logger ``django_idempotency.kafka`` unless
+    ``config`` has another ``logger``.
     """
 
     polls_always = True
@@ -88,7 +93,7 @@ class Kafka(Runner[Received]):
             self._new.add(place)
 
     def _revoked(self, client: Client, partitions: list[TopicPartition]) -> None:
-        """Let what is at work end and store its offsets, and only then let go: nothing is done in vain."""
+        """Let messages at work end and store their offsets before the partitions are given up. No work is wasted."""
         places = {(partition.topic, partition.partition) for partition in partitions}
         self._waiting = [received for received in self._waiting if received.partition not in places]
         deadline = time.monotonic() + DRAIN
@@ -97,7 +102,7 @@ class Kafka(Runner[Received]):
             self.settle_ended()
         try:
             client.commit(asynchronous=False)
-        except KafkaException as error:  # nothing to commit, or the group has gone on without us: both are normal
+        except KafkaException as error:  # nothing to commit, or the group has moved on: both are normal
             log(logging.INFO, "offsets_not_committed", "offsets were not committed: %s", error.args[0].str())
         self._fence(places)
 
@@ -105,7 +110,7 @@ class Kafka(Runner[Received]):
         self._fence({(partition.topic, partition.partition) for partition in partitions})
 
     def _fence(self, places: set[Partition]) -> None:
-        """What still runs there settles nothing any more."""
+        """Messages that are still at work in these partitions can no longer be settled."""
         self._waiting = [received for received in self._waiting if received.partition not in places]
         for place in places:
             self._epochs[place] = self._epochs.get(place, 0) + 1
@@ -131,14 +136,14 @@ class Kafka(Runner[Received]):
         return Received(message, place, int(message.offset() or 0), self._epochs.get(place, 0))
 
     def _pause_if(self, *, full: bool) -> None:
-        """Polling goes on where there is no room: a member that does not poll is put out of its group."""
+        """Pause while there is no room, and go on polling: a member that does not poll is removed from its group."""
         if full != self._full:
             running = [p for p in self.client.assignment() if (p.topic, p.partition) not in self._resume_at]
             (self.client.pause if full else self.client.resume)(running)
             self._full = full
 
     def _begin_new(self) -> None:
-        """A partition that was paused when it was taken away is still paused when it comes back."""
+        """Pause or resume new partitions. One that was paused when it was revoked comes back paused."""
         new = [p for p in self.client.assignment() if (p.topic, p.partition) in self._new - self._resume_at.keys()]
         (self.client.pause if self._full else self.client.resume)(new)
         self._new.clear()
@@ -159,7 +164,7 @@ class Kafka(Runner[Received]):
         return Message(received.partition[0], self.identify(received.message), body, headers)
 
     def ack(self, received: Received) -> None:
-        """Not where one before it has to wait: that one's offset is the partition's."""
+        """Store the offset, unless an earlier message has to wait. The partition then stays at that one's offset."""
         if self._is_ours(received) and received.partition not in self._resume_at:
             self.client.store_offsets(offsets=[TopicPartition(*received.partition, received.offset + 1)])
 
@@ -210,7 +215,7 @@ def _is_one(message: KafkaMessage) -> bool:
 
 def _identify(message: KafkaMessage) -> str:
     named = dict(_headers(message)).get("ce_id")
-    return named.decode() if named else f"{message.partition()}-{message.offset()}"
+    return named.decode("utf-8", "surrogateescape") if named else f"{message.partition()}-{message.offset()}"
 
 
 def _headers(message: KafkaMessage) -> list[tuple[str, bytes]]:

@@ -1,4 +1,4 @@
-"""Tools of MCP servers, by the official SDK: a call that comes again gets the result of the first one."""
+"""Tools of MCP servers, with the official SDK: a repeated call gets the result of the first one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ PUBLIC: Literal["public"] = "public"
 MAX_ATTEMPTS = 1_000_000  # the client knows when to give up
 CONTEXT = "mcp_context"
 OTHER_CALL = (
-    "The tool or its arguments differ. Send a retry as it was first sent; only another call may have a new key."
+    "The tool or its arguments differ. Send a retry exactly as it was first sent; use a new key only for another call."
 )
 MODEL = "model"
 USED = "_django_idempotency_key_used"
@@ -70,23 +70,28 @@ def idempotent_tool(
     """Run a tool once for each key: ``@server.tool()`` above ``@idempotent_tool``.
 
     The key is ``idempotencyKey`` in the ``_meta`` of ``tools/call``. A call without a key runs unprotected, unless the
-    policy has ``required=True``. ``scope``: whose key it is; a callable that gets the SDK's ``Context`` and returns the
-    tenant or user, or ``None`` for nobody; ``"public"`` for one scope shared by all. Unless stated, it is the client,
-    issuer and subject of the access token.
+    policy has ``required=True``.
 
-    An exception of the tool rolls its effects back and is the SDK's as usual, and a retry runs the tool again;
-    ``RejectMessage`` is remembered. What is neither run nor replayed is a result with ``isError`` that says whether to
-    retry. A coroutine function needs a policy in lease mode. Called outside a request, the tool just runs.
+    ``scope``: whose key it is. A callable gets the SDK's ``Context`` and returns the tenant or user, or ``None`` if
+    there is none. ``"public"`` is one scope for all callers. The default is the client, issuer and subject of the
+    access token.
+
+    An exception in the tool rolls its effects back and is passed to the SDK as usual. A retry then runs the tool again;
+    ``RejectMessage`` is remembered. A call that is neither run nor replayed returns a result with ``isError`` that says
+    whether to retry. Outside a request, the tool just runs.
+
+    A coroutine function needs a policy in lease mode. Raises ``ImproperlyConfigured`` otherwise, or if the tool has no
+    name.
     """
     if function is None:
         return partial(idempotent_tool, scope=scope, policy=policy)
     if not hasattr(function, "__qualname__"):
         raise ImproperlyConfigured(
-            f"{function!r} has no name to tell its keys apart by; define a function that calls it."
+            f"{function!r} has no name that would tell its keys apart; define a function that calls it."
         )
     tool = _Tool(function, scope, policy or Policy())
     if is_async(function) and resolve(tool.policy).mode != Mode.LEASE:
-        raise ImproperlyConfigured(f'{function!r} is async and in atomic mode; state mode="lease" for it.')
+        raise ImproperlyConfigured(f'{function!r} is async and in atomic mode; set mode="lease" for it.')
     run = _arun(tool) if is_async(function) else _run(tool)
     run.__signature__ = tool.signature  # type: ignore[attr-defined]
     run.__annotations__ = tool.annotations
@@ -119,7 +124,7 @@ def _arun(tool: _Tool) -> Callable[..., Any]:
         async def handle(_message: Message, _context: Any) -> Any:
             return _final(await tool.function(*args, **kwargs))
 
-        with CancelScope(shield=True):  # a client that gives up cancels its call: the retry is to find it done
+        with CancelScope(shield=True):  # a client that gives up cancels its call; its retry should find the result
             await sync_to_async(close_old_connections)()
             try:
                 return _told(await tool.consumer(handle).aconsume(asked))
@@ -134,7 +139,7 @@ def _arun(tool: _Tool) -> Callable[..., Any]:
 
 @dataclass(frozen=True, eq=False)
 class _Tool:
-    """A tool's function, and how its calls are told apart."""
+    """A tool's function, and what tells its calls apart."""
 
     function: Callable[..., Any]
     scope: Scope | Literal["public"] | None
@@ -151,13 +156,13 @@ class _Tool:
 
     @cached_property
     def context_name(self) -> str | None:
-        """The parameter by which the function gets the SDK's context, if it has one."""
+        """The name of the function's parameter for the SDK's context, if it has one."""
         parameters = self.own_signature.parameters.values()
         return next((one.name for one in parameters if _is_context(one.annotation)), None)
 
     @cached_property
     def signature(self) -> inspect.Signature:
-        """The function's, with a parameter for the context in any case: by its type, the SDK passes it."""
+        """The function's signature, always with a parameter for the context, which the SDK passes by its type."""
         if self.context_name:
             return self.own_signature
         context = inspect.Parameter(CONTEXT, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Context[Any, Any])
@@ -186,7 +191,10 @@ class _Tool:
         )
 
     def asked(self, kwargs: dict[str, Any]) -> Message | CallToolResult | None:
-        """The call as a message, or why it is refused; ``None`` if the function just runs. Takes its own parameter."""
+        """Return the call as a message, or the result that refuses it, or ``None`` if the function just runs.
+
+        Removes the parameter that ``signature`` added from ``kwargs``.
+        """
         context = kwargs.get(self.context_name) if self.context_name else kwargs.pop(CONTEXT, None)
         request = _request(context)
         if context is None or request is None or self._is_part_of_run(request):
@@ -196,7 +204,9 @@ class _Tool:
         if key is None:
             return _refused(problem(MissingKey())) if resolve(self.policy).required else None
         if not isinstance(key, str) or not key:
-            return _refused(problem(MalformedKey(f"{META_KEY} is no text of at least one character.", never_used=True)))
+            return _refused(
+                problem(MalformedKey(f"{META_KEY} must be a text of at least one character.", never_used=True))
+            )
         scope = self._scope(context)
         if scope is None:
             return _refused(problem(AnonymousKey()))
@@ -207,7 +217,7 @@ class _Tool:
         return Message(f"{scope}/{self.name}", key, body, headers)
 
     def _is_part_of_run(self, request: Any) -> bool:
-        """Whether this request's own run calls. A task that a run starts may make requests of its own."""
+        """Whether the caller is this request's own run. A task that a run starts may make requests of its own."""
         return current_context() is not None and hasattr(request, USED)
 
     def _scope(self, context: Context[Any, Any]) -> str | None:
@@ -217,13 +227,13 @@ class _Tool:
             own = self.scope(context)
             return f"{CUSTOM}{quote(own, safe='')}" if own else None
         token = get_access_token()
-        if token is not None and not token.subject:  # the SDK would take all users of this client for one
+        if token is not None and not token.subject:  # to the SDK, all users of this client would be one principal
             return None
         principal = authenticated_principal(context.request_context)
         return None if principal is None else quote(principal, safe='[",]')
 
     def _take(self, request: Any) -> None:
-        """A key is for one tool. Tools that another one calls get its request, and each other's results with it."""
+        """Use the key for one tool only. Tools that another tool calls get its request, and so each other's results."""
         if hasattr(request, USED):
             raise ImproperlyConfigured(
                 f"{self.name} is the second protected tool that runs for one call. Protect the tool that calls it."
@@ -236,7 +246,7 @@ def _is_context(annotation: Any) -> bool:
 
 
 def _request(context: Context[Any, Any] | None) -> Any:
-    """What the SDK knows of the request that ``context`` is of; ``None`` outside a request."""
+    """Return what the SDK knows of the request that ``context`` belongs to, or ``None`` outside a request."""
     try:
         return context and context.request_context
     except ValueError:
@@ -247,7 +257,7 @@ def _request(context: Context[Any, Any] | None) -> Any:
 
 
 class _Asks(Exception):
-    """The tool has come to no result: it asks for input, and is called again with that."""
+    """The tool has no result yet. It asks for input, and is called again with it."""
 
     def __init__(self, result: InputRequiredResult) -> None:
         self.result = result
@@ -263,7 +273,7 @@ class _ToolConsumer(Consumer):
     """Leaves exceptions to the SDK."""
 
     def verdict_on(self, error: Exception) -> Verdict | None:
-        """The next round comes under the same key, perhaps."""
+        """Release the key if the tool asks for input: the next round may come under the same key."""
         return Release(rollback=True) if isinstance(error, _Asks) else None
 
     def after(self, error: Exception, attempt: int, limit: int) -> NoReturn:
@@ -293,10 +303,10 @@ def _problem(delivery: RetryLater | Reject) -> Problem:
 
 
 def _refused(why: Problem) -> CallToolResult:
-    """A result that says the same to a model, in its text, and to a program, in its ``_meta``."""
-    with override(None):  # all in one language, whatever the server's is
+    """Return a result that says the same to a model (in its text) and to a program (in its ``_meta``)."""
+    with override(None):  # all parts in one language, whatever the server's is
         members = why.members() | ({} if why.retry_after is None else {"retry_after": why.retry_after})
-    detail = members["detail"].rstrip(".") + "."  # which an operator may have written
+    detail = members["detail"].rstrip(".") + "."  # an operator may have written it without a full stop
     return _error(f"{members['title']} {detail} {_advice(why)}", problem=members)
 
 
@@ -315,7 +325,7 @@ def _error(text: str, **meta: Any) -> CallToolResult:
 
 
 class _Codec:
-    """Keeps plain values with their types, and others as the function's return annotation has it, if pydantic can."""
+    """Keeps plain values with their types, and others by the function's return annotation, if pydantic can."""
 
     content_type = JSON
 
@@ -340,9 +350,9 @@ class _Codec:
         return TYPED_JSON.decode(body)
 
     def _validated(self, value: bytes) -> Any:
-        """By the names of fields, whatever aliases a model has."""
+        """Validate by the names of fields, whatever aliases a model has."""
         if self.adapter is None:
-            raise TypeError("The result was kept by the function's return annotation, which it has no more.")
+            raise TypeError("The result was kept by the function's return annotation, which is no longer there.")
         return self.adapter.validate_json(value, by_alias=False, by_name=True)
 
 
@@ -351,5 +361,5 @@ def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
         return None
     try:
         return TypeAdapter(annotation)
-    except (PydanticUserError, TypeError):  # no type that pydantic knows
+    except (PydanticUserError, TypeError):  # pydantic does not know the type
         return None

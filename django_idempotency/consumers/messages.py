@@ -1,4 +1,4 @@
-"""A message, what identifies it, and what to tell its broker."""
+"""Messages, what identifies them, and what to tell their broker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 TRACEPARENT = "traceparent"
-ATTEMPTS = "idempotency-attempts"  # on a dead letter: how often it was tried; its replay is tried as often again
+ATTEMPTS = "idempotency-attempts"  # on a dead letter: how often it was tried; its replay gets max_attempts more
 REASON = "idempotency-reason"
 LONGEST = 255
 SHOWN = 64
@@ -23,19 +23,26 @@ _UNSHOWN = re.compile(r"[^!-~]+")
 class Message:
     """A message as its broker identifies it.
 
-    ``source``: the queue, topic or task it came by; with CloudEvents, its ``source``. ``id``: its id within that
-    source, the same in every redelivery. ``headers``: text by name, such as ``traceparent``; they are no part of what
-    is compared.
+    ``source``: the queue, topic or task that it came from; for CloudEvents, the ``source`` attribute.
+    ``id``: its id within that source, the same in every redelivery.
+    ``headers``: text by name, such as ``traceparent``.
+    ``redelivered``: whether the broker says that it has delivered the message before; false if it can't tell.
+
+    ``headers`` and ``redelivered`` are not compared.
     """
 
     source: str
     id: str
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict, compare=False)
+    redelivered: bool = field(default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "headers", self.headers or {})  # a broker's client may say None
 
     @property
     def traceparent(self) -> str | None:
-        """The trace that the publisher was in (W3C Trace Context), if it said so."""
+        """The publisher's trace (W3C Trace Context), if the publisher sent it."""
         return self.headers.get(TRACEPARENT)
 
     @property
@@ -46,19 +53,19 @@ class Message:
 
 
 class Unidentifiable(ValueError):
-    """The message can't be told from others, or its body is not bytes: no delivery of it can be handled."""
+    """The message can't be told from others, or its body is not bytes. No delivery of it can be handled."""
 
 
 def identified(message: Message) -> Message:
-    """``message`` with a source and an id that a record can hold, and a body of bytes.
+    """Return ``message`` with a source and an id that a record can hold, and a body of bytes.
 
-    Numbers and UUIDs stand for their text. What is longer than 255 characters, or holds anything but visible ASCII, is
-    hashed, behind as much of it as can be read. Raises ``Unidentifiable``.
+    Numbers and UUIDs are converted to text. A source or an id that is longer than 255 characters, or contains anything
+    but visible ASCII, is hashed; the hash follows the readable part. Raises ``Unidentifiable``.
     """
     if not isinstance(message.body, bytes | bytearray | memoryview):
         raise Unidentifiable(f"its body is of type {type(message.body).__name__}; it must be bytes")
     source, id = _text(message.source, "source"), _text(message.id, "id")
-    return Message(storable(source), storable(id), bytes(message.body), message.headers)
+    return Message(storable(source), storable(id), bytes(message.body), message.headers, message.redelivered)
 
 
 def _text(value: Any, what: str) -> str:
@@ -67,14 +74,14 @@ def _text(value: Any, what: str) -> str:
     if isinstance(value, int | UUID) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str):
-        raise Unidentifiable(f"its {what} is {value!r}; it must be text, or a number")
+        raise Unidentifiable(f"its {what} is {value!r}; it must be text or a number")
     if not value:
-        raise Unidentifiable(f"its {what} is empty: nothing tells a redelivery from another message")
+        raise Unidentifiable(f"its {what} is empty: a redelivery can't be told from another message")
     return value
 
 
 def storable(text: str) -> str:
-    """``text`` if it is 1 to 255 visible ASCII characters, else its digest behind what of it is readable."""
+    """Return ``text`` if it is 1 to 255 visible ASCII characters, else its readable part followed by its digest."""
     if _PLAIN.fullmatch(text) and not _HASHED.fullmatch(text):
         return text
     shown = _UNSHOWN.sub("_", text)[:SHOWN]
@@ -86,7 +93,7 @@ def storable(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Acknowledge the message: it is handled. ``result``: what the handler returned, or ``NOT_KEPT``."""
+    """Acknowledge the message: it has been handled. ``result``: what the handler returned, or ``NOT_KEPT``."""
 
     result: Any
 
@@ -98,12 +105,12 @@ class Done(Ack):
 
 @dataclass(frozen=True, slots=True)
 class AlreadyDone(Ack):
-    """The message was handled before; the handler did not run."""
+    """The message was handled before. The handler did not run again."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryLater:
-    """Deliver the message again after ``delay`` seconds. It is neither to be skipped nor to be deleted."""
+    """Deliver the message again after ``delay`` seconds. Neither skip nor delete it."""
 
     delay: float
     reason: str
@@ -115,18 +122,23 @@ class InFlightElsewhere(RetryLater):
 
 
 @dataclass(frozen=True, slots=True)
+class OutOfTurn(RetryLater):
+    """An earlier message has to be handled first. This one was not tried, and its broker keeps it behind that one."""
+
+
+@dataclass(frozen=True, slots=True)
 class AwaitsOperator(RetryLater):
-    """The message is on hold: an operator decides whether it was handled."""
+    """The message is on hold until an operator decides whether it was handled."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreAway(RetryLater):
-    """The idempotency store can't be reached, or did not say whether the effects are committed."""
+    """The idempotency store can't be reached, or it is unknown whether the effects were committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry(RetryLater):
-    """The handler raised ``error`` in this ``attempt``; its effects are rolled back."""
+    """The handler raised ``error`` in this ``attempt``, and its effects were rolled back."""
 
     attempt: int
     error: Exception = field(compare=False, repr=False)
@@ -134,7 +146,7 @@ class Retry(RetryLater):
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The message will not be handled: dead-letter it with ``reason``."""
+    """The message will not be handled. Dead-letter it with ``reason``."""
 
     reason: str
 
@@ -151,12 +163,12 @@ class MarkedFailed(Reject):
 
 @dataclass(frozen=True, slots=True)
 class Malformed(Reject):
-    """The message has no usable id, or comes with another body than the first one under its id."""
+    """The message can't be identified, or its body differs from the first one under its id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exhausted(Reject):
-    """Every one of its ``attempts`` has failed."""
+    """All ``attempts`` to handle the message have failed."""
 
     attempts: int
 
@@ -165,4 +177,4 @@ Delivery = Ack | RetryLater | Reject
 
 
 class RejectMessage(Exception):
-    """Raise it in a handler: the message can't be handled, now or ever. Its effects are rolled back."""
+    """Raise this in a handler if the message can never be handled. The handler's effects are rolled back."""

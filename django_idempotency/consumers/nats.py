@@ -1,4 +1,4 @@
-"""NATS JetStream, by nats-py."""
+"""NATS JetStream, with nats-py."""
 
 from __future__ import annotations
 
@@ -22,16 +22,22 @@ from django_idempotency.consumers.runner import DeadLetterNotTaken, Runner
 
 T = TypeVar("T")
 ID = "Nats-Msg-Id"
+OURS = "idempotency-id"  # on a dead letter, whose stream would drop it as a duplicate by its first id
 
 
 class JetStream(Runner[Msg]):
-    """Consumes a stream by a durable pull consumer; both are made if they are not there.
+    """Consumes a stream with a durable pull consumer. Creates both if they don't exist.
 
-    The id of a message is what ``identify`` says, or its header ``Nats-Msg-Id``, or its sequence number in the stream.
-    ``ack_wait``: seconds after which the server delivers an unacknowledged message again; one at work says
-    ``in_progress`` three times as often. ``max_deliver``: how often a message is delivered at most, whatever becomes of
-    it; -1 for ever. What can't be handled is published to the subject ``dead_letters``, ``<durable>.dead`` unless
-    stated, which a stream has to take.
+    The id of a message is what ``identify`` returns; by default, its header ``Nats-Msg-Id``, or else its sequence
+    number in the stream. A dead letter keeps it in the header ``idempotency-id``, which comes first.
+
+    ``ack_wait``: seconds after which the server delivers an unacknowledged message again. For a message at work,
+    ``in_progress`` is sent three times as often.
+    ``max_deliver``: how often a message is delivered at most, whatever becomes of it; -1 for no limit.
+    ``dead_letters``: the subject for messages that can't be handled, by default ``<durable>.dead``. A stream has to
+    take it.
+
+    An existing consumer is used as it is, with its own times.
     """
 
     def __init__(
@@ -54,8 +60,10 @@ class JetStream(Runner[Msg]):
         self.dead_letters = dead_letters or f"{self.durable}.dead"
         self.identify = identify or _identify
         self.extended = 0
-        self.redelivered_after, self.heartbeat, self.max_deliver = ack_wait, ack_wait / 3, max_deliver
+        self.redelivered_after: float = ack_wait
+        self.max_deliver = max_deliver
 
+    tells_redeliveries = True
     broken = (OSError, NATSError, FutureTimeout)
 
     def open(self) -> None:
@@ -81,6 +89,8 @@ class JetStream(Runner[Msg]):
         self.subscription = await self.jetstream.pull_subscribe(
             self.subject, durable=self.durable, stream=self.stream, config=config
         )
+        found = await self.subscription.consumer_info()  # an existing consumer has its own times
+        self.heartbeat = (found.config.ack_wait or self.redelivered_after) / 3
 
     def _await(self, work: Coroutine[Any, Any, T], timeout: float = 10) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
@@ -88,11 +98,12 @@ class JetStream(Runner[Msg]):
     def receive(self, most: int, timeout: float) -> Iterable[Msg]:
         try:
             return self._await(self.subscription.fetch(most, timeout=timeout), timeout + 10)
-        except TimeoutError:  # which NATS' own is a kind of
+        except TimeoutError:  # the base class of NATS' own
             return []
 
     def message(self, received: Msg) -> Message:
-        return Message(self.stream, self.identify(received), received.data, dict(received.headers or {}))
+        redelivered = received.metadata.num_delivered > 1
+        return Message(self.stream, self.identify(received), received.data, dict(received.headers or {}), redelivered)
 
     def ack(self, received: Msg) -> None:
         self._await(received.ack())
@@ -102,10 +113,11 @@ class JetStream(Runner[Msg]):
 
     def dead_letter(self, received: Msg, headers: dict[str, str]) -> None:
         kept = {name: value for name, value in (received.headers or {}).items() if name != ID}
+        told = {**kept, OURS: _identify(received), **headers}
         try:
-            self._await(self.jetstream.publish(self.dead_letters, received.data, headers={**kept, **headers}))
+            self._await(self.jetstream.publish(self.dead_letters, received.data, headers=told))
         except NoStreamResponseError as error:
-            raise DeadLetterNotTaken(f"no stream takes the subject {self.dead_letters}") from error
+            raise DeadLetterNotTaken(f"no stream accepts the subject {self.dead_letters}") from error
         except APIError as error:
             raise DeadLetterNotTaken(f"JetStream: {error.description or error.code}") from error
         self._await(received.term())
@@ -124,4 +136,5 @@ class JetStream(Runner[Msg]):
 
 
 def _identify(received: Msg) -> str:
-    return (received.headers or {}).get(ID) or str(received.metadata.sequence.stream)
+    headers = received.headers or {}
+    return headers.get(OURS) or headers.get(ID) or str(received.metadata.sequence.stream)

@@ -1,10 +1,11 @@
-"""RabbitMQ, by kombu."""
+"""RabbitMQ, with kombu."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import kombu
@@ -17,24 +18,27 @@ from django_idempotency.consumers.messages import Message
 from django_idempotency.consumers.runner import Runner
 
 HOUR = 60 * 60
-# What a copy of a message keeps. Not the expiration, which would drop it from a queue in which it has to wait.
+# What a copy of a message keeps. The expiration is left out: it would drop the copy from the queue in which it waits.
 PROPERTIES = ("message_id", "correlation_id", "reply_to", "priority", "type", "app_id", "timestamp")
 
 
 class RabbitMQ(Runner[kombu.Message]):
-    """Consumes one queue. The id of a message is its ``message_id``, or what ``identify`` says.
+    """Consumes one queue. The id of a message is its ``message_id``, or what ``identify`` returns.
 
-    ``queue``: declared durable if it is not there; one that is there is consumed as it is.
-    ``dead_letters``: the queue for what can't be handled, ``<queue>.dead`` unless stated. What has to wait does so in a
-    queue with a TTL, ``<queue>.later.<seconds>``, one for each power of two: a message never waits behind one that
-    waits longer. Both are published to with confirms, before the original is acknowledged.
+    ``queue``: declared durable if it doesn't exist. An existing queue is consumed as it is.
+    ``dead_letters``: the queue for messages that can't be handled, by default ``<queue>.dead``.
 
-    Running it raises ``ImproperlyConfigured`` if one of these queues is there with other arguments, or may not be
-    declared.
+    Messages that have to wait do so in queues with a TTL, ``<queue>.later.<seconds>``, one for each power of two. A
+    message therefore never waits behind one that waits longer. Messages are published to these queues, and to the dead
+    letters, with confirms, before the original is acknowledged.
+
+    ``run()`` raises ``ImproperlyConfigured`` if one of the queues exists with other arguments, or may not be declared.
     """
 
+    tells_redeliveries = True
     broken = (OSError, AMQPError, OperationalError)
     redelivered_after = 30 * 60  # RabbitMQ's consumer_timeout
+    heartbeat = 1.0
 
     def __init__(
         self,
@@ -54,9 +58,9 @@ class RabbitMQ(Runner[kombu.Message]):
         self._received: deque[kombu.Message] = deque()
 
     def open(self) -> None:
-        self._received.clear()  # of a connection before: it comes again
+        self._received.clear()  # from an earlier connection; they come again
         self.connection = kombu.Connection(self.url, heartbeat=30, transport_options={"confirm_publish": True})
-        self.connection.ensure_connection(max_retries=10)
+        self.connection.ensure_connection(max_retries=max(1, len(self.connection.alt) - 1))  # each host, but not long
         self.publishing = self.connection.channel()
         self.producer = kombu.Producer(self.publishing)
         self._declare(self.dead_letters, {})
@@ -70,18 +74,23 @@ class RabbitMQ(Runner[kombu.Message]):
         self.receiving.consume()
 
     def receive(self, most: int, timeout: float) -> Iterable[kombu.Message]:
-        try:
+        with suppress(TimeoutError):
             while len(self._received) < most:
                 self.connection.drain_events(timeout=timeout)
-                timeout = 0.001  # what has come already
-        except TimeoutError:
-            self.connection.heartbeat_check()
+                timeout = 0.001  # only what has already arrived
         return [self._received.popleft() for _n in range(min(most, len(self._received)))]
+
+    def beat(self) -> None:
+        """Hear the broker's heartbeats, and send ours. Each side closes the connection if it misses the other's."""
+        with suppress(TimeoutError):
+            self.connection.drain_events(timeout=0.001)
+        self.connection.heartbeat_check()
 
     def message(self, received: kombu.Message) -> Message:
         headers = {str(name): str(value) for name, value in (received.headers or {}).items()}
         body = received.body if isinstance(received.body, bytes) else str(received.body).encode()
-        return Message(self.source, self.identify(received), body, headers)
+        redelivered = bool(received.delivery_info.get("redelivered"))
+        return Message(self.source, self.identify(received), body, headers, redelivered)
 
     def ack(self, received: kombu.Message) -> None:
         received.ack()
@@ -92,7 +101,7 @@ class RabbitMQ(Runner[kombu.Message]):
             "x-message-ttl": seconds * 1000,
             "x-dead-letter-exchange": "",
             "x-dead-letter-routing-key": self.queue,
-            "x-expires": (seconds + HOUR) * 1000,  # from the last declaration, which is just now
+            "x-expires": (seconds + HOUR) * 1000,  # counted from the last declaration, which is now
         }
         self._move(received, f"{self.queue}.later.{seconds}", {}, arguments)
 
@@ -116,7 +125,7 @@ class RabbitMQ(Runner[kombu.Message]):
         received.ack()
 
     def _channel_to_queue(self) -> Any:
-        """A channel, with the queue there."""
+        """Return a channel. Declare the queue if it doesn't exist."""
         channel = self.connection.channel()
         try:
             kombu.Queue(self.queue)(channel).queue_declare(passive=True)
@@ -126,14 +135,14 @@ class RabbitMQ(Runner[kombu.Message]):
         return channel
 
     def _declare(self, queue: str, arguments: dict[str, Any]) -> None:
-        """Raises ``ImproperlyConfigured`` for what would be the same after every reconnection."""
+        """Declare ``queue``. Raises ``ImproperlyConfigured`` for errors that no reconnection would change."""
         try:
             kombu.Queue(queue, durable=True, queue_arguments=arguments)(self.publishing).declare()
         except PreconditionFailed as error:
             raise ImproperlyConfigured(
-                f"The queue {queue!r} exists with other arguments than this consumer declares it with. "
-                f"RabbitMQ says: {error.reply_text}. Empty and delete the queue, so that the consumer declares it "
-                "anew; or, if it holds dead letters, name another queue for them with dead_letters=…."
+                f"The queue {queue!r} already exists, with other arguments than this consumer declares. RabbitMQ "
+                f"says: {error.reply_text}. Empty and delete the queue, so that the consumer can declare it again; "
+                "or, if it holds dead letters, name another queue for them with dead_letters=…."
             ) from error
         except AccessRefused as error:
             raise ImproperlyConfigured(

@@ -1,4 +1,4 @@
-"""What a handler returned, as its record keeps it: typed, so that a redelivery gets what the first delivery got."""
+"""Results of handlers, as their records keep them: typed, so that a redelivery gets what the first delivery got."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOT_KEPT = NotKept.NOT_KEPT
 
 
 class Codec(Protocol):
-    """Turns results into bytes and back. ``encode`` raises ``TypeError`` or ``ValueError`` for what it can't hold."""
+    """Turns results into bytes and back. ``encode`` raises ``TypeError`` or ``ValueError`` if it can't hold one."""
 
     content_type: str
 
@@ -44,9 +44,9 @@ class Codec(Protocol):
 
 
 class TypedJSON:
-    """JSON that keeps the types of dates, times, decimals, UUIDs, bytes, tuples, sets and keys that are no text.
+    """JSON that keeps the types of dates, times, decimals, UUIDs, bytes, tuples, sets and keys that are not text.
 
-    Those are objects of two members, ``__type__`` and ``__value__``; the rest is plain JSON.
+    These values become objects with two members, ``__type__`` and ``__value__``. The rest is plain JSON.
     """
 
     content_type = JSON
@@ -97,10 +97,12 @@ def _tagged(value: Any) -> Any:
             return _object(value)
         case Promise():
             return str(value)
-    for kind, (name, write) in _WRITE.items():  # datetime stands before date, which it is too
+    for kind, (name, write) in _WRITE.items():  # datetime comes before date, its base class
         if isinstance(value, kind):
             return {TYPE: name, VALUE: write(value)}
-    raise TypeError(f"A result of type {type(value).__qualname__} can't be kept; return what JSON can hold.")
+    raise TypeError(
+        f"A result of type {type(value).__qualname__} can't be kept; return something that JSON can represent."
+    )
 
 
 def _object(value: dict[Any, Any]) -> dict[str, Any]:
@@ -118,7 +120,7 @@ def _untagged(value: dict[str, Any]) -> Any:
 
 
 def stored_result(result: Any, codec: Codec, policy: Policy) -> StoredResponse:
-    """A result as it is kept: without its body where that is too large. Raises ``TypeError``."""
+    """Return a result as it is kept, without its body if that is too large. Raises ``TypeError``."""
     return _stored(DONE, codec.encode(result), codec.content_type, policy)
 
 
@@ -136,7 +138,10 @@ def _stored(status: int, body: bytes, content_type: str, policy: Policy) -> Stor
 
 
 def result_of(response: StoredResponse, codec: Codec) -> Any:
-    """The result that a record keeps. One that an operator wrote is JSON, text or nothing; unreadable, ``NOT_KEPT``."""
+    """Return the result that a record keeps, or ``NOT_KEPT`` if its body was not kept or can't be read.
+
+    A result that an operator wrote is JSON, text or nothing.
+    """
     if response.body is None:
         return NOT_KEPT
     if not response.body:
@@ -153,7 +158,7 @@ def result_of(response: StoredResponse, codec: Codec) -> Any:
 
 
 def reason_of(response: StoredResponse) -> str:
-    """Why the record says that the message failed, in a sentence."""
+    """Return in a sentence why the message failed, according to its record."""
     try:
         told = json.loads(response.body or b"null")
     except ValueError:

@@ -1,4 +1,4 @@
-"""What takes messages from a broker, hands them to a consumer, and tells the broker what became of them."""
+"""Runners take messages from a broker, hand them to a consumer, and tell the broker what became of them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from django_idempotency.consumers.messages import (
     Ack,
     Delivery,
     Exhausted,
+    Malformed,
     Message,
     Reject,
     RetryLater,
@@ -36,23 +37,28 @@ RECONNECT, AFTER_ERROR = 1.0, 5.0
 
 
 class DeadLetterNotTaken(Exception):
-    """The broker is there, but does not take the dead letter: nothing has room for it, or it may not be sent there."""
+    """The broker is reachable, but does not take the dead letter: there is no room, or it may not be sent there."""
 
 
 class Runner(ABC, Generic[D]):
-    """Runs a consumer on one broker. An adapter says how to receive, acknowledge, put off and dead-letter.
+    """Runs a consumer on one broker. An adapter defines how to receive, acknowledge, postpone and dead-letter messages.
 
-    All of its methods are called by one thread, handlers by a pool of ``concurrency`` threads. ``batch``: hand up to so
-    many messages at once to ``consume_many``. ``heartbeat``: seconds between two calls of ``extend`` for what is at
-    work. ``redelivered_after``: seconds after which the broker takes an unsettled message for lost, if it does.
-    ``redelivered_for``: seconds for which a message can come again, a replay of its dead letter included.
+    One thread calls all of its methods. A pool of ``concurrency`` threads calls handlers.
+
+    ``batch``: how many messages at most are handed to ``consume_many`` at once.
+    ``heartbeat``: seconds between two calls of ``beat``, and so of ``extend`` for messages at work.
+    ``redelivered_after``: seconds after which the broker takes an unsettled message for lost, if it does.
+    ``redelivered_for``: seconds for which a message can come again, including a replay of its dead letter.
+    ``tells_redeliveries``: whether ``message`` sets ``redelivered``, by which crashes are counted with
+    ``claim="lock"``.
     """
 
-    polls_always = False  # whether to ask for messages, none if need be, while there is no room for any
+    tells_redeliveries = False
+    polls_always = False  # whether to call receive(), for no messages if need be, while there is no room
     heartbeat: float | None = None
     redelivered_after: float | None = None
     redelivered_for: float = 7 * 24 * 60 * 60
-    broken: tuple[type[Exception], ...] = (OSError,)  # what says that the connection is gone
+    broken: tuple[type[Exception], ...] = (OSError,)  # errors that mean a broken connection
 
     def __init__(
         self,
@@ -75,7 +81,7 @@ class Runner(ABC, Generic[D]):
         self._at_work: dict[Future[list[Delivery]], list[D]] = {}
 
     def set_concurrency(self, concurrency: int) -> None:
-        """Have so many handlers at a time, and as many messages in hand as keep them busy."""
+        """Set how many handlers run at a time, and have enough messages in hand to keep them busy."""
         self.concurrency = _count("concurrency", concurrency)
         self.ahead = self._ahead or concurrency * self.batch * 4
 
@@ -83,51 +89,60 @@ class Runner(ABC, Generic[D]):
 
     @abstractmethod
     def open(self) -> None:
-        """Connect, and declare what has to be there.
+        """Connect, and declare what has to exist.
 
-        Raises one of ``broken`` to be called again, and ``ImproperlyConfigured`` for what no reconnection mends.
+        Raises one of ``broken`` to be called again, and ``ImproperlyConfigured`` if reconnecting can't help.
         """
 
     @abstractmethod
     def receive(self, most: int, timeout: float) -> Iterable[D]:
-        """At most so many messages, or none after ``timeout`` seconds."""
+        """Return at most ``most`` messages, or none after ``timeout`` seconds."""
 
     @abstractmethod
     def message(self, received: D) -> Message:
-        """What identifies a message that was received."""
+        """Return what identifies a received message."""
 
     @abstractmethod
     def ack(self, received: D) -> None:
-        """Tell the broker that the message is handled."""
+        """Tell the broker that the message has been handled."""
 
     @abstractmethod
     def later(self, received: D, delay: float) -> None:
-        """See that the message comes again after ``delay`` seconds, not much sooner, and is not lost meanwhile."""
+        """Make the message come again after ``delay`` seconds, not much sooner. It must not get lost meanwhile."""
 
     @abstractmethod
     def dead_letter(self, received: D, headers: dict[str, str]) -> None:
-        """Keep the message where people look, with more headers, and have it delivered no more.
+        """Keep the message, with the additional ``headers``, where operators look, and stop its delivery.
 
-        Raises ``DeadLetterNotTaken``; the message then comes again, and this is tried again.
+        Raises ``DeadLetterNotTaken``. The message then comes again, and this method is tried again.
         """
 
     def lane(self, received: D) -> Hashable:
-        """What keeps its order: of one lane, one group is at work at a time. ``None``: no order."""
+        """Return the lane in which the message keeps its order, or ``None`` for no order.
+
+        One group of a lane is at work at a time, in order. If a message is to come ``later``, no message behind it may
+        come before it.
+        """
         return None
 
     def extend(self, received: D) -> None:
         """Tell the broker that the message is still at work."""
 
+    def beat(self) -> None:
+        """Tell the broker every ``heartbeat`` seconds, also while there is no room, that this consumer is alive."""
+        for received in self.at_work:
+            self.extend(received)
+
     def close(self) -> None:
-        """Disconnect; what is not settled comes again."""
+        """Disconnect. Messages that are not settled come again."""
 
     # --- Running -----------------------------------------------------------------------------------------------------
 
     def run(self, *, patience: float = PATIENCE) -> None:
-        """Consume until ``stop()``, then give what is at work ``patience`` seconds to end.
+        """Consume until ``stop()``, then give messages at work ``patience`` seconds to end.
 
-        A connection that breaks is made again; what was not settled on it comes again. Raises
-        ``ImproperlyConfigured`` if the broker is there but not set up as the adapter needs it.
+        If the connection breaks, connect again. Messages that were not settled on it come again. Raises
+        ``ImproperlyConfigured`` if the broker is reachable but not set up as the adapter needs it.
         """
         pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix="idempotency-consumer")
         try:
@@ -151,22 +166,22 @@ class Runner(ABC, Generic[D]):
             self.close()
 
     def _forget(self, error: Exception) -> None:
-        log(logging.WARNING, "broker_away", "the broker is away: %s", type(error).__name__)
+        log(logging.WARNING, "broker_away", "the broker can't be reached: %s", type(error).__name__)
         self._waiting, self._at_work = [], {}
         self._stopping.wait(RECONNECT)
 
     def stop(self) -> None:
-        """Receive nothing more, and end ``run()`` once what is at work is settled. For signal handlers."""
+        """Receive no more messages, and end ``run()`` once messages at work are settled. For signal handlers."""
         self._stopping.set()
 
     @property
     def is_healthy(self) -> bool:
-        """Whether messages are being looked for."""
+        """Whether the runner is looking for messages."""
         return not self._stopping.is_set() and time.monotonic() - self.ticked < PATIENCE
 
     @property
     def at_work(self) -> list[D]:
-        """What was received and is not settled."""
+        """The messages that were received and are not settled."""
         return [*self._waiting, *(received for group in self._at_work.values() for received in group)]
 
     def _turn(self, pool: ThreadPoolExecutor) -> None:
@@ -174,16 +189,17 @@ class Runner(ABC, Generic[D]):
         room = max(0, self.ahead - len(self.at_work))
         if room or self.polls_always:
             received = self.receive(room, BUSY if self._at_work else IDLE)
-            self._waiting = [*self._waiting, *received]  # receiving may have taken some away
+            self._waiting = [*self._waiting, *received]  # receive() may have removed some
         else:
             self.wait_for_one()
         while len(self._at_work) < self.concurrency and (group := self._next_group()):
-            messages = [self.message(received) for received in group]
-            self._at_work[pool.submit(self._consume, messages)] = group
+            messages = [self._identified(received) for received in group]
+            in_order = self.lane(group[0]) is not None
+            self._at_work[pool.submit(self._consume, messages, in_order=in_order)] = group
         self.settle_ended()
 
     def _next_group(self) -> list[D]:
-        """The next messages of one lane in which nothing is at work."""
+        """Return the next messages of one lane in which nothing is at work."""
         taken = {self.lane(received) for group in self._at_work.values() for received in group} - {None}
         first = next((received for received in self._waiting if self.lane(received) not in taken), None)
         if first is None:
@@ -200,11 +216,25 @@ class Runner(ABC, Generic[D]):
             future.add_done_callback(lambda _future: ended.set())
         ended.wait(BUSY)
 
-    def _consume(self, messages: list[Message]) -> list[Delivery]:
-        return self.consumer.consume_many(messages)
+    def _identified(self, received: D) -> Message | Malformed:
+        """Return what identifies a message.
+
+        A message that can't be identified becomes a dead letter, so that it does not end the runner at each restart.
+        """
+        try:
+            return self.message(received)
+        except self.broken:
+            raise
+        except Exception as error:  # ``identify`` may raise anything
+            return Malformed(f"it can't be identified: {error!r}")
+
+    def _consume(self, messages: list[Message | Malformed], *, in_order: bool) -> list[Delivery]:
+        known = [message for message in messages if isinstance(message, Message)]
+        deliveries = iter(self.consumer.consume_many_in_thread(known, in_order=in_order))
+        return [next(deliveries) if isinstance(message, Message) else message for message in messages]
 
     def settle_ended(self) -> None:
-        """Tell the broker of what has ended."""
+        """Tell the broker about messages whose handling has ended."""
         for future in [future for future in self._at_work if future.done()]:
             group = self._at_work.pop(future)
             for received, delivery in zip(group, _deliveries(future, len(group)), strict=True):
@@ -222,12 +252,14 @@ class Runner(ABC, Generic[D]):
                 self._dead_letter(received, delivery, reason)
 
     def _dead_letter(self, received: D, delivery: Reject, reason: str) -> None:
-        attempts = delivery.attempts if isinstance(delivery, Exhausted) else self.message(received).attempts_before
+        message = self._identified(received)
+        before = message.attempts_before if isinstance(message, Message) else 0
+        attempts = delivery.attempts if isinstance(delivery, Exhausted) else before
         text = "".join(character if character.isprintable() else " " for character in reason)
         try:
             self.dead_letter(received, {REASON: text[:500], ATTEMPTS: str(attempts)})
         except DeadLetterNotTaken as error:
-            log(logging.ERROR, "dead_letter_not_taken", "a dead letter was not taken: %s", error, reason=reason)
+            log(logging.ERROR, "dead_letter_not_taken", "a dead letter was not accepted: %s", error, reason=reason)
             self.later(received, AFTER_ERROR)
         else:
             log(logging.ERROR, "dead_lettered", "a message is dead-lettered: %s", reason)
@@ -236,12 +268,11 @@ class Runner(ABC, Generic[D]):
         now = time.monotonic()
         if self.heartbeat is None or now - last < self.heartbeat:
             return last
-        for received in self.at_work:
-            self.extend(received)
+        self.beat()
         return now
 
     def _drain(self, deadline: float, beat: float) -> None:
-        self._waiting.clear()  # they were never begun: the broker has them still
+        self._waiting.clear()  # they were never begun, and the broker still has them
         while self._at_work and time.monotonic() < deadline:
             self.wait_for_one()
             beat = self._keep_alive(beat)
@@ -255,7 +286,7 @@ def _count(name: str, value: int) -> int:
 
 
 def _deliveries(future: Future[list[Delivery]], count: int) -> list[Delivery]:
-    """What came of a group. A handler that ends its thread (``sys.exit``) has failed; the next attempts are counted."""
+    """Return a group's outcomes. A handler that ends its thread (``sys.exit``) has failed; its next attempts count."""
     error = future.exception()
     if error is None:
         return future.result()
@@ -264,7 +295,7 @@ def _deliveries(future: Future[list[Delivery]], count: int) -> list[Delivery]:
 
 
 def _end(pool: ThreadPoolExecutor, threads: int) -> None:
-    """Close the threads' connections. One that is still in a handler keeps its own, until the process ends."""
+    """Close the threads' connections. A thread that is still in a handler keeps its own until the process ends."""
     together = threading.Barrier(threads)
 
     def close() -> None:
@@ -280,7 +311,7 @@ def _end(pool: ThreadPoolExecutor, threads: int) -> None:
 def runner_at(path: str) -> Runner[Any]:
     """Return the runner at a dotted path, or what the function there returns.
 
-    Raises ``ImportError``, and ``ImproperlyConfigured`` for what is no runner.
+    Raises ``ImportError``, and ``ImproperlyConfigured`` if it is not a runner.
     """
     found = import_string(path)
     found = found() if callable(found) else found

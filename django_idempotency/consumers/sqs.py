@@ -1,32 +1,43 @@
-"""Amazon SQS, by boto3; and its partial batch failures for AWS Lambda."""
+"""Amazon SQS, with boto3, and its partial batch failures for AWS Lambda."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import base64
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
 from django_idempotency.consumers.base import Consumer
-from django_idempotency.consumers.messages import Ack, Delivery, Message
+from django_idempotency.consumers.messages import Ack, Message
 from django_idempotency.consumers.runner import DeadLetterNotTaken, Runner
 
-LONGEST_DELAY = 12 * 60 * 60 - 60  # a message is invisible for twelve hours at most, from when it was received
-MOST = 10  # messages in one answer of SQS'
+LONGEST_DELAY = 12 * 60 * 60 - 60  # seconds; a message is invisible for at most twelve hours after it was received
+MOST = 10  # messages in one answer of SQS
 MOST_ATTRIBUTES = 10
+EVENT_ID = "event-id"
 Received = dict[str, Any]
 
 
 class SQS(Runner[Received]):
-    """Consumes one queue. The id of a message is SQS' own, or what ``identify`` says; its source is the queue's URL.
+    """Consumes one queue, whose URL is the source of its messages.
 
-    ``visibility``: seconds for which a received message is hidden; one at work is hidden anew three times as often.
-    ``dead_letters``: URL of the queue for what can't be handled. Without it such a message is left where it is until
-    the queue's own redrive policy takes it. ``client``: boto3's, made with the environment's credentials unless stated.
+    The id of a message is what ``identify`` returns; by default, its attribute ``event-id``, which the outbox sets, or
+    else the id that SQS gave it.
+
+    ``visibility``: seconds for which a received message is hidden. A message at work is hidden again three times as
+    often.
+    ``dead_letters``: URL of the queue for messages that can't be handled. Without it, such a message stays where it is
+    until the queue's own redrive policy takes it.
+    ``client``: a boto3 client; by default, one with the environment's credentials.
     """
 
-    broken = (BotoCoreError, ClientError, OSError)  # SQS says of itself by a ClientError that it is throttling, or ill
+    tells_redeliveries = True
+    broken = (BotoCoreError, ClientError, OSError)  # SQS reports throttling and its own faults as ClientError
 
     def __init__(
         self,
@@ -35,12 +46,13 @@ class SQS(Runner[Received]):
         *,
         dead_letters: str | None = None,
         visibility: int = 60,
-        identify: Callable[[Received], Any] = lambda received: received["MessageId"],
+        identify: Callable[[Received], Any] | None = None,
         client: Any = None,
         **options: Any,
     ) -> None:
         super().__init__(consumer, **options)
-        self.queue_url, self.dead_letters, self.identify, self._client = queue_url, dead_letters, identify, client
+        self.queue_url, self.dead_letters, self._client = queue_url, dead_letters, client
+        self.identify = identify or _identify
         self.visibility, self.redelivered_after, self.heartbeat = visibility, float(visibility), visibility / 3
 
     def open(self) -> None:
@@ -61,19 +73,30 @@ class SQS(Runner[Received]):
         return found
 
     def message(self, received: Received) -> Message:
-        return _message(received, self.queue_url, received["Body"], self.identify(received), _attributes(received))
+        headers = _attributes(received)
+        redelivered = _is_redelivered(received.get("Attributes", {}))
+        return Message(self.queue_url, self.identify(received), _body(received["Body"], headers), headers, redelivered)
 
     def ack(self, received: Received) -> None:
         self.client.delete_message(QueueUrl=self.queue_url, ReceiptHandle=received["ReceiptHandle"])
 
+    def lane(self, received: Received) -> Hashable:
+        return _group(received.get("Attributes", {}))
+
     def later(self, received: Received, delay: float) -> None:
-        self._hide(received, min(int(delay) or 1, LONGEST_DELAY))
+        """Hide the message, and give back those behind it in its group: SQS keeps them until this one was handled."""
+        self._hide(received, min(math.ceil(delay), LONGEST_DELAY))
+        group = self.lane(received)
+        behind = [waiting for waiting in self._waiting if group and self.lane(waiting) == group]
+        self._waiting = [waiting for waiting in self._waiting if not group or self.lane(waiting) != group]
+        for waiting in behind:
+            self._hide(waiting, 0)
 
     def dead_letter(self, received: Received, headers: dict[str, str]) -> None:
         if self.dead_letters is None:
             self._hide(received, self.visibility)
             return
-        group = received.get("Attributes", {}).get("MessageGroupId")
+        group = self.lane(received)
         ordered = {"MessageGroupId": group, "MessageDeduplicationId": received["MessageId"]} if group else {}
         given = {name: _sendable(value) for name, value in received.get("MessageAttributes", {}).items()}
         ours = {name: {"DataType": "String", "StringValue": value or "-"} for name, value in headers.items()}
@@ -106,30 +129,55 @@ class SQS(Runner[Received]):
 def lambda_handler(consumer: Consumer) -> Callable[[dict[str, Any], Any], dict[str, Any]]:
     """Return an AWS Lambda handler for a queue whose mapping has ``ReportBatchItemFailures``.
 
-    Messages that are not handled are reported one by one, and come again; the others of the batch are deleted. A
-    message that can't be handled comes again too, until the queue's redrive policy takes it.
+    Messages that are not handled are reported one by one, and come again. The others of the batch are deleted. A
+    message that can't be handled comes again too, until the queue's redrive policy takes it. In a group of a FIFO
+    queue, no message is handled behind one that has to come again.
     https://docs.aws.amazon.com/lambda/latest/dg/services-sqs-errorhandling.html
     """
 
     def handle(event: dict[str, Any], _context: Any) -> dict[str, Any]:
-        records = event["Records"]
-        messages = [
-            _message(record, record["eventSourceARN"], record["body"], record["messageId"], _lambda_attributes(record))
-            for record in records
-        ]
-        deliveries: list[Delivery] = consumer.consume_many(messages)
-        failed = [
-            {"itemIdentifier": record["messageId"]}
-            for record, delivery in zip(records, deliveries, strict=True)
-            if not isinstance(delivery, Ack)
-        ]
-        return {"batchItemFailures": failed}
+        groups: dict[str | None, list[Received]] = defaultdict(list)
+        for record in event["Records"]:
+            groups[_group(record.get("attributes", {}))].append(record)
+        failed = [id for group, records in groups.items() for id in _failed(consumer, records, in_order=bool(group))]
+        return {"batchItemFailures": [{"itemIdentifier": id} for id in failed]}
 
     return handle
 
 
-def _message(received: Received, source: str, body: str, id: Any, headers: dict[str, str]) -> Message:
-    return Message(source, id, body.encode(), headers)
+def _failed(consumer: Consumer, records: Sequence[Received], *, in_order: bool) -> list[str]:
+    """Return the ids of the messages that are not handled."""
+    deliveries = consumer.consume_many_in_thread([_message(record) for record in records], in_order=in_order)
+    told = zip(records, deliveries, strict=True)
+    return [record["messageId"] for record, delivery in told if not isinstance(delivery, Ack)]
+
+
+def _message(record: Received) -> Message:
+    headers = _lambda_attributes(record)
+    redelivered = _is_redelivered(record.get("attributes", {}))
+    id = headers.get(EVENT_ID) or record["messageId"]
+    return Message(record["eventSourceARN"], id, _body(record["body"], headers), headers, redelivered)
+
+
+def _identify(received: Received) -> str:
+    return _attributes(received).get(EVENT_ID) or received["MessageId"]
+
+
+def _body(text: str, headers: Mapping[str, str]) -> bytes:
+    """Return the body, decoded if its attributes say that it is base64, as the outbox sends bytes."""
+    if headers.get("content-encoding") == "base64":
+        with suppress(ValueError):
+            return base64.b64decode(text, validate=True)
+    return text.encode()
+
+
+def _is_redelivered(attributes: Mapping[str, str]) -> bool:
+    return int(attributes.get("ApproximateReceiveCount", 1)) > 1
+
+
+def _group(attributes: Mapping[str, str]) -> str | None:
+    """Return the group of a FIFO queue's message. SQS keeps the order in a group."""
+    return attributes.get("MessageGroupId")
 
 
 def _attributes(received: Received) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The span of a message, in the trace that its publisher was in."""
+"""The span of a message, in its publisher's trace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django_idempotency.consumers.messages import Message
 
 @contextmanager
 def message_span(message: Message) -> Iterator[None]:
-    """Open a consumer's span, the child of the message's ``traceparent``, where OpenTelemetry is on.
+    """If OpenTelemetry is on, open a consumer's span as a child of the message's ``traceparent``.
 
     Names and attributes: https://opentelemetry.io/docs/specs/semconv/messaging/messaging-spans/
     """

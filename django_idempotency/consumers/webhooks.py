@@ -1,4 +1,4 @@
-"""Webhooks that come in: a view that handles each event once, by the sender's id of it."""
+"""Incoming webhooks: a view that handles each event once, by the id that its sender gave it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ Verify = Callable[[HttpRequest], str]
 
 
 class NotVerified(Exception):
-    """The request was not sent by whom it says, or too long ago."""
+    """The request was not sent by the sender that it names, or was sent too long ago."""
 
 
 def standard_webhook(*secrets: str) -> Verify:
     """Return a ``verify`` for senders that follow the Standard Webhooks specification.
 
-    ``secrets``: ``whsec_…``, more than one while a secret is replaced. A signature older or newer than five minutes is
-    refused: ``verify`` raises ``NotVerified``. https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
+    ``secrets``: ``whsec_…``, more than one while a secret is being replaced. ``verify`` raises ``NotVerified`` if the
+    signature does not match, or its time is more than five minutes off.
+    https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
     """
     webhooks = [Webhook(secret) for secret in secrets]
 
@@ -41,7 +42,7 @@ def standard_webhook(*secrets: str) -> Verify:
         for webhook in webhooks:
             try:
                 webhook.verify(request.body, headers, json_parse=False)
-            except (WebhookVerificationError, ValueError):  # the library lets malformed signatures and bodies raise
+            except (WebhookVerificationError, ValueError):  # ValueError: malformed signatures and bodies
                 continue
             return headers["webhook-id"]
         raise NotVerified
@@ -51,12 +52,15 @@ def standard_webhook(*secrets: str) -> Verify:
 
 @method_decorator(csrf_exempt, name="dispatch")
 class WebhookView(View):
-    """Handles each event once: ``handle(message, context)`` does the work.
+    """Handles each event once. Override ``handle(message, context)`` to do the work.
 
-    ``source``: who sends, part of the key. ``verify``: called with the request before anything is claimed; returns the
-    event's id, or raises ``NotVerified``, which gets the response 401. An event gets 200 once it is handled,
-    and so are its duplicates; with 409 and ``Retry-After`` while it is handled elsewhere, 503 where it failed or the
-    store is away, and 422 where it can't be handled, now or ever. The body alone is compared, no header.
+    ``source``: the sender, which is part of the key.
+    ``verify``: called with the request before anything is claimed. Returns the event's id, or raises ``NotVerified``.
+
+    The response to an event that was handled, and to its duplicates, is 200. It is 401 if the event is not verified,
+    400 if it has no usable id or another body than before, and 422 if it can never be handled. It is 409 while the
+    event is handled elsewhere, and 503 if handling failed, the event is on hold or the store is away; both have a
+    ``Retry-After``. Only the body is compared, no headers.
     """
 
     source: ClassVar[str]
@@ -69,7 +73,7 @@ class WebhookView(View):
         return take_over_atomic_requests(idempotency_exempt(super().as_view(**initkwargs)))
 
     def handle(self, message: Message, context: Context) -> Any:
-        """Handle the event. An exception rolls back, and the sender tries again; ``RejectMessage`` is final."""
+        """Handle the event. An exception rolls back, and the sender tries again. ``RejectMessage`` is final."""
         raise NotImplementedError
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
@@ -95,5 +99,5 @@ class WebhookView(View):
 
 
 def json_of(message: Message) -> Any:
-    """The body of a message as JSON. Raises ``ValueError``."""
+    """Return the body of a message, parsed as JSON. Raises ``ValueError``."""
     return json.loads(message.body)

@@ -1,6 +1,6 @@
-"""Maintenance as tasks of Django's own framework (Django 6.0 and later): ``reap.enqueue()``, by whatever schedules.
+"""Maintenance as tasks of Django's own framework (Django 6.0 and later). Schedule ``reap.enqueue()`` with any tool.
 
-A worker finds a task by the module and name of its function, so each is a function here.
+A worker finds a task by the module and name of its function, so each task is a function in this module.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The page that tells API consumers how each operation treats its keys, made from the policies.
 
 The draft of the header asks for it: https://www.ietf.org/archive/id/draft-ietf-httpapi-idempotency-key-header-07.html#section-2.3
-It uses the words of the OpenAPI documents. Like these it is in English, and tells nothing of scopes, stores or secrets.
+It uses the texts of the OpenAPI documents. Like these it is in English and reveals no scopes, stores or secrets.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from django.utils.cache import patch_vary_headers
 from django.views import View
 
 from django_idempotency import ninja
-from django_idempotency.checks.middleware import is_covering
-from django_idempotency.checks.views import routes
 from django_idempotency.conf import conf, resolve
 from django_idempotency.http import published
+from django_idempotency.http.routes import routes
+from django_idempotency.middleware import is_covering
 from django_idempotency.policy import Policy
 from django_idempotency.wrapping import entry_point_policy, view_class
 
@@ -30,8 +30,8 @@ JSON, HTML = "application/json", "text/html"
 class PublishedPolicyView(View):
     """Shows the policy of every operation with an entry point, as JSON or, to browsers, as HTML.
 
-    ``paths``: a regular expression; only paths in which it is found are shown. Callers are those that you let in:
-    whoever may read the API's documentation may read this page.
+    ``paths``: a regular expression; only paths in which it is found are shown. The view itself doesn't restrict
+    access. Everybody who may read the API's documentation may read this page.
     """
 
     http_method_names = ["get", "head", "options"]
@@ -49,7 +49,7 @@ class PublishedPolicyView(View):
 
 
 def describe(paths: str = "") -> dict[str, Any]:
-    """Return what the page shows; ``others`` is what counts where only the middleware covers an operation."""
+    """Return what the page shows. ``others`` holds the terms of operations that only the middleware covers."""
     return {
         "header": conf().header,
         "operations": [
@@ -62,7 +62,7 @@ def describe(paths: str = "") -> dict[str, Any]:
 
 
 def terms(policy: Policy) -> dict[str, Any]:
-    """Return what callers may know of a policy, in force already."""
+    """Return what callers may know of ``policy``, which must be the policy in force."""
     return {
         "required": policy.required,
         "key": published.key_schema(policy),
@@ -80,7 +80,7 @@ def operations() -> Iterator[tuple[str, list[str], Policy]]:
     """Yield the path, the methods and the policy in force of every operation with an entry point of its own."""
     for route, callback in routes():
         path = _readable(route)
-        if path.endswith(("{format}", "{format}/")):  # REST framework's second way to the same operation
+        if path.endswith(("{format}", "{format}/")):  # REST framework's second route to the same operation
             continue
         by_policy: dict[Policy, list[str]] = {}
         for method, policy in _methods(callback) if conf().protects else ():
@@ -89,7 +89,7 @@ def operations() -> Iterator[tuple[str, list[str], Policy]]:
 
 
 def _methods(callback: Any) -> Iterator[tuple[str, Policy]]:
-    for operation in getattr(ninja.path_view(callback), "operations", ()):
+    for operation in ninja.operations(callback):
         if (policy := ninja.operation_policy(operation)) is not None:
             yield from ((method, policy) for method in operation.methods if method in policy.methods)
     initial = getattr(callback, "initkwargs", {}).get("idempotency_policy")
@@ -100,7 +100,7 @@ def _methods(callback: Any) -> Iterator[tuple[str, Policy]]:
 
 
 def _handled(callback: Any) -> Collection[str]:
-    """The methods that a view of Django's or REST framework's has; for a function, those that its policy heeds."""
+    """Return the methods of a class-based view; for a function, those that its policy heeds."""
     cls: Any = view_class(callback)
     if ninja.path_view(callback) is not None:
         return []
@@ -112,6 +112,6 @@ def _handled(callback: Any) -> Collection[str]:
 
 
 def _readable(route: str) -> str:
-    """Return the path of a route: ``/orders/{pk}/``."""
+    """Return the path of a route in readable form, such as ``/orders/{pk}/``."""
     plain = patterns.replace_unnamed_groups(patterns.replace_named_groups(patterns.remove_non_capturing_groups(route)))
     return re.sub(r"<(?:[^<>:]+:)?([^<>]+)>", r"{\1}", patterns.replace_metacharacters(plain)).replace("\\", "")

@@ -1,7 +1,7 @@
-"""The one engine: claim, run, complete. The only caller of the stores.
+"""The engine of all entry points: claim, run, complete. It is the only caller of the stores.
 
-A claim's outcome is a value of a closed set. A ``Claimed`` operation runs inside ``execution()``, which completes the
-record by the verdict on which the entry point settles.
+The outcome of a claim is one of a closed set of values. A ``Claimed`` operation runs inside ``execution()``, which
+completes the record according to the verdict that the entry point settles on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Write in the background what no request waits for: late completions, replay counts, and what can wait.
+"""Write in the background what no request waits for: late completions, replay counts, and other work that can wait.
 
-It never keeps the leases from being renewed: those are on another thread, ``engine.leases``.
+This never delays the renewal of leases, which has threads of its own (``engine.leases``).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from django_idempotency.stores.base import Store
 COUNT_EVERY = 1.0
 COMPLETE_EVERY = 1.0
 PATIENCE = 5.0  # seconds that one write may take
-PATIENCE_AT_EXIT = 2.0  # seconds that the end of a process may wait for what is still to be written
+PATIENCE_AT_EXIT = 2.0  # seconds that an exiting process may wait for pending writes
 
 Count = tuple[Store, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledWork:
-    """Work in a store that is due at a time by the monotonic clock, and after an error again in ``seconds``."""
+    """Work in a store. It is due at ``due``, by the monotonic clock, and after an error again in ``seconds``."""
 
     work: Work
     store: Store
@@ -46,7 +46,7 @@ class ScheduledWork:
 
 
 class Background(Worker):
-    """What a process still has to write. Its thread begins with the first thing to do, and ends when all is done."""
+    """The pending writes of a process. The thread starts with the first of them and ends when all are done."""
 
     def reset(self) -> None:
         super().reset()
@@ -58,13 +58,16 @@ class Background(Worker):
         """Call ``write`` every second until it succeeds, or raises ``ClaimLost``."""
 
         def completing() -> None:
-            with suppress(ClaimLost):  # the rejection has been logged where it was found
+            with suppress(ClaimLost):  # the rejection has been logged already
                 write()
 
         self._add(completing, COMPLETE_EVERY, store, schemas)
 
     def count_replay(self, id: UUID, store: Store, schemas: tuple[str, ...] = ()) -> None:
-        """Count one replay; written within a second or so. In a test run none is: databases come and go there."""
+        """Count one replay, which is written within a second or so.
+
+        A test run counts none, because its databases come and go.
+        """
         if in_test_run():
             return
         self.leave_the_parents_process()
@@ -72,13 +75,12 @@ class Background(Worker):
             if not self._replays:
                 self._counted = time.monotonic()
             self._replays[store, schemas][id] += 1
-            with suppress(RuntimeError):  # no thread can be started now; it is tried again with the next thing to do
+            with suppress(RuntimeError):  # no thread can be started now; the next call tries again
                 self.wake()
 
     def later(self, work: Work, seconds: float, store: Store) -> None:
-        """Call ``work`` in so many seconds, or when the process ends; after an error, again in as many.
-
-        Asked for twice before it is done, it is done once. In a test run it is never done.
+        """Call ``work`` in ``seconds``, or earlier if the process ends. After an error, call it again in ``seconds``.
+        Work that is requested twice before it is done is done once. In a test run it is never done.
         """
         if not in_test_run():
             self._add(work, seconds, store, ())
@@ -87,11 +89,11 @@ class Background(Worker):
         self.leave_the_parents_process()
         with self.changed:
             self._work.setdefault(work, ScheduledWork(work, store, schemas, time.monotonic() + seconds, seconds))
-            with suppress(RuntimeError):  # no thread can be started now; it is tried again with the next thing to do
+            with suppress(RuntimeError):  # no thread can be started now; the next call tries again
                 self.wake()
 
     def end(self) -> None:
-        """Do now whatever is still to do, as far as it goes in a moment: the process ends."""
+        """Do the pending work now, because the process ends. Wait for it ``PATIENCE_AT_EXIT`` seconds at most."""
         self.leave_the_parents_process()
         with self.changed:
             self.ending = True
@@ -119,12 +121,12 @@ class Background(Worker):
         now = math.inf if self.ending else time.monotonic()
         with self.changed:
             due = [scheduled for scheduled in self._work.values() if scheduled.due <= now]
-            for scheduled in due:  # before it is done: what is asked for meanwhile is work of its own
+            for scheduled in due:  # before it is done: the same work requested meanwhile is done again
                 del self._work[scheduled.work]
         return due
 
     def forget(self) -> None:
-        """Write nothing any more of what is still to be written."""
+        """Drop all pending writes."""
         with self.changed:
             self._replays.clear()
             self._work.clear()

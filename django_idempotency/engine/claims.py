@@ -1,4 +1,4 @@
-"""Claim operations: ask the store, decide, take over where the owner is gone."""
+"""Claim operations: ask the store, decide, and take over if the owner is gone."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ T = TypeVar("T")
 Told = TypeVar("Told", bound=Outcome)
 
 GRACE_PAUSE = 0.01
-# What an owner means whose claim is a lock, by whether it runs the same request.
+# The outcome if the key has an owner whose claim is a lock, by whether that owner runs the same request.
 MEETINGS: Mapping[bool | None, InFlight | Mismatch | Available] = {
     True: ASK_AGAIN,
     False: Mismatch(),
@@ -67,10 +67,10 @@ PATIENCE = 5.0
 
 
 def claim(operation: Operation, policy: Policy) -> Outcome:
-    """Claim ``operation``, or return what became of it; with ``on_conflict="wait"``, wait first.
+    """Claim ``operation``, or return what became of it. With ``on_conflict="wait"``, wait first.
 
     Raises ``LateRetry``, ``NotAdmitted``, ``ReplayForbidden``, ``StoreUnavailable``, ``ClaimInsideTransaction`` or
-    ``DigestCollision``; nothing was run then.
+    ``DigestCollision``. Nothing was run in these cases.
     """
     return _waited_for(begin_claim(operation, policy))
 
@@ -80,26 +80,24 @@ def _waited_for(pending: Outcome | Pending) -> Outcome:
         return pending
     with closing(pending):
         outcome: Outcome | Pending = pending
-        while isinstance(outcome, Pending):  # in between there is no lock and no transaction
+        while isinstance(outcome, Pending):  # no lock and no transaction is held in between
             outcome.wait()
             outcome = outcome.ask()
         return outcome
 
 
-def claim_many(operations: Sequence[Operation], policy: Policy) -> list[Outcome]:
-    """``claim`` for operations of one policy, each once, in one statement where none of them is contended.
+def claim_many(operations: Sequence[Operation], policy: Policy) -> list[Outcome | None]:
+    """Claim different operations of one policy in one statement, by record.
 
-    Raises what ``claim`` does. What had been claimed by then is left to a takeover.
+    The outcome is ``None`` if an operation takes more than that statement, such as a takeover. Claim it by itself,
+    right before it is run. Raises what ``claim`` raises; operations claimed by then are left to a takeover.
     """
-    claimants = [_Claimant(operation, policy) for operation in operations]
+    claimants = [_Claimant(operation, policy.by_record) for operation in operations]
     claimants[0].refuse_inside_transaction()
-    outcomes = []
+    outcomes: list[Outcome | None] = []
     for claimant, seen in zip(claimants, _claim_together(claimants), strict=True):
-        outcome = claimant.interpret(seen)
-        if outcome is None or isinstance(outcome, Available):
-            outcomes.append(_waited_for(Pending(claimant).ask()))
-        else:
-            outcomes.append(claimant.announce(outcome))
+        outcome = claimant.settled(seen)
+        outcomes.append(outcome and claimant.announce(outcome))
     return outcomes
 
 
@@ -113,7 +111,7 @@ def _claim_together(claimants: Sequence[_Claimant]) -> Sequence[Claimed | Seen |
 
 
 def begin_claim(operation: Operation, policy: Policy) -> Outcome | Pending:
-    """``claim`` as far as it comes without waiting."""
+    """Do as much of ``claim`` as is possible without waiting."""
     claimant = _Claimant(operation, policy)
     claimant.refuse_inside_transaction()
     claimant.refuse_late()
@@ -121,9 +119,10 @@ def begin_claim(operation: Operation, policy: Policy) -> Outcome | Pending:
 
 
 class Pending:
-    """A claim that is not decided yet: ``ask()`` again in ``pause`` seconds. It has no lock and no transaction.
+    """A claim that is not decided yet. Call ``ask()`` again in ``pause`` seconds. It holds no lock and no transaction.
 
-    ``in_flight``: another owner is running the operation. To be closed, however the wait ends: it counts as a waiter.
+    ``in_flight``: another owner is running the operation. Call ``close()`` however the wait ends, because the claim
+    counts as a waiter.
     """
 
     def __init__(self, claimant: _Claimant) -> None:
@@ -140,16 +139,16 @@ class Pending:
         self._pauses = self.pauses()
 
     def ask(self) -> Outcome | Pending:
-        """Return an outcome, or this once more. Raises what ``claim`` raises."""
+        """Return an outcome, or this object if there is none yet. Raises what ``claim`` raises."""
         try:
             return self._ask()
         except BaseException as error:
-            if self.claimant.policy.claims_by_lock:  # the transaction that it opened would go on
+            if self.claimant.policy.claims_by_lock:  # else the transaction that it opened would stay open
                 self.claimant.store.roll_back_left_open(error)
             raise
 
     def _ask(self) -> Outcome | Pending:
-        # At least twice: the first time may have waited for the table for longer, and met another one in its place.
+        # At least twice: the first attempt may have waited longer for the table, only to find another one in its place.
         while (now := time.monotonic()) < self.gives_up or self.asked < 2:
             self.asked += 1
             outcome = self.claimant.ask()
@@ -177,44 +176,44 @@ class Pending:
             waiters.leave(self.operation.id)
 
     def pauses(self) -> Iterator[float]:
-        """Seconds between two looks, twice as long each time, until the wait is over."""
+        """Yield the seconds between two looks, doubled each time up to a limit, until the wait is over."""
         pause = FIRST_PAUSE
         while time.monotonic() < self.waits_until:
             yield pause
             pause = min(pause * 2, LONGEST_PAUSE)
 
     def left(self) -> Iterator[float]:
-        """The pauses that are left, from the one that is due now."""
+        """Return the remaining pauses, starting with the one that is due now."""
         return chain([self.pause], self._pauses)
 
     def wait(self) -> None:
-        """Wait for the time to ask again; for another owner, without a connection of this thread's."""
+        """Wait until it is time to ask again. To wait for another owner, let go of this thread's connection."""
         if self.in_flight and self.let_go():
             lookout.wait(self.seems_in_flight, self.left())
         else:
             time.sleep(self.pause)
 
     def seems_in_flight(self) -> bool:
-        """Look whether the owner still runs, and no more, by a connection of this thread's own."""
+        """Return whether the owner seems to be running still. This only reads, on a connection of this thread's own."""
         try:
             with self.claimant.store.own_connection(seconds=PATIENCE, schemas=self.claimant.schemas):
                 return self.claimant.sees_owner()
         except (StoreUnavailable, Error):
-            return False  # for ask() to find out, and to tell
+            return False  # ask() will find out and report it
 
     def let_go(self) -> bool:
-        """Close this thread's connection, or give it back to its pool; the next ``ask()`` takes one.
+        """Close this thread's connection, or give it back to its pool. The next ``ask()`` takes another one.
 
-        Return false where it is kept.
+        Return false if the connection is kept.
         """
         try:
             return self.claimant.store.give_back()
         except StoreUnavailable:
-            return False  # for ask() to find out, and to tell
+            return False  # ask() will find out and report it
 
 
 async def until_due(pending: Pending) -> None:
-    """Wait for the time to ask again, in the event loop: without a connection, and with no thread that stands still."""
+    """Wait in the event loop until it is time to ask again, without a connection and without blocking a thread."""
     if not pending.in_flight:
         await asyncio.sleep(pending.pause)
         return
@@ -224,13 +223,13 @@ async def until_due(pending: Pending) -> None:
 
 
 class _Claimant:
-    """One caller's attempt at one operation; asks until there is an outcome, always with the same token."""
+    """One caller's attempt at one operation. It asks until there is an outcome, always with the same token."""
 
     def __init__(self, operation: Operation, policy: Policy) -> None:
         self.policy = policy
         self.store = store_for(policy, operation)
         self.operation = operation
-        if callable(policy.using) and self.store.transactional:  # once chosen, it is this one for the whole run
+        if callable(policy.using) and self.store.transactional:  # the choice holds for the whole run
             self.operation = replace(operation, database=self.store.name)
         if trace := current_trace():
             self.operation = replace(self.operation, trace=trace)
@@ -239,15 +238,15 @@ class _Claimant:
         self.may_claim = operation.admission is None
 
     def refuse_inside_transaction(self) -> None:
-        """Raise ``ClaimInsideTransaction`` where others would not see the claim."""
+        """Raise ``ClaimInsideTransaction`` if others would not see the claim."""
         self.store.discard_abandoned_connection()
         if self.store.in_foreign_transaction():
             raise ClaimInsideTransaction(self.store.name)
 
     def refuse_late(self) -> None:
-        """Raise ``LateRetry`` if the request is older than ``max_request_age`` and its key is known no more.
+        """Raise ``LateRetry`` if the request is older than ``max_request_age`` and its key is no longer known.
 
-        By the store's clock, and the clock of the client that stated when the request was first sent.
+        The age depends on two clocks: the store's, and that of the client that stated when the request was first sent.
         """
         if self.policy.max_request_age is None or self.operation.sent is None:
             return
@@ -260,9 +259,9 @@ class _Claimant:
             raise LateRetry
 
     def refuse_new(self) -> None:
-        """Raise ``NotAdmitted`` for a new key that is not admitted. A key that is known is claimed without asking.
+        """Raise ``NotAdmitted`` for a new key that is not admitted. A known key is claimed without asking.
 
-        Between a look and the claim the key may become known: it is given back then, or is one key more.
+        The key may become known between the look and the claim. Then it is given back, or counts as one more key.
         """
         if self.may_claim:
             return
@@ -270,7 +269,7 @@ class _Claimant:
         assert admission is not None
         if self._is_new():
             seconds = admission.refused_for(self.operation)
-            # Another caller may have claimed it meanwhile, or have a claim that is a lock.
+            # Another caller may have claimed it meanwhile, or hold a claim by lock.
             if seconds is not None and self._is_new() and not self.store.has_owner(self.operation):
                 _reject(self.operation, Rejection.NOT_ADMITTED, retry_after=seconds)
                 raise NotAdmitted(seconds)
@@ -281,37 +280,37 @@ class _Claimant:
         return record is None or has_expired(record, record.now)
 
     def announce(self, outcome: Told, *, waited: bool = False) -> Told:
-        """Return the outcome, and tell the signals. Raises ``ReplayForbidden``."""
+        """Send the signals for ``outcome`` and return it. Raises ``ReplayForbidden``."""
         if not isinstance(outcome, Claimed):
             self.give_back()
-        _announce(outcome, self.operation, self.policy, self.schemas, waited=waited)
+        _announce(outcome, self.operation, self.store, self.schemas, waited=waited)
         return outcome
 
     def give_back(self) -> None:
-        """Have the key counted no more if it was counted as a new one."""
+        """Stop counting the key if it was counted as a new one."""
         if self.operation.admission is not None:
             self.operation.admission.give_back()
 
     def ask(self) -> Outcome | Available | None:
-        """Return an outcome; or when the record will be available; or ``None`` if it came or went just now.
+        """Return an outcome, or when the record will be available, or ``None`` if it was just made or deleted.
 
         Raises ``NotAdmitted``.
         """
         self.refuse_new()
         try:
             return self.interpret(self._claim())
-        except StoreUnavailable:  # nothing is stored, and the retry is counted
+        except StoreUnavailable:  # nothing is stored, and the retry will be counted
             self.give_back()
             raise
 
     def interpret(self, seen: Claimed | Seen | Owned | None) -> Outcome | Available | None:
-        """Return what the store's result of a claim means, and take over where that has to be."""
+        """Return what the store's result of a claim means, and take over if necessary."""
         if isinstance(seen, Owned):
             return MEETINGS[seen.same]
         if not isinstance(seen, Seen):
             return seen
         self.schemas = seen.schemas
-        if seen.record.token == self.token:  # an earlier round got through, but its response did not
+        if seen.record.token == self.token:  # an earlier claim was made, but its response was lost
             operation = as_recorded(self.operation, seen.record.fingerprint) or self.operation
             return Claimed(operation, self.token, seen.record.attempts, schemas=self.schemas)
         decision = self._decide(seen.record)
@@ -322,6 +321,13 @@ class _Claimant:
         if isinstance(decision, InFlight):
             self._watch(seen.record)
         return decision
+
+    def settled(self, seen: Claimed | Seen | Owned | None) -> Outcome | None:
+        """Return what the store's result of a claim means; ``None`` for a record that has, or had, another owner."""
+        if isinstance(seen, Seen) and seen.record.response is None and seen.record.token != self.token:
+            return None
+        outcome = self.interpret(seen)
+        return None if isinstance(outcome, Available) else outcome
 
     def _watch(self, record: Snapshot) -> None:
         if record.mode == Mode.LEASE:
@@ -334,18 +340,32 @@ class _Claimant:
             return None
 
     def reconnecting(self, ask: Callable[[], T]) -> T:
-        """Return what ``ask`` does, by a new connection if the old one turns out to be broken."""
+        """Return what ``ask`` returns, on a new connection if the old one turns out to be broken."""
         try:
             return ask()
         except StoreRefused:
             raise
         except StoreUnavailable:
-            # The first statement on a persistent connection finds out that the server has hung up since.
+            # Only the first statement on a persistent connection finds out that the server has closed it.
             if not self.store.reconnect():
                 raise
             return ask()
 
     def _take_over(self) -> Outcome | Available | None:
+        try:
+            return self._try_to_take_over()
+        except StoreRefused:
+            raise
+        except StoreUnavailable:
+            # The response to COMMIT may have been lost: then the record is this attempt's, and nobody else runs it.
+            if not self.store.reconnect():
+                raise
+            seen = self._claim()
+            if isinstance(seen, Seen) and seen.record.token != self.token:
+                return ASK_AGAIN
+            return self.interpret(seen)
+
+    def _try_to_take_over(self) -> Outcome | Available | None:
         try:
             with self.store.try_lock(self.operation.id) as record:
                 if record is Unlocked.BUSY:
@@ -362,7 +382,7 @@ class _Claimant:
             return ASK_AGAIN
 
     def sees_owner(self) -> bool:
-        """Return whether the record has an owner that lives, as far as can be told without a claim."""
+        """Return whether the record has a live owner, as far as that can be told without a claim."""
         record = self.store.read(self.operation.id)
         if record is None:
             return self.store.has_owner(self.operation)
@@ -386,7 +406,7 @@ class _Claimant:
     def _reassigned(self, record: Snapshot) -> Claimed | Mismatch:
         """Give the record to this attempt. It keeps its digest key, and so its child keys, unless it begins anew.
 
-        What can't be compared is not run.
+        A request that can't be compared is not run.
         """
         begins_anew = has_expired(record, record.now)
         operation = self.operation if begins_anew else as_recorded(self.operation, record.fingerprint)
@@ -401,12 +421,12 @@ def _decide(record: Snapshot, operation: Operation, **times: float) -> Duplicate
 
 
 def in_transaction(policy: Policy) -> bool:
-    """Whether a transaction is open in which others would not see a claim, in whatever database it may be made."""
+    """Whether a transaction that would hide a claim from others is open in any database where one may be made."""
     return any(store.in_foreign_transaction() for store in stores_of(policy))
 
 
 def duplicate(operation: Operation, policy: Policy) -> Duplicate:
-    """Return what a claimant that lost its claim is told: the same as if it had come second.
+    """Return the outcome for a claimant that lost its claim: the same as if it had come second.
 
     Raises ``StoreUnavailable`` or ``ReplayForbidden``.
     """
@@ -414,7 +434,7 @@ def duplicate(operation: Operation, policy: Policy) -> Duplicate:
     record = store.read(operation.id)
     decision = _decoded(_decide(record, operation, lease=policy.lease), record, store) if record else ASK_AGAIN
     outcome = ASK_AGAIN if isinstance(decision, Available) else decision
-    _announce(outcome, operation, policy)
+    _announce(outcome, operation, store)
     return outcome
 
 
@@ -425,9 +445,9 @@ def _decoded(decision: Duplicate | Available, record: Snapshot, store: Store) ->
 
 
 def _announce(
-    outcome: Outcome, operation: Operation, policy: Policy, schemas: tuple[str, ...] = (), *, waited: bool = False
+    outcome: Outcome, operation: Operation, store: Store, schemas: tuple[str, ...] = (), *, waited: bool = False
 ) -> None:
-    """Tell the signals what a caller is told. Raises ``ReplayForbidden``."""
+    """Send the signals for the outcome that a caller gets. Raises ``ReplayForbidden``."""
     match outcome:
         case Claimed(attempt=attempt, taken_over=taken_over):
             signals.send(signals.key_taken_over if taken_over else signals.key_claimed, operation, attempt=attempt)
@@ -435,7 +455,7 @@ def _announce(
             _reject(operation, Rejection.FORBIDDEN)
             raise ReplayForbidden
         case Replay(response, trace):
-            background.count_replay(operation.id, store_for(policy, operation), schemas)
+            background.count_replay(operation.id, store, schemas)
             signals.send(signals.response_replayed, operation, response=response, trace=trace)
         case InFlight(retry_after):
             _reject(operation, Rejection.WAIT_TIMEOUT if waited else Rejection.IN_FLIGHT, retry_after=retry_after)

@@ -11,7 +11,7 @@ from django_idempotency.outcomes import Available, InFlight, Mismatch, OnHold, R
 from django_idempotency.policy import Mode
 
 LEASE_LAPSED = gettext_noop("its lease ran out while it was running")
-# It is not known how long an owner in atomic mode will take, and a dead one has no lease to wait out.
+# It is unknown how long an owner in atomic mode will take, and a dead one has no lease to wait for.
 ASK_AGAIN = InFlight(retry_after=1)
 LONGEST_RETRY_AFTER = 30
 
@@ -19,23 +19,23 @@ LONGEST_RETRY_AFTER = 30
 def decide(
     record: Snapshot, fingerprint: bytes | None, now: datetime, *, grace: float = 0, lease: float = 0
 ) -> Replay | InFlight | Mismatch | OnHold | Available:
-    """What a record means for a request with ``fingerprint`` at ``now``. Pure.
+    """Return what a record means for a request with ``fingerprint`` at ``now``. Pure.
 
-    Without a fingerprint, or where the record's is emptied, nothing can be compared: of a response the status alone is
+    Without a fingerprint, or if the record's is emptied, nothing can be compared. Then only the status of a response is
     replayed.
 
-    In atomic mode a record that is processing is ``Available`` to the caller that gets its row lock, once
-    ``takeover_grace`` seconds have passed since it was claimed: the lock is the proof of life. In lease mode it is in
-    flight until its lease has expired: it has lapsed, and a process has watched that the owner does not renew it.
-    ``lease``: seconds, bounds ``retry_after``.
+    In atomic mode, a record that is processing is ``Available`` to the caller that gets its row lock, once
+    ``takeover_grace`` seconds have passed since it was claimed: the lock is the proof of life. In lease mode, it is in
+    flight until its lease has expired, which means that the lease has lapsed and that a process has watched the owner
+    not renew it. ``lease``: its length in seconds, which limits ``retry_after``.
     """
     if has_expired(record, now):
         return Available()
     comparable = bool(record.fingerprint) and fingerprint is not None
     if comparable and record.fingerprint != fingerprint:
         return Mismatch()
-    if record.response is not None:
-        return Replay(record.response if comparable else record.response.without_content(), record.trace)
+    if (response := record.response) is not None:
+        return Replay(response if comparable else response.without_content(), record.trace)
     if record.on_hold:
         return OnHold(record.reason)
     if record.status == Status.FAILED:
@@ -58,13 +58,13 @@ def _decide_live(record: Snapshot, now: datetime, grace: float, lease: float) ->
 
 
 def _retry_after(elapsed: float, lease: float) -> int:
-    """Half as long again as the operation has taken: an obedient client comes late by a third at most.
+    """Return half of the seconds that the operation has taken: a client that obeys is late by a third at most.
 
-    It is not known how long it will take. The rest of the lease does not tell: a live owner renews it.
+    It is unknown how long it will take. The rest of the lease does not tell, because a live owner renews it.
     """
     return max(1, int(min(elapsed / 2, lease / 6, LONGEST_RETRY_AFTER)))
 
 
 def lapsed_just_now(record: Snapshot, decision: object) -> bool:
-    """Return whether the record is to be put on hold, and is not yet."""
+    """Return whether the record has to be put on hold, but has not been yet."""
     return isinstance(decision, OnHold) and record.status in LIVE

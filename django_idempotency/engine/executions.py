@@ -34,12 +34,12 @@ from django_idempotency.stores.base import Unlocked
 
 FIRST_PAUSE = 0.02
 PATIENCE = 5.0
-WRITES = 5  # how often a response is written, if other transactions are in the way
+WRITES = 5  # attempts to write a response if other transactions are in the way
 
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """What the running view sees as ``request.idempotency``. ``running``: false once the view has come to its end."""
+    """What the running view sees as ``request.idempotency``. ``running``: false once the view has ended."""
 
     claim: Claimed
     policy: Policy
@@ -60,27 +60,27 @@ class Context:
 
     @property
     def attempt(self) -> int:
-        """1 for the first run of this key, one more for each run after a crash or a failure."""
+        """1 for the first run of this key, and one more for each run after a crash or a failure."""
         return self.claim.attempt
 
     @property
     def database(self) -> str | None:
-        """The alias of the database of the record, for the effects to go to; ``None`` where a store has none."""
+        """The alias of the record's database, which the effects should go to; ``None`` if the store has none."""
         store = store_for(self.policy, self.claim.operation)
         return store.name if store.transactional else None
 
     def child_key(self, name: str) -> str:
-        """A key to send downstream: the same on every attempt, different for each ``name``, never the raw key."""
+        """Return a key to send downstream: the same on every attempt, another for each ``name``, never the raw key."""
         return child_key(self.claim.operation, name)
 
     def renew(self) -> None:
-        """Extend the lease now; needed only by work that keeps the heartbeat's thread from running.
+        """Extend the lease now. Only work that keeps the heartbeat's thread from running needs this.
 
         Raises ``ClaimLost`` if another attempt has taken over: stop, and cause no further effect.
         """
         if self.policy.mode == Mode.LEASE:
             store = store_for(self.policy, self.claim.operation)
-            renewed = self.claim.token in store.renew([self.claim])  # not while the row is locked
+            renewed = self.claim.token in store.renew([self.claim])  # false while the row is locked
             if not renewed and not store.leases_left({self.claim.token: self.claim.id}):
                 raise ClaimLost
 
@@ -89,9 +89,9 @@ class Context:
 def execution(claimed: Claimed, policy: Policy) -> Iterator[Execution]:
     """Run a claimed operation in the policy's mode, and complete its record.
 
-    In atomic mode the block is the business transaction: on leaving it, effects and response are committed together.
-    In lease mode the block is in no transaction of ours. Raises ``ClaimLost`` if another attempt took over meanwhile,
-    and ``StoreUnavailable`` if the store failed, or it is unknown whether the effects were committed.
+    In atomic mode, the block is the business transaction: on leaving it, effects and response are committed together.
+    In lease mode, the block is in no transaction of ours. Raises ``ClaimLost`` if another attempt took over meanwhile,
+    and ``StoreUnavailable`` if the store failed or if it is unknown whether the effects were committed.
     """
     run: Execution
     if policy.mode == Mode.ATOMIC:
@@ -121,7 +121,7 @@ async def aexecution(claimed: Claimed, policy: Policy) -> AsyncIterator[Executio
 
 
 def give_back(outcome: object, policy: Policy) -> None:
-    """Undo a claim that no caller is left to run."""
+    """Undo a claim whose caller is gone."""
     if isinstance(outcome, Claimed):
         LeaseExecution(outcome, policy).free("CancelledError")
     elif isinstance(outcome, Pending):
@@ -129,7 +129,7 @@ def give_back(outcome: object, policy: Policy) -> None:
 
 
 class Execution(ABC):
-    """One run of a claimed operation. The entry point settles on a verdict last thing inside ``execution()``."""
+    """One run of a claimed operation. The entry point's last step inside ``execution()`` is to settle on a verdict."""
 
     def __init__(self, claimed: Claimed, policy: Policy) -> None:
         self.claim = claimed
@@ -139,7 +139,7 @@ class Execution(ABC):
         self.verdict: Verdict | None = None
         self.passing: Exception | None = None
         self.kept: StoredResponse | None = None
-        self.stored: StoredResponse | None = None  # ``kept``, as the record has it
+        self.stored: StoredResponse | None = None  # ``kept``, as the record stores it
         self.began = time.monotonic()
         self.reported = False
 
@@ -153,10 +153,10 @@ class Execution(ABC):
         """Run the operation inside the block, and complete its record on leaving it."""
 
     def settle(self, verdict: Verdict, *, passing: Exception | None = None) -> None:
-        """State what is to become of the record.
+        """Set what is to become of the record.
 
-        ``passing``: the exception on its way up of which Django will make a response. It keeps nothing from being
-        committed that the verdict lets be.
+        ``passing``: the propagating exception that Django will turn into a response. It does not prevent a commit that
+        the verdict allows.
         """
         self.passing = passing
         if isinstance(verdict, Keep):
@@ -182,13 +182,13 @@ class Execution(ABC):
             raise ClaimLost
 
     def _encoded(self, response: StoredResponse) -> StoredResponse:
-        """Encode it once: encrypted again, it would be another response to a store that has it already."""
+        """Encode the response once: encrypted again, it would be another one to a store that already has it."""
         if self.stored is None or self.kept is not response:
             self.kept, self.stored = response, self.store.encode(response, self.claim)
         return self.stored
 
     def finish(self, verdict: Verdict) -> None:
-        """``write`` in no transaction of ours, and announce what came of it."""
+        """Write ``verdict`` in no transaction of ours, and announce the result."""
         try:
             self.write(verdict)
         except ClaimLost:
@@ -212,7 +212,7 @@ class Execution(ABC):
         signals.send(signal, self.claim.operation, attempt=self.claim.attempt)
 
     def abandon(self, verdict: Verdict) -> None:
-        """Write ``verdict`` if that can still be done: an error is on its way up, and no other may take its place."""
+        """Write ``verdict`` if that is still possible. An error is propagating, and no other error may replace it."""
         try:
             self.finish(verdict)
         except ClaimLost:
@@ -222,7 +222,7 @@ class Execution(ABC):
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
-        """See that no caller is refused for a failure of the store that nothing tells of."""
+        """Make sure that every failure of the store for which a caller is refused is reported."""
         try:
             yield
         except StoreUnavailable as error:
@@ -266,7 +266,7 @@ class AtomicExecution(Execution):
             self.lose(signals.claim_lost if self.phase is Phase.CLAIMED else signals.stale_write_rejected)
             raise
         except BaseException as error:  # an exiting process leaves its record in order too
-            if self.thread != get_ident():  # which collects a run that nobody ended, and has transactions of its own
+            if self.thread != get_ident():  # the garbage collector's thread, whose transactions are not this run's
                 raise
             if self.phase is not Phase.CLAIMED:
                 self.store.roll_back_left_open(error)
@@ -279,7 +279,7 @@ class AtomicExecution(Execution):
 
     @contextmanager
     def _business_transaction(self) -> Iterator[None]:
-        """Opens with the lock, which proves the owner alive, and closes with the response."""
+        """Begin with the lock, which proves that the owner is alive, and end with the response."""
         with self._locked():
             try:
                 yield
@@ -290,7 +290,7 @@ class AtomicExecution(Execution):
             self._write_or_roll_back()
 
     def _locked(self) -> AbstractContextManager[object]:
-        """The business transaction, in which the claim is locked."""
+        """Return the business transaction, in which the claim is locked."""
         return self._row_locked()
 
     @contextmanager
@@ -309,7 +309,7 @@ class AtomicExecution(Execution):
         verdict = self.settled()
         if self._may_commit() and not self.store.must_roll_back():
             self.write(verdict)
-            self.run_hooks = self.store.take_over_hooks(self._report_after_commit)
+            self.run_hooks = self.store.take_over_hooks(self.report_after_commit)
             self.phase = Phase.WRITTEN
         else:
             _refuse_phantom_success(verdict)
@@ -317,7 +317,7 @@ class AtomicExecution(Execution):
             self.phase = Phase.ROLLING_BACK
 
     def finish(self, verdict: Verdict) -> None:
-        if not isinstance(verdict, Fail):  # which depends on what became of the transaction
+        if not isinstance(verdict, Fail):  # a failure depends on what became of the transaction
             self.claim = replace(self.claim, transaction=None)
         super().finish(verdict)
 
@@ -331,7 +331,10 @@ class AtomicExecution(Execution):
             self.abandon(verdict)
 
     def _keep_after_rollback(self, verdict: Keep) -> None:
-        """Raises ``StoreConflict``: a response that was told but not stored would not be that of a retry."""
+        """Write the verdict after a rollback.
+
+        Raises ``StoreConflict``: if a response were sent but not stored, a retry could get another one.
+        """
         for _attempt in range(WRITES):
             try:
                 return self.finish(verdict)
@@ -343,7 +346,7 @@ class AtomicExecution(Execution):
         raise conflict
 
     def _give_up(self, error: BaseException) -> NoReturn:
-        """Nothing was committed: leave the record to a retry, and let the error pass."""
+        """Leave the record to a retry, because nothing was committed, and let the error propagate."""
         released = None if isinstance(error, TransactionEnded) else self.verdict
         self.abandon(released if isinstance(released, Release) else Fail(type(error).__name__))
         if _is_unreachable(error) and self.phase is Phase.CLAIMED:  # an error of ours, not of the view's
@@ -351,9 +354,9 @@ class AtomicExecution(Execution):
         raise error
 
     def _resolve_commit(self, error: Exception) -> None:
-        """COMMIT was sent and an error came back: return if it took place all the same, raise if it did not.
+        """Resolve an error that came back from COMMIT: return if it took place all the same, raise if it did not.
 
-        The record knows, once its row lock shows that the server is done with the transaction.
+        The record tells, once its row lock shows that the server is done with the transaction.
         """
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
@@ -361,7 +364,7 @@ class AtomicExecution(Execution):
                 record = self._look_after_commit()
                 if record is not Unlocked.BUSY:
                     break
-            except StoreUnavailable:  # or a lock of another session; Django has closed a connection that broke
+            except StoreUnavailable:  # or another session's lock; Django has closed a broken connection
                 pass
             time.sleep(FIRST_PAUSE)
         else:
@@ -381,7 +384,7 @@ class AtomicExecution(Execution):
         if self.phase is Phase.ROLLING_BACK:  # then only the rollback went wrong
             return
         if self._is_undone(record):
-            self.claim = replace(self.claim, transaction=None)  # the response was in it, so it is not committed
+            self.claim = replace(self.claim, transaction=None)  # it did not store its response: not committed
             self.abandon(Fail(type(error).__name__))
             if _is_unreachable(error):
                 raise StoreUnavailable(str(error)) from error
@@ -389,7 +392,7 @@ class AtomicExecution(Execution):
         if not self._is_committed(record):
             self.lose(signals.stale_write_rejected)
             raise ClaimLost from error
-        self._report_after_commit(error)
+        self.report_after_commit(error)
         self.run_hooks()
 
     def _is_committed(self, record: Snapshot | Unlocked) -> bool:
@@ -397,7 +400,7 @@ class AtomicExecution(Execution):
             return self.store.has_released(self.claim)
         return isinstance(record, Snapshot) and record.response == self.stored
 
-    def _report_after_commit(self, error: Exception) -> None:
+    def report_after_commit(self, error: Exception) -> None:
         log(
             logging.ERROR,
             "committed_with_error",
@@ -411,7 +414,7 @@ class AtomicExecution(Execution):
 
 
 class LockExecution(AtomicExecution):
-    """An atomic run whose claim is a lock of the business transaction, which was opened to claim."""
+    """An atomic run whose claim is a lock. Its business transaction was opened by the claim."""
 
     def __init__(self, claimed: Claimed, policy: Policy) -> None:
         super().__init__(claimed, policy)
@@ -428,7 +431,7 @@ class LockExecution(AtomicExecution):
         return record is Unlocked.ABSENT and not self._is_committed(record)
 
     def _is_committed(self, record: Snapshot | Unlocked) -> bool:
-        """By the record, which after a failover another transaction of the same number does not make."""
+        """Judge by the record: after a failover, another transaction with the same number does not make it."""
         if isinstance(self.verdict, Release):
             return super()._is_committed(record)
         own = isinstance(record, Snapshot) and record.created_at == self.store.created_at(self.claim)
@@ -438,7 +441,7 @@ class LockExecution(AtomicExecution):
 def _refuse_phantom_success(verdict: Verdict) -> None:
     if isinstance(verdict, Keep) and verdict.response.status < 400:
         raise TransactionManagementError(
-            f"The view returned {verdict.response.status}, but its transaction is marked for rollback: nothing of it "
+            f"The view returned {verdict.response.status}, but its transaction is marked for rollback: none of it "
             "would be committed. Return an error status, or handle database errors in an inner atomic block."
         )
 
@@ -446,8 +449,8 @@ def _refuse_phantom_success(verdict: Verdict) -> None:
 def _explain_durable(error: Exception) -> None:
     if isinstance(error, RuntimeError) and str(error).startswith("A durable atomic block cannot be nested"):
         error.add_note(
-            "The view runs in the transaction of its idempotency key, so a block inside it can't be durable. Leave out "
-            'durable=True, or state mode="lease" for the view.'
+            "The view runs in the transaction of its idempotency key, so a block inside it can't be durable. Remove "
+            'durable=True, or set mode="lease" for the view.'
         )
 
 
@@ -456,7 +459,7 @@ def _is_unreachable(error: BaseException) -> bool:
 
 
 class LeaseExecution(Execution):
-    """A run in no transaction of ours, whose lease the heartbeat renews."""
+    """A run in no transaction of ours, with a lease that the heartbeat renews."""
 
     @contextmanager
     def running(self) -> Iterator[Execution]:
@@ -473,12 +476,12 @@ class LeaseExecution(Execution):
             self.conclude()
 
     def keep_lease(self) -> ExitStack:
-        """Have the lease renewed until what is returned is closed. Raises ``RuntimeError`` if no thread can start."""
+        """Have the lease renewed until the returned stack is closed. Raises ``RuntimeError`` if no thread can start."""
         self.lease = leases.keep(self.claim, self.store)
         return self.lease
 
     def give_up(self, error: RuntimeError) -> StoreUnavailable:
-        """Free the key before anything was run; what to raise."""
+        """Free the key before anything was run, and return the error to raise."""
         self.free(type(error).__name__)
         return StoreUnavailable(f"No thread can be started to renew the lease, so nothing was run: {error}")
 
@@ -487,7 +490,7 @@ class LeaseExecution(Execution):
         self.abandon(Release() if self.claim.attempt == 1 else Fail(reason))
 
     def end_after(self, error: BaseException) -> None:
-        """Complete the record for an error on its way up. Effects stay: a verdict that was reached before it stands."""
+        """Complete the record while an error propagates. Effects stay, so a verdict reached before the error stands."""
         if self.verdict is None:
             crashed = not isinstance(error, Exception)
             self.abandon(Fail(type(error).__name__, on_hold=crashed and self.policy.on_crash == OnCrash.HOLD))

@@ -1,8 +1,8 @@
-"""Keep the leases of this process's runs, and find out which leases of others' have lapsed.
+"""Keep the leases of this process's runs, and find out which leases of other owners have lapsed.
 
-For each store there is one thread with a connection of its own, on which nothing else is done. An owner whose store was
-away has a lease that lapsed as well. So a lease is taken over only after a process has watched the store for a
-heartbeat's time, and has seen that the store was available and the lease not renewed.
+Each store has one thread for this, with a connection that nothing else uses. The lease of a live owner lapses, too, if
+its store was away. So a lease is taken over only after a process has watched the store for a heartbeat's time, and has
+seen that the store was available and that the lease was not renewed.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from django_idempotency.stores.base import Store
 BEATS_PER_LEASE = 3
 RETRY_AFTER = 1.0  # seconds from a failed heartbeat to the next, at most
 MOST_SUSPECTS = 1000
-SHORTEST_GAP, LONGEST_GAP = 0.5, 2.5  # less would be taken for an outage on a busy machine
+SHORTEST_GAP, LONGEST_GAP = 0.5, 2.5  # seconds; with less, a busy machine would look like an outage
 NEVER = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """``finished``: the run has ended, but the store has not confirmed its verdict yet.
+    """A lease to keep. ``finished``: the run has ended, but the store has not confirmed its verdict yet.
 
-    Such a lease is kept though the store says that the claim has ended: a failover may bring back the record as it was
-    before.
+    Such a lease is kept even if the store says that the claim has ended, because a failover may bring back an earlier
+    state of the record.
     """
 
     claim: Claimed
@@ -47,7 +47,7 @@ class Lease:
 class Suspect:
     """A record of another owner, whose lease may lapse.
 
-    ``lease``: how many seconds long its leases are. ``left``: for how long this one lasts, when last looked at.
+    ``lease``: the length of its leases in seconds. ``left``: how long this one was to last at the last look.
     """
 
     id: UUID
@@ -62,19 +62,19 @@ class Suspect:
 
     @property
     def gap(self) -> float:
-        """Seconds between two looks in which the store may have been away unseen."""
+        """The longest time between two looks, in seconds, for which the store may have been away unseen."""
         return min(LONGEST_GAP, max(SHORTEST_GAP, self.beat / 2))
 
 
 def beat(store: Store) -> float:
-    """Seconds between two heartbeats of a lease."""
+    """Return the seconds between two heartbeats of a lease."""
     return store.policy.lease / BEATS_PER_LEASE
 
 
 class Watch:
-    """For how long a store has been seen to be there, without a gap.
+    """How long a store has been seen to be available, without a gap.
 
-    A gap is what lies between two observations that are too far apart, by the clock of either side: the store was away
+    A gap is the time between two observations that are too far apart, by the clock of either side: the store was away
     or frozen, or this process was.
     """
 
@@ -97,8 +97,8 @@ class Watch:
 class LeaseKeeper(Worker):
     """The leases in one store: renewed three times per lease, all in one statement for each policy.
 
-    After a heartbeat that failed the next comes within a second. While another owner's lease is suspected, the store is
-    looked at several times per heartbeat.
+    After a failed heartbeat, the next one comes within a second. While another owner's lease is suspected, the store is
+    asked several times per heartbeat.
     """
 
     def reset(self) -> None:
@@ -114,7 +114,7 @@ class LeaseKeeper(Worker):
     def add(self, claim: Claimed, store: Store, *, finished: bool = False) -> None:
         """Keep the lease of ``claim``; see ``Lease`` for ``finished``.
 
-        Raises ``RuntimeError`` if there is no thread to do it, and none can start.
+        Raises ``RuntimeError`` if there is no thread for it and none can be started.
         """
         if not threads_run():
             raise RuntimeError("uWSGI runs no threads: start it with --enable-threads.")
@@ -137,11 +137,11 @@ class LeaseKeeper(Worker):
             if token in self._suspects or len(self._suspects) >= MOST_SUSPECTS:
                 return
             self._suspects[token] = suspect
-            with suppress(RuntimeError):  # then another caller finds out
+            with suppress(RuntimeError):  # then another caller will find out
                 self.wake()
 
     def forget(self) -> None:
-        """Keep no lease any more, and watch none."""
+        """Stop keeping and watching all leases."""
         with self.changed:
             self._leases.clear()
             self._suspects.clear()
@@ -161,7 +161,7 @@ class LeaseKeeper(Worker):
         return min(beat(lease.store) for lease in self._leases.values())
 
     def _pause(self) -> float:
-        """Seconds between two looks at suspects: so many of them in a heartbeat that a gap shows."""
+        """Return the seconds between two looks at suspects: enough looks per heartbeat for a gap to show."""
         return min(RETRY_AFTER, min(suspect.beat for suspect in self._suspects.values()) / 4)
 
     # --- The heartbeat
@@ -171,21 +171,24 @@ class LeaseKeeper(Worker):
             leases, suspects = [*self._leases.values()], {**self._suspects}
             now = time.monotonic()
             renewal = bool(leases) and self._renewed + (0 if self._failed else self._beat()) <= now
+        # A statement on a connection that hangs delays the renewal of every lease, so the shortest one is the measure.
+        beats = [beat(lease.store) for lease in leases] + [suspect.beat for suspect in suspects.values()]
+        patience = min(beats, default=RETRY_AFTER) / 2
         if renewal:
             self._renewed = now
-            renewed = [self._renew(group) for group in _grouped(leases)]
+            renewed = [self._renew(group, patience) for group in _grouped(leases)]
             self._failed = not all(renewed)
         if suspects:
             self._looked = now
-            self._look(suspects)
+            self._look(suspects, patience)
 
-    def _renew(self, group: list[Lease]) -> bool:
-        """False if the store was away, or one of the rows is locked."""
+    def _renew(self, group: list[Lease], patience: float) -> bool:
+        """Renew the leases of ``group``. Return false if the store was away or one of the rows is locked."""
         claims, store = [lease.claim for lease in group], group[0].store
         left: set[UUID] = {claim.token for claim in claims}
 
         def renew() -> None:
-            with store.own_connection(seconds=beat(store) / 2, schemas=claims[0].schemas):
+            with store.own_connection(seconds=patience, schemas=claims[0].schemas):
                 left.difference_update(store.renew(claims))
                 if left:
                     owned = store.leases_left({claim.token: claim.id for claim in claims if claim.token in left})
@@ -195,7 +198,7 @@ class LeaseKeeper(Worker):
         return self.attempt(renew) and not left
 
     def _lose(self, tokens: set[UUID]) -> None:
-        """These claims have another owner by now, or none: their completion will find out, too."""
+        """Drop claims that have another owner by now, or none. Their completion will find out, too."""
         with self.changed:
             held = [lease for token in tokens if (lease := self._leases.get(token))]
             lost = [lease for lease in held if not lease.finished]
@@ -213,15 +216,14 @@ class LeaseKeeper(Worker):
 
     # --- The watch
 
-    def _look(self, suspects: Mapping[UUID, Suspect]) -> None:
+    def _look(self, suspects: Mapping[UUID, Suspect], patience: float) -> None:
         for group in _alike(suspects):
-            if not self.attempt(lambda group=group: self._look_at(group)):  # type: ignore[misc]
+            if not self.attempt(lambda group=group: self._look_at(group, patience)):  # type: ignore[misc]
                 self._watch.interrupt()
 
-    def _look_at(self, group: dict[UUID, Suspect]) -> None:
+    def _look_at(self, group: dict[UUID, Suspect], patience: float) -> None:
         one = next(iter(group.values()))
-        shortest = min(suspect.beat for suspect in group.values())
-        with one.store.own_connection(seconds=shortest / 2, schemas=one.schemas):
+        with one.store.own_connection(seconds=patience, schemas=one.schemas):
             left = one.store.leases_left({token: suspect.id for token, suspect in group.items()})
             self._watch.observe(time.monotonic(), gap=min(suspect.gap for suspect in group.values()))
             lapsed = {
@@ -238,17 +240,17 @@ class LeaseKeeper(Worker):
                 group[token].left = left[token]
 
     def _was_watched(self, suspect: Suspect) -> bool:
-        """An outage that a look missed is no longer than a gap; a heartbeat's time is left beside it."""
+        """Whether the store was watched for a heartbeat's time besides a gap, which may hide an outage."""
         return self._watch.seconds >= suspect.beat + suspect.gap
 
 
 def _retry(beat: float) -> float:
-    """Seconds after a failed heartbeat, not the same for all processes."""
+    """Return the seconds to wait after a failed heartbeat, which differ between processes."""
     return min(RETRY_AFTER, beat / 2) * random.uniform(0.5, 1)
 
 
 def _grouped(leases: list[Lease]) -> Iterator[list[Lease]]:
-    """Those that one statement renews: of the same length, in the same schema."""
+    """Yield the leases that one statement can renew: those of the same length in the same schemas."""
     groups: dict[object, list[Lease]] = defaultdict(list)
     for lease in leases:
         groups[lease.store.policy.lease, lease.claim.schemas].append(lease)
@@ -268,7 +270,7 @@ _keepers: dict[tuple[type[Store], str], LeaseKeeper] = {}
 
 
 def keeper_of(store: Store) -> LeaseKeeper:
-    place = type(store), store.name  # a database and another store may have one alias
+    place = type(store), store.name  # a database and another store may have the same alias
     keeper = _keepers.get(place) or _keepers.setdefault(place, LeaseKeeper("leases"))
     keeper.leave_the_parents_process()
     return keeper
@@ -283,8 +285,8 @@ def keep(claim: Claimed, store: Store) -> ExitStack:
 
 
 def keep_finished(claim: Claimed, store: Store) -> None:
-    """Go on to keep the claim's lease, whatever the store says of it, until the stack of ``keep`` is closed."""
-    with suppress(RuntimeError):  # it lasts for as long as it lasts
+    """Go on keeping the claim's lease, whatever the store says about it, until the stack of ``keep`` is closed."""
+    with suppress(RuntimeError):  # then the lease is no longer renewed
         keeper_of(store).add(claim, store, finished=True)
 
 
@@ -293,7 +295,7 @@ def suspect(record: Snapshot, store: Store, schemas: tuple[str, ...] = ()) -> No
     assert record.token is not None  # by constraint, all three
     assert record.locked_at is not None
     assert record.locked_until is not None
-    # Its policy may have been another one; it lasts no longer than from when it was claimed until it ends.
+    # It may have been claimed under another policy. Its lease is no longer than the time from the claim to its end.
     lease = min(store.policy.lease, (record.locked_until - record.locked_at).total_seconds())
     left = record.locked_until - record.now
     keeper_of(store).suspect(record.token, Suspect(record.id, store, schemas, lease, left))

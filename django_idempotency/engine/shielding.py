@@ -1,4 +1,4 @@
-"""Sync work of async callers, which comes to its end although they hang up, and waiting without a connection."""
+"""Sync work of async callers that is completed even if they hang up, and waiting without a connection."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ PATIENCE = 5.0
 
 
 async def shielded(work: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
-    """Await ``work`` in its thread to the end, also when the caller is cancelled meanwhile.
+    """Await ``work`` in its thread to the end, even if the caller is cancelled meanwhile.
 
-    Raises ``CancelledError`` then, afterwards. ``undo`` is called first, with a result that no caller is left to take.
+    In that case, raise ``CancelledError`` afterwards. Before that, call ``undo`` with the result, which no caller is
+    left to take.
     """
     task = asyncio.ensure_future(sync_to_async(work)())
     cancelled: asyncio.CancelledError | None = None
@@ -32,7 +33,7 @@ async def shielded(work: Callable[[], T], *, undo: Callable[[T], object] | None 
             await asyncio.shield(task)
         except asyncio.CancelledError as error:
             cancelled = error
-        except Exception:  # of the task, which is done now: its result is looked at below
+        except Exception:  # the task's own: it is done now, and its result is examined below
             pass
     if cancelled is None:
         return task.result()
@@ -75,7 +76,7 @@ class Lookout:
                     thread.shutdown(wait=False)
 
     async def watch(self, probe: Callable[[], Any], pauses: Iterator[float]) -> None:
-        """Return as soon as ``probe`` is false, or after the last of the ``pauses`` (seconds) between two looks."""
+        """Return as soon as ``probe`` returns false, or after the last of ``pauses``, the seconds between two looks."""
         with self.open() as thread:
             for pause in pauses:
                 await asyncio.sleep(pause)

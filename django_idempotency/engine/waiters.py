@@ -19,7 +19,7 @@ class Waiters:
         self._waiting: Counter[UUID] = Counter()
 
     def enter(self, id: UUID, most: float) -> bool:
-        """Count one more caller; false, and none is counted, if ``most`` wait already."""
+        """Count one more caller. Return false, and don't count it, if ``most`` wait already."""
         with self._lock:
             if self._waiting[id] >= most:
                 return False

@@ -1,4 +1,4 @@
-"""Threads of this process: each runs while there is something to do, and is started again if it ended too soon."""
+"""Threads of this process: each runs while there is something to do, and is restarted if it ended too soon."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ def threads_run() -> bool:
 class Worker(ABC):
     """One thread that does what is due.
 
-    A subclass keeps what is to be done under the lock ``changed``. Nothing that it does, or that logging does, ends the
-    thread. The child of a fork begins with nothing to do and no thread, also where the fork ran none of Python's hooks,
-    as uWSGI's does.
+    A subclass keeps its pending work under the lock ``changed``. No error of that work, or of logging, ends the thread.
+    The child of a fork begins with no work and no thread, even if the fork ran none of Python's hooks, as with uWSGI.
     """
 
     def __init__(self, name: str) -> None:
@@ -50,21 +49,22 @@ class Worker(ABC):
 
     @abstractmethod
     def due(self) -> float | None:
-        """Return when to work next, by the monotonic clock; ``None`` if there is nothing to do. Under the lock."""
+        """Return when to work next, by the monotonic clock; ``None`` if there is nothing to do. The lock is held."""
 
     @abstractmethod
     def work(self) -> None:
         """Do what is due."""
 
     def leave_the_parents_process(self) -> None:
-        """Begin anew in the child of a fork. To be called before the lock is taken."""
+        """Begin anew in the child of a fork. Call this before taking the lock."""
         if self._process != os.getpid():
             self.reset()
 
     def wake(self) -> None:
-        """See to it that there is a thread, awake when something is due. Under the lock.
+        """Make sure that there is a thread and that it wakes when something is due. Call this under the lock.
 
-        Not sooner: it would have the GIL of a request. Raises ``RuntimeError`` if no thread can be started.
+        It does not wake sooner, because it would take the GIL from a request. Raises ``RuntimeError`` if no thread can
+        be started.
         """
         if self._thread is None or not self._thread.is_alive():
             thread = threading.Thread(target=self._run, name=f"django-idempotency-{self.name}", daemon=True)
@@ -74,7 +74,7 @@ class Worker(ABC):
             self.changed.notify_all()
 
     def attempt(self, work: Work) -> bool:
-        """Do ``work``, and log its error: what else there is to do follows all the same."""
+        """Do ``work`` and return whether it succeeded. An error is logged, so that other work can follow."""
         try:
             work()
         except Exception as error:  # the thread has other work, which must go on
@@ -84,7 +84,7 @@ class Worker(ABC):
         return True
 
     def join(self, seconds: float) -> None:
-        """Wait until the thread has ended and closed its connections, but no longer than so many seconds."""
+        """Wait until the thread has ended and closed its connections, but no longer than ``seconds``."""
         deadline = time.monotonic() + seconds
         for thread in (self._thread, self._leaving):
             if thread is not None:
@@ -104,14 +104,14 @@ class Worker(ABC):
             self._leave_to_a_successor()
 
     def _leave_to_a_successor(self) -> None:
-        """Start another thread where this one was ended from outside, and something is left to do."""
+        """Start another thread if this one was ended from outside and something is left to do."""
         with self.changed, suppress(RuntimeError):
             if self._thread is threading.current_thread() and not self.ending and self.due() is not None:
                 self._thread = None
                 self.wake()
 
     def _sleep(self) -> bool:
-        """Wait until something is due; false, and no thread any more, once there is nothing left to do."""
+        """Wait until something is due. Return false, and count as ended, once there is nothing left to do."""
         with self.changed:
             while (due := self.due()) is not None:
                 left = due - time.monotonic()

@@ -1,1 +1,1 @@
-"""Everything that knows requests and responses: between the entry points and the engine."""
+"""The layer between the entry points and the engine: everything that knows requests and responses."""

@@ -1,6 +1,6 @@
-"""Whether a new key may be claimed now: ``admit``, and limits for each scope by counts in one of Django's caches.
+"""Whether a new key may be claimed now: by ``admit``, and by limits for each scope, counted in one of Django's caches.
 
-A limit never stops requests because its cache is away: nothing is counted then.
+A limit never stops requests because its cache is unavailable. Nothing is counted then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _guards: dict[str, CacheGuard] = {}
 
 
 def admission_of(policy: Policy) -> Admission | None:
-    """Return what decides about the new keys of one request; ``None`` where the policy admits all of them."""
+    """Return what decides about the key of one request; ``None`` if the policy admits every new key."""
     limits = (policy.admit, policy.max_new_keys, policy.max_stored_bytes)
     return None if limits == (None, None, None) else Admission(policy)
 
@@ -42,11 +42,11 @@ class Admission:
         self.counted: Count | None = None
 
     def refused_for(self, operation: Operation) -> int | None:
-        """Return the seconds to wait before asking again; ``None`` if a new key is admitted. It is counted then."""
+        """Return the seconds to wait before asking again. If a new key is admitted, count it and return ``None``."""
         return self._stored_too_much(operation) or self._not_admitted(operation) or self._too_many(operation)
 
     def give_back(self) -> None:
-        """Count the key no more: it turned out not to be new."""
+        """Stop counting the key, which turned out not to be new."""
         if self.counted is not None:
             self.counted.add(-1)
             self.counted = None
@@ -89,7 +89,7 @@ class Admission:
 
 
 class Count:
-    """One count: of ``what``, for a scope and a limit, in the window of ``seconds`` by the clock that it is now."""
+    """A count of ``what``, for a scope and a limit, in the current window of ``seconds`` by the clock."""
 
     def __init__(self, what: str, scope: str, limit: float | None, seconds: float) -> None:
         now = time.time()
@@ -102,7 +102,7 @@ class Count:
         return self._ask(lambda cache: int(cache.get(self.key, 0))) or 0
 
     def add(self, amount: int) -> int:
-        """Return the count with ``amount`` added; 0 if nothing counts."""
+        """Add ``amount`` and return the count; 0 if nothing could be counted."""
         return self._ask(partial(self._add, amount)) or 0
 
     def _add(self, amount: int, cache: Any) -> int:

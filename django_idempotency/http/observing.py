@@ -1,7 +1,7 @@
-"""Watch requests without refusing or replaying any: what would have been prevented is counted in ``stats``.
+"""Watch requests without refusing or replaying any, and count in ``stats`` what would have been prevented.
 
-Nothing here changes what a view gets or returns, and no error of it reaches a request. A body is read before the view
-only if its size is known and moderate; a multipart body is looked at afterwards, if the view has parsed it.
+Nothing here changes what a view gets or returns, and no error in it reaches a request. A body is read before the view
+only if its size is known and moderate. A multipart body is examined afterwards, if the view has parsed it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ SEEN = "_idempotency_observed"
 
 
 def is_observed(request: HttpRequest, policy: Policy) -> bool:
-    """Whether ``request`` is to be watched: by the outermost entry point, and by that alone."""
+    """Whether to watch ``request``. Only the outermost entry point does so."""
     return conf().observes and request.method in policy.methods and not hasattr(request, SEEN)
 
 
 def keep_body(request: HttpRequest, policy: Policy) -> bool:
-    """Begin to watch a request, before its view: keep a body of known and moderate size that is no upload.
+    """Begin to watch a request before its view runs. Keep its body if that has a known, moderate size and is no upload.
 
-    Returns whether it is watched, for ``observe``.
+    Return whether the request is watched; if so, call ``observe`` afterwards.
     """
     if not is_observed(request, policy):
         return False
@@ -44,7 +44,7 @@ def keep_body(request: HttpRequest, policy: Policy) -> bool:
     try:
         if request.content_type != "multipart/form-data" and _is_moderate(request):
             _ = request.body
-    except UnreadablePostError as error:  # for the view to meet, too: Django would show it an empty form
+    except UnreadablePostError as error:  # the view has to get it, too: Django would show it an empty form
         vars(request).update(_stream=_Unreadable(error), _read_started=False)
     except Exception as error:
         _told(error)
@@ -77,7 +77,7 @@ def observe(
     entry_point: EntryPoint,
     caller: HttpRequest | None = None,
 ) -> None:
-    """Tell what a request was, once its view has responded. ``caller``: as for ``identify``."""
+    """Report a watched request once its view has responded. ``caller``: as for ``identify``."""
     try:
         key, comparable = _key(request, policy), response.status_code < 400 and _can_be_read(request)
         operation = comparable and observed_operation(request, caller or request, policy, key, sender, entry_point)
@@ -88,12 +88,12 @@ def observe(
             client=_client(request),
             comparable=bool(operation),
         )
-    except Exception as error:  # of a scope, a fingerprint or a router; the request has its response
+    except Exception as error:  # from a scope, a fingerprint or a router; the request already has its response
         _told(error)
 
 
 def _key(request: HttpRequest, policy: Policy) -> str:
-    """The key; empty where there is none that could be used."""
+    """Return the key; empty if there is no usable one."""
     header = request.META.get(conf().meta_name)
     try:
         return "" if header is None else parse_key(header, strict=policy.strict_header)

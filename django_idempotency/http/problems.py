@@ -1,4 +1,4 @@
-"""Our own responses to requests, as problem documents (RFC 9457)."""
+"""The package's own responses to requests, as problem documents (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ NO_STORE = "no-store"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A response of our own, in the terms of RFC 9457.
+    """One of the package's own responses, in the terms of RFC 9457.
 
-    ``retryable``: the same request with the same key may succeed later. ``safe_new_key``: nothing was ever done under
-    this key, and we know it, so sending the request under a new key does nothing twice.
+    ``retryable``: the same request with the same key may succeed later. ``safe_new_key``: it is certain that nothing
+    was ever done under this key, so sending the request under a new key does nothing twice.
     """
 
     status: int
@@ -93,16 +93,19 @@ MARKED_FAILED = Problem(
 
 
 def marked_failed(status: int, detail: str) -> StoredResponse:
-    """The response of a key that an operator has marked as failed, in the project's language: it is for the client."""
+    """Return the response for a key that an operator has marked as failed.
+
+    It is in the project's language, because it is for the client.
+    """
     with translation.override(language()):
         response = problem_response(replace(MARKED_FAILED, detail=detail or MARKED_FAILED.detail), status=status)
     return StoredResponse(status, tuple(response.items()), response.content)
 
 
 def problem(refusal: Refusal) -> Problem:
-    """The problem document for an outcome or an error. An error that stands for no response is raised.
+    """Return the problem document for an outcome or an error. Raises an error that stands for no response.
 
-    ``safe_new_key`` is true only where no record can exist: after an outage, an expired session or a rebuilt body the
+    ``safe_new_key`` is true only if no record can exist. After an outage, an expired session or a rebuilt body, the
     operation may have been executed under the key.
     """
     match refusal:
@@ -110,15 +113,15 @@ def problem(refusal: Refusal) -> Problem:
             return Problem(
                 status=400,
                 code="idempotency_key_missing",
-                title=_("This operation needs an idempotency key, and the request has none."),
-                detail=_("Make a key for the operation, and send the same key with every retry of it."),
+                title=_("This operation needs an idempotency key, but the request has none."),
+                detail=_("Generate a key for the operation, and send the same key with every retry of it."),
                 safe_new_key=True,
             )
         case MalformedKey(never_used=never_used):
             return Problem(
                 status=400,
                 code="idempotency_key_malformed",
-                title=_("The request holds no usable idempotency key."),
+                title=_("The request has no usable idempotency key."),
                 detail=_told(refusal),
                 safe_new_key=never_used,
             )
@@ -142,7 +145,7 @@ def problem(refusal: Refusal) -> Problem:
             return Problem(
                 status=400,
                 code="request_time_malformed",
-                title=_("The header that says when the request was first sent holds no time."),
+                title=_("The header that says when the request was first sent contains no time."),
                 detail=_told(refusal),
             )
         case ReplayForbidden():
@@ -150,7 +153,9 @@ def problem(refusal: Refusal) -> Problem:
                 status=403,
                 code="replay_forbidden",
                 title=_("You may not see the response of this operation."),
-                detail=_("It was executed, and is not executed again. Callers who may see its response still get it."),
+                detail=_(
+                    "It was executed, and will not be executed again. Callers who may see its response still get it."
+                ),
             )
         case NotAdmitted(retry_after=retry_after):
             return Problem(
@@ -181,7 +186,7 @@ def problem(refusal: Refusal) -> Problem:
             return Problem(
                 status=409,
                 code="idempotency_key_on_hold",
-                title=_("Whether the operation took place has to be decided by an operator."),
+                title=_("An operator has to decide whether the operation took place."),
                 detail=_("It may have been executed. Ask the operator before you send it under any key."),
             )
         case Mismatch():
@@ -190,8 +195,8 @@ def problem(refusal: Refusal) -> Problem:
                 code="idempotency_key_reused",
                 title=_("The idempotency key was first used with another request."),
                 detail=_(
-                    "Its method, path, query or body differs. Send a retry as it was first sent; only another "
-                    "operation may have a new key."
+                    "Its method, path, query or body differs. Send a retry exactly as it was first sent; use a new "
+                    "key only for another operation."
                 ),
             )
         case StoreUnavailable():
@@ -212,7 +217,7 @@ def _told(error: MalformedInput) -> str:
 
 
 def jittered(seconds: int) -> int:
-    """Return from ``seconds`` to half as many again, or a second more: clients refused at once come back spread out."""
+    """Return ``seconds`` plus a random part, up to half as many or 1: clients refused together come back spread out."""
     return seconds + random.randint(0, max(1, seconds // 2))
 
 
@@ -227,7 +232,7 @@ def problem_response(
 
 
 def mark_refusal(response: HttpResponseBase) -> None:
-    """Tell an outer entry point that this is no response of a view: it must not be stored as one."""
+    """Mark ``response`` for an outer entry point: it is not a view's response and must not be stored as one."""
     response._idempotency_refusal = True  # type: ignore[attr-defined]
 
 

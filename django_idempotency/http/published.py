@@ -17,7 +17,7 @@ PROBLEM: dict[str, Any] = {
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string"},
-        "code": {"type": "string", "description": "Stable; to be told apart by."},
+        "code": {"type": "string", "description": "Stable; identifies the kind of problem."},
         "retryable": {"type": "boolean", "description": "The same request with the same key may succeed later."},
         "safe_new_key": {"type": "boolean", "description": "Nothing was ever done under this key."},
     },
@@ -46,18 +46,18 @@ CODES = {
 
 
 def key_schema(policy: Policy) -> dict[str, Any]:
-    """Return what a key has to be, as a JSON Schema."""
+    """Return the requirements on a key as a JSON Schema."""
     schema = {"type": "string", "minLength": policy.min_key_length, "maxLength": MAX_LENGTH}
     return schema | ({} if policy.key_pattern is None else {"pattern": key_pattern(policy.key_pattern)})
 
 
 def key_pattern(pattern: str | re.Pattern[str]) -> str:
-    """Return the expression that finds a whole key, as JSON Schema looks for it."""
+    """Return ``pattern`` as an expression that matches a whole key, since JSON Schema searches for a match."""
     return f"^(?:{re.compile(pattern).pattern})$"
 
 
 def key_description(policy: Policy) -> str:
-    """Return what a caller has to know of the key."""
+    """Return what a caller has to know about the key."""
     return (
         "Names this operation. Send a new one, such as a UUID, with each new operation, and the same one with "
         "every retry of it. Visible ASCII, as a quoted string"
@@ -66,7 +66,7 @@ def key_description(policy: Policy) -> str:
 
 
 def own_responses(policy: Policy) -> dict[str, str]:
-    """Return what the package itself may respond, by status, with the codes of its problem documents."""
+    """Return the responses that the package itself may send, by status, with the codes of its problem documents."""
     waits = " Requests wait for it first." if policy.on_conflict == OnConflict.WAIT else ""
     responses = {
         "400": "The key is missing, malformed, or not usable by an anonymous caller.",
@@ -76,7 +76,7 @@ def own_responses(policy: Policy) -> dict[str, str]:
     if policy.may_replay is not None:
         responses["403"] = "The operation was executed, and the caller may not see its response."
     if (policy.admit, policy.max_new_keys, policy.max_stored_bytes) != (None, None, None):
-        responses["429"] = "The key is new, and no new one is admitted now. Retry with the same key."
+        responses["429"] = "The key is new, and no new keys are admitted now. Retry with the same key."
     if policy.max_request_age is not None:
         responses["410"] = "The request was first sent longer ago than its key is remembered."
     if not policy.fail_open:
@@ -111,7 +111,7 @@ def status_rules(policy: Policy) -> str:
 
 
 def _ranges(statuses: Collection[int]) -> str:
-    """Return ``400, 422, 500–599``."""
+    """Return the statuses as text, such as ``400, 422, 500–599``."""
     runs: list[list[int]] = []
     for status in sorted(statuses):
         if runs and status == runs[-1][-1] + 1:
@@ -122,7 +122,7 @@ def _ranges(statuses: Collection[int]) -> str:
 
 
 def compared(policy: Policy) -> str:
-    """Return what of a request has to be the same in a retry."""
+    """Return which parts of a request have to be the same in a retry."""
     headers = ", ".join(sorted(policy.fingerprint_headers))
     return _content_compared(policy) + (f", and the headers {headers}" if headers else "")
 
@@ -133,12 +133,12 @@ def _content_compared(policy: Policy) -> str:
     if policy.fingerprint_fields is not None:
         return f"Of the body, {', '.join(sorted(policy.fingerprint_fields))} are compared"
     if policy.fingerprint_exclude:
-        return f"All of the body but {', '.join(sorted(policy.fingerprint_exclude))} is compared"
+        return f"All of the body except {', '.join(sorted(policy.fingerprint_exclude))} is compared"
     return "Method, path, query and body are compared"
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the largest unit that divides it."""
+    """Return a duration in the largest unit that divides it evenly."""
     for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:g} {unit}{'s' * (seconds != size)}"

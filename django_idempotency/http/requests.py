@@ -1,4 +1,4 @@
-"""Which operation a request asks for: its key, its scope and its fingerprint."""
+"""Identify the operation that a request asks for: its key, its scope and its fingerprint."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from django_idempotency.policy import Anonymous, Policy, is_async
 from django_idempotency.scopes import CUSTOM, BuiltInScope, user_scope
 from django_idempotency.stores.connections import alias
 
-SHORTEST_SECRET = 8  # characters; shorter ones are part of a scope by chance
-UNSTORABLE = re.compile(r"[\0\ud800-\udfff]")  # NUL and lone surrogates, which no text in PostgreSQL holds
+SHORTEST_SECRET = 8  # characters; shorter ones may be part of a scope by chance
+UNSTORABLE = re.compile(r"[\0\ud800-\udfff]")  # NUL and lone surrogates, which PostgreSQL can't store in text
 
 
 def expect_request(request: object) -> None:
-    """Raise ``ImproperlyConfigured`` for what stands in a request's place where an entry point is misplaced."""
+    """Raise ``ImproperlyConfigured`` if ``request`` is something else, because an entry point is misplaced."""
     if isinstance(request, HttpRequest):
         return
     inside = "below @api_view or on a method of an APIView" if hasattr(request, "_request") else "on a method"
     raise ImproperlyConfigured(
-        f"An entry point got {type(request).__name__} in place of an HttpRequest, as it does {inside}. Put @idempotent "
-        "above @api_view, IdempotentMixin first among the bases of an APIView, and "
-        '@method_decorator(idempotent, name="post") on another class.'
+        f"An entry point got {type(request).__name__} instead of an HttpRequest, as happens {inside}. Put @idempotent "
+        "above @api_view, make IdempotentMixin the first base of an APIView, or put @method_decorator(idempotent, "
+        'name="post") on another class.'
     )
 
 
 def is_keyed(request: HttpRequest, policy: Policy) -> bool:
-    """Whether ``request`` is of a method that heeds the header, and carries it or has to."""
+    """Whether the method of ``request`` heeds the header, and the request has the header or needs it."""
     heeds = conf().protects and request.method in policy.methods
     return heeds and (policy.required or conf().meta_name in request.META)
 
@@ -54,11 +54,11 @@ def identify(
     entry_point: EntryPoint | None = None,
     caller: HttpRequest | None = None,
 ) -> Operation | None:
-    """The operation that ``request`` asks for, or ``None`` if it is to run as if it had no key and needed none.
+    """Return the operation that ``request`` asks for; ``None`` if it is to run as if it had no key and needed none.
 
     ``caller``: the request as the view's framework has authenticated it, for the scope.
-    Raises ``MissingKey``, ``MalformedKey``, ``AnonymousKey`` and ``RequestIncomplete``, ``ImproperlyConfigured`` for a
-    scope with credentials, and whatever Django raises for an unreadable body.
+    Raises ``MissingKey``, ``MalformedKey``, ``AnonymousKey``, ``RequestIncomplete`` and ``MalformedRequestTime``,
+    ``ImproperlyConfigured`` for a scope that contains credentials, and whatever Django raises for an unreadable body.
     """
     caller = caller or request
     if not is_keyed(request, policy):
@@ -94,7 +94,7 @@ def identify(
 def observed_operation(
     request: HttpRequest, caller: HttpRequest, policy: Policy, key: str, sender: object, entry_point: EntryPoint
 ) -> Operation | None:
-    """The operation of a request that is only watched, whose ``key`` may be empty; ``None`` for one without a scope."""
+    """Return the operation of a request that is only watched; ``None`` if it has no scope. ``key`` may be empty."""
     scope = _scope(caller, policy)
     if scope is None:
         return None
@@ -103,17 +103,17 @@ def observed_operation(
 
 
 def _refuse_unfit(key: str, policy: Policy) -> None:
-    """Raise ``MalformedKey`` for a key that is not as the policy wants its keys."""
+    """Raise ``MalformedKey`` for a key that does not meet the policy's requirements."""
     if len(key) < policy.min_key_length:
         raise MalformedKey(
-            gettext_noop("The idempotency key has %(length)d characters; this operation asks for %(least)d or more."),
+            gettext_noop("The idempotency key has %(length)d characters; this operation requires at least %(least)d."),
             length=len(key),
             least=policy.min_key_length,
         )
     if policy.key_pattern is not None and not re.fullmatch(policy.key_pattern, key):
         pattern = re.compile(policy.key_pattern).pattern
         raise MalformedKey(
-            gettext_noop("The idempotency key %(key)s does not match %(pattern)s, as this operation asks for."),
+            gettext_noop("The idempotency key %(key)s does not match %(pattern)s, which this operation requires."),
             key=ascii(key),
             pattern=pattern,
         )
@@ -131,7 +131,7 @@ def _scope(caller: HttpRequest, policy: Policy) -> str | None:
         return None
     if UNSTORABLE.search(scope):
         raise MalformedKey(
-            gettext_noop("The scope %(scope)s of this request holds a character that can't be stored."),
+            gettext_noop("The scope %(scope)s of this request contains a character that can't be stored."),
             scope=ascii(scope),
         )
     if not callable(policy.scope) or isinstance(scope, BuiltInScope):
@@ -141,18 +141,19 @@ def _scope(caller: HttpRequest, policy: Policy) -> str | None:
 
 
 def _refuse_credentials(scope: str, caller: HttpRequest) -> None:
-    """Raise ``ImproperlyConfigured`` for a scope with the credentials of the request, which would be stored."""
+    """Raise ``ImproperlyConfigured`` for a scope that contains the request's credentials, which would be stored."""
     header = caller.META.get("HTTP_AUTHORIZATION", "")
     _scheme, _space, credentials = header.partition(" ")
     if any(len(secret) >= SHORTEST_SECRET and secret in scope for secret in (header, credentials.strip())):
         raise ImproperlyConfigured(
             "The scope callable returns the credentials of the Authorization header, and scopes are stored in clear "
-            "text. Return what stays the same when they are renewed, such as the id of the user or the account."
+            "text. Return something that stays the same when they are renewed, such as the id of the user or the "
+            "account."
         )
 
 
 def default_scope(caller: HttpRequest, policy: Policy) -> str | None:
-    """The scope of a request whose policy states none: that of its user."""
+    """Return the scope of a request whose policy sets none, which is that of its user."""
     return user_scope(getattr(caller, "user", None), None if callable(policy.using) else alias(policy))
 
 
@@ -195,11 +196,11 @@ def _refuse_incomplete(request: HttpRequest) -> None:
 def _content_length(request: HttpRequest) -> int:
     try:
         return int(request.META.get("CONTENT_LENGTH") or 0)
-    except ValueError:  # for Django, too, it says nothing then
+    except ValueError:  # Django ignores it then, too
         return 0
 
 
 def _read_so_far(request: HttpRequest, stated: int) -> int:
-    """Bytes that the parser of a form has got from the server; ``stated`` where none has read, or none counts."""
+    """Return how many bytes a form's parser has got from the server; ``stated`` if none has read, or none counts."""
     position: int = getattr(getattr(request, "_stream", None), "_pos", 0)
     return position or stated

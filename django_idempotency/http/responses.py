@@ -1,10 +1,11 @@
-"""HttpResponse ⇄ StoredResponse: what of a response is stored, and how it is replayed."""
+"""HttpResponse ⇄ StoredResponse: which part of a response is stored, and how it is replayed."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from http.cookies import SimpleCookie
+from contextlib import suppress
+from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
 from django.http import HttpResponse
@@ -17,7 +18,8 @@ from django_idempotency.policy import Policy
 
 REPLAYED = "Idempotent-Replayed"
 
-# RFC 9110 section 7.6.1, what the server sets anew, and the time in caches; cookies go by policy.
+# The headers of RFC 9110, section 7.6.1, those that the server sets anew, and the age in caches. The policy decides
+# about cookies.
 UNSTORED_HEADERS = frozenset(
     {
         "age",
@@ -32,7 +34,7 @@ UNSTORED_HEADERS = frozenset(
         "upgrade",
     }
 )
-# They carry credentials, or what credentials are made of. So does all that starts with "proxy-".
+# These carry credentials, or what credentials are made of. So do all that start with "proxy-".
 SENSITIVE_HEADERS = frozenset(
     {
         "authentication-control",
@@ -44,7 +46,7 @@ SENSITIVE_HEADERS = frozenset(
         "www-authenticate",
     }
 )
-# They have the server send a file in place of the body: a replay would send what is in it by then.
+# These make the server send a file instead of the body: a replay would send what the file contains by then.
 FILE_HEADERS = frozenset(
     {
         "x-accel-redirect",
@@ -56,18 +58,21 @@ FILE_HEADERS = frozenset(
         "x-sendfile",
     }
 )
-# Statuses of which a response has none, whatever was stored.
+# A response with one of these statuses has no body, whatever was stored.
 WITHOUT_BODY = (204, 205, 304)
-# They describe a body, and make no sense beside another one.
+# These describe a body, and make no sense with another one.
 BODY_HEADERS = frozenset(
     {"accept-ranges", "content-disposition", "content-encoding", "content-range", "content-type", "etag"}
 )
 
 
-def stored(response: HttpResponseBase, policy: Policy, *, status: int | None = None) -> StoredResponse:
-    """What is kept of a rendered response. A streaming or an oversize body is not read, and no file in its place.
+_NEVER_STORED = UNSTORED_HEADERS | SENSITIVE_HEADERS | FILE_HEADERS
 
-    ``status``: the view's, where rendering may have changed it.
+
+def stored(response: HttpResponseBase, policy: Policy, *, status: int | None = None) -> StoredResponse:
+    """Return what is kept of a rendered response. A streaming or oversize body, or a file sent instead, is not kept.
+
+    ``status``: the view's own, if rendering may have changed it.
     """
     headers = tuple((name, value) for name, value in response.items() if may_be_stored(name))
     if policy.store_cookies:
@@ -79,32 +84,35 @@ def stored(response: HttpResponseBase, policy: Policy, *, status: int | None = N
 
 
 def may_be_stored(header: str) -> bool:
-    """Whether a header of this name is kept. Those by which a view instructs its server are not."""
+    """Whether a header of this name is kept. Headers by which a view instructs its server are not."""
     name = header.lower()
-    unstored = UNSTORED_HEADERS | SENSITIVE_HEADERS | FILE_HEADERS
-    return not (name in unstored or name.startswith(("proxy-", "x-accel-", ":")))
+    return not (name in _NEVER_STORED or name.startswith(("proxy-", "x-accel-", ":")))
 
 
 def _can_be_sent(header: tuple[str, str]) -> bool:
-    """Whether a server can send it: with one that it can't, a stored response would count as damaged."""
+    """Whether a server can send ``header``. With one that can't be sent, a stored response would count as damaged."""
     return are_headers([header])
 
 
 def _body(response: HttpResponseBase, policy: Policy) -> bytes | None:
-    if response.streaming or not isinstance(response, HttpResponse) or any(map(response.has_header, FILE_HEADERS)):
+    if response.streaming or not isinstance(response, HttpResponse) or _is_in_file(response):
         return None
     return response.content if len(response.content) <= policy.max_body_size else None
 
 
+def _is_in_file(response: HttpResponse) -> bool:
+    return not FILE_HEADERS.isdisjoint(map(str.lower, response.headers))
+
+
 def is_browsable_page(response: Any) -> bool:
-    """Whether it is a page of REST framework's browsable API, of which a replay is the data alone."""
+    """Whether ``response`` is a page of REST framework's browsable API, of which only the data is replayed."""
     return hasattr(getattr(response, "accepted_renderer", None), "get_default_renderer")
 
 
 def _without_page(kept: StoredResponse, response: Any, policy: Policy, status: int) -> StoredResponse:
-    """What is kept in place of a page of REST framework's browsable API, whose forms hold the caller's CSRF token.
+    """Return what is kept of a page of REST framework's browsable API, whose forms hold the caller's CSRF token.
 
-    It is what a client of the API would have got: the page's data, by the first of the view's other renderers.
+    It is what a client of the API would have got: the page's data, rendered by the first of the view's other renderers.
     """
     if not is_browsable_page(response):
         return kept
@@ -120,12 +128,12 @@ def _without_page(kept: StoredResponse, response: Any, policy: Policy, status: i
 
 
 def _data(response: Any, renderer: Any) -> bytes | None:
-    """Return what ``renderer`` makes of a page's data; ``None``, and the log says why, if it raises."""
-    context = {**response.renderer_context, "indent": None}  # which the page has set
+    """Return a page's data as rendered by ``renderer``. If that raises, log why and return ``None``."""
+    context = {**response.renderer_context, "indent": None}  # the page has set it
     try:
         body = renderer.render(response.data, renderer.media_type, context) or b""
         return body.encode(renderer.charset or "utf-8") if isinstance(body, str) else bytes(body)
-    except Exception as error:  # the page itself is rendered: it may cost the copy, never the response
+    except Exception as error:  # the page itself is rendered: this may lose the copy, never the response
         message = "the data of a page could not be rendered, and is not stored: %s"
         log(logging.ERROR, "response_lost", message, type(error).__name__)
         return None
@@ -134,36 +142,38 @@ def _data(response: Any, renderer: Any) -> bytes | None:
 def replay(
     response: StoredResponse, make: Callable[..., HttpResponse] = HttpResponse, *, cacheable: bool = False
 ) -> HttpResponse:
-    """The stored response once more, marked as a replay; one that was stored without its body says so.
+    """Return the stored response, marked as a replay. One that was stored without its body says so.
 
-    ``make``: the class of the response. ``cacheable``: what was stored says whether it may be cached.
+    ``make``: the class of the response. ``cacheable``: the stored headers decide whether it may be cached.
     """
-    if response.body is None and response.status not in WITHOUT_BODY:
-        replayed = problem_response(NOT_STORED, status=response.status, make=make)
-        headers = [header for header in response.headers if header[0].lower() not in BODY_HEADERS]
-    else:
-        replayed = make(response.body or b"", status=response.status)
-        del replayed.headers["Content-Type"]
-        headers = list(response.headers)
-    for name, value in headers:
+    headers = {name: value for name, value in response.headers if name not in ("Set-Cookie", REASON)}
+    if not cacheable or response.body is None:
+        headers = {name: value for name, value in headers.items() if not is_about_caching(name.lower())}
+        headers["Cache-Control"] = NO_STORE
+    headers[REPLAYED] = "true"
+    replayed = _with_headers(response, headers, make)
+    for name, value in response.headers:
         if name == "Set-Cookie":
-            replayed.cookies.update(SimpleCookie(value))
+            with suppress(CookieError):  # stored by an older Python, which allowed control characters
+                replayed.cookies.update(SimpleCookie(value))
         elif name == REASON:
             replayed.reason_phrase = value
-        else:
-            replayed.headers[name] = value
-    if not cacheable or response.body is None:
-        _forbid_caching(replayed)
-    replayed.headers[REPLAYED] = "true"
     return replayed
 
 
-def _forbid_caching(response: HttpResponse) -> None:
-    for name in [name for name in response.headers if is_about_caching(name.lower())]:
-        del response.headers[name]
-    response.headers["Cache-Control"] = NO_STORE
+def _with_headers(response: StoredResponse, headers: dict[str, str], make: Callable[..., HttpResponse]) -> HttpResponse:
+    if response.body is None and response.status not in WITHOUT_BODY:
+        replayed = problem_response(NOT_STORED, status=response.status, make=make)
+        for name, value in headers.items():
+            if name.lower() not in BODY_HEADERS:
+                replayed.headers[name] = value
+        return replayed
+    replayed = make(response.body or b"", status=response.status, headers=headers)
+    if not any(name.lower() == "content-type" for name in headers):  # Django adds its own
+        del replayed.headers["Content-Type"]
+    return replayed
 
 
 def is_about_caching(name: str) -> bool:
-    """Whether it says how long a response is fresh; with those of RFC 9213, which caches heed first."""
+    """Whether a header says how long a response is fresh, including those of RFC 9213, which caches heed first."""
     return name in ("expires", "pragma", "surrogate-control") or name.endswith("cache-control")

@@ -48,8 +48,8 @@ def perform(
 ) -> HttpResponseBase:
     """Respond to a request: run the view once, or return what came of it before.
 
-    ``non_atomic``: databases in which the view wants no transaction. ``on_error`` makes the response of the framework
-    to an exception of the view, or raises it again.
+    ``non_atomic``: databases in which the view wants no transaction. ``on_error``: makes the framework's response to an
+    exception of the view, or raises it again.
     """
     expect_request(request)
     outcome = claim(request, policy, sender=sender, entry_point=entry_point)
@@ -88,7 +88,7 @@ def _run(
 def _response_of(
     error: Exception, execution: engine.Execution, on_error: OnError | None, non_atomic: Collection[str] = ()
 ) -> HttpResponseBase:
-    """The response for an exception of the view; if Django makes the response, the verdict is settled and it passes."""
+    """Return the response for an exception of the view. If Django makes it, settle the verdict and raise again."""
     try:
         if isinstance(error, TerminalFailure):
             return error.response
@@ -111,13 +111,13 @@ async def aperform(
     entry_point: EntryPoint,
     on_error: OnError | None = None,
 ) -> HttpResponseBase:
-    """``perform`` for async views: in lease mode only, because a transaction belongs to a thread.
+    """``perform`` for async views, in lease mode only, because a transaction belongs to a thread.
 
-    A caller that hangs up can't undo what was reached: claims, verdicts and writes are shielded from cancellation.
+    Claims, verdicts and writes are shielded from cancellation, so that a caller that hangs up can't undo them.
     """
     expect_request(request)
     if policy.mode != Mode.LEASE:
-        raise ImproperlyConfigured(f'{sender!r} is an async view in atomic mode; state mode="lease" for it.')
+        raise ImproperlyConfigured(f'{sender!r} is an async view in atomic mode; set mode="lease" for it.')
     outcome = await _aclaim(request, policy, sender=sender, entry_point=entry_point)
     if outcome is None:
         watched = keep_body(request, policy)
@@ -152,14 +152,14 @@ async def _arun(
 
 
 def running(request: HttpRequest) -> engine.Context | None:
-    """What ``request`` is running as, inside another entry point."""
+    """Return the context in which ``request`` is running already, inside another entry point; ``None`` outside."""
     context: engine.Context | None = getattr(request, "idempotency", None)
     return context if context is not None and context.running else None
 
 
 @contextmanager
 def seen_by(request: HttpRequest, execution: engine.Execution) -> Iterator[None]:
-    """Show the running view its ``request.idempotency``; an outer view sees its own again afterwards."""
+    """Set the running view's ``request.idempotency``. An outer view sees its own again afterwards."""
     outer = running(request)
     request.idempotency = execution.context  # type: ignore[attr-defined]
     try:
@@ -184,10 +184,10 @@ def claim(
     entry_point: EntryPoint,
     caller: HttpRequest | None = None,
 ) -> Outcome | IdempotencyError | None:
-    """What the engine says of a request's key; ``None`` if it is to run without a claim of its own.
+    """Return the engine's outcome for a request's key; ``None`` if the request is to run without a claim of its own.
 
-    So it is without a key, without a store where the policy says ``fail_open``, and inside another entry point that
-    has claimed the same record.
+    That is the case without a key, without a store if the policy sets ``fail_open``, and inside another entry point
+    that has claimed the same record.
     """
     operation = _operation(request, policy, sender, entry_point, caller)
     if not isinstance(operation, Operation):
@@ -218,7 +218,7 @@ def _told(operation: Operation, policy: Policy, ask: Callable[[], T]) -> T | Ide
         log(
             logging.ERROR,
             "unprotected",
-            "idempotency record %s: no store, so it runs unprotected, as the policy says",
+            "idempotency record %s: the store can't be reached, so it runs unprotected, as the policy says",
             operation.id,
             operation=operation,
         )
@@ -250,7 +250,7 @@ async def _aclaim(
 def after_losing(
     error: ClaimLost | StoreUnavailable, operation: Operation, policy: Policy
 ) -> Duplicate | StoreUnavailable | ReplayForbidden:
-    """What a caller is told whose run came to nothing."""
+    """Return what a caller is told if its run came to nothing."""
     if isinstance(error, StoreUnavailable):
         return error
     try:
@@ -260,7 +260,7 @@ def after_losing(
 
 
 def respond(outcome: Outcome | IdempotencyError, policy: Policy) -> HttpResponse:
-    """The response to a caller who is not to run. Raises an error that stands for no response."""
+    """Return the response to a caller that is not to run the view. Raises an error that stands for no response."""
     if isinstance(outcome, Replay):
         return replay(outcome.response, cacheable=policy.cacheable_replays)
     assert not isinstance(outcome, Claimed)

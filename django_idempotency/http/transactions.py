@@ -12,7 +12,7 @@ V = TypeVar("V", bound=Callable[..., Any])
 
 
 class NonAtomic:
-    """Stands as ``_non_atomic_requests`` on an entry point: Django opens a transaction in no database.
+    """Set as ``_non_atomic_requests`` on an entry point, so that Django opens no transaction in any database.
 
     ``stated``: the databases in which the view itself wants none, by ``non_atomic_requests`` below or above the entry
     point.
@@ -32,7 +32,7 @@ class NonAtomic:
 
 
 def stated_on(*views: Any) -> set[str]:
-    """The databases in which views, or the ``dispatch`` methods of classes, want no transaction."""
+    """Return the databases in which views, or the ``dispatch`` methods of classes, want no transaction."""
     return {using for view in views for using in getattr(view, "_non_atomic_requests", ())}
 
 
@@ -41,7 +41,7 @@ def stated_on_class(cls: type) -> set[str]:
 
 
 def take_over_atomic_requests(entry_point: V, non_atomic: NonAtomic | None = None) -> V:
-    """Keep Django from opening its transactions around ``entry_point``, which opens them by ``atomic_requests``."""
+    """Keep Django from opening its transactions around ``entry_point``, which opens them with ``atomic_requests``."""
     non_atomic = NonAtomic() if non_atomic is None else non_atomic
     non_atomic.stated |= stated_on(entry_point)
     entry_point._non_atomic_requests = non_atomic  # type: ignore[attr-defined]
@@ -55,7 +55,7 @@ def is_atomic_request(using: str, non_atomic: Collection[str]) -> bool:
 
 @contextmanager
 def atomic_requests(non_atomic: Collection[str], *, but: str | None = None) -> Iterator[None]:
-    """Open the transactions that ``ATOMIC_REQUESTS`` asks for, but for one that is open already."""
+    """Open the transactions that ``ATOMIC_REQUESTS`` asks for, except in ``but``, where one is open already."""
     with ExitStack() as stack:
         for using in connections:
             if using != but and is_atomic_request(using, non_atomic):

@@ -26,9 +26,9 @@ def verdict_for(
     *,
     terminal: bool = False,
 ) -> Verdict:
-    """What a status means for its record.
+    """Return what a status means for its record.
 
-    ``terminal``: it stands for a ``TerminalFailure``, which undoes the effects and is stored whatever the policy.
+    ``terminal``: it is that of a ``TerminalFailure``, which undoes the effects and is stored whatever the policy.
     """
     if status in policy.release_statuses and not terminal:
         return Release(rollback=policy.on_release == OnRelease.ROLLBACK)
@@ -38,9 +38,9 @@ def verdict_for(
 
 
 def verdict_on(error: Exception, policy: Policy, *, rollback: bool = False) -> Verdict:
-    """What an exception means for the record that Django, not the view, makes a response of.
+    """Return what an exception means for the record if Django, not the view, turns it into a response.
 
-    ``rollback``: without a key it would have undone the effects.
+    ``rollback``: without a key, the exception would have undone the effects.
     """
     match error:
         case Http404():
@@ -57,9 +57,9 @@ def verdict_on(error: Exception, policy: Policy, *, rollback: bool = False) -> V
 
 
 def settle(execution: Execution, response: HttpResponseBase, *, error: Exception | None = None) -> None:
-    """Render the response and settle on what it means, where it stands for an ``error`` too.
+    """Render the response and settle on what it means. ``error``: the exception that it stands for, if any.
 
-    Raises what rendering raises; the effects have happened then.
+    Raises what rendering raises. The effects have happened by then.
     """
     _expect_response(response)
     if is_refusal(response):  # of another entry point inside the view, whose operation is not done
@@ -77,5 +77,5 @@ def _expect_response(response: Any) -> None:
     if not isinstance(response, HttpResponseBase):
         raise TypeError(
             f"The view returned {type(response).__name__}, not an HttpResponse: there is no response to store. Apply "
-            "the entry point where there is one (outside what makes a response of a result)."
+            "the entry point where there is one (outside whatever turns a result into a response)."
         )

@@ -1,4 +1,4 @@
-"""Metrics and traces for those who watch: an adapter for each system, all with the metrics of ``metrics``."""
+"""Metrics and traces for monitoring: an adapter for each system, all with the metrics that ``metrics`` defines."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from django_idempotency.conf import conf
 
 
 def install() -> None:
-    """Install what the setting ``INSTRUMENTATION`` names, once for the process.
+    """Install the adapters that the setting ``INSTRUMENTATION`` names, once for the process.
 
-    Raises ``ImproperlyConfigured`` if a library is missing. A wrong setting is left to the system checks.
+    Raises ``ImproperlyConfigured`` if a library is missing. An invalid setting is left to the system checks.
     """
     try:
         names = conf().instrumentation

@@ -1,4 +1,4 @@
-"""The metrics there are, as data: what each is called, means, and is told by."""
+"""All metrics, as data: the name, meaning and source of each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OUTBOX_LABELS = ("publisher",)
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """Of the events of one name; told apart by ``given`` labels, and by ``reason`` where they have one."""
+    """Counts the events of one name, by the labels in ``given``, and by ``reason`` if the events have one."""
 
     name: str
     meaning: str
@@ -41,7 +41,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """Of runs, in seconds, told by every signal that carries ``seconds``."""
+    """How long runs took, in seconds. Every signal with ``seconds`` adds a value."""
 
     name: str
     meaning: str
@@ -51,7 +51,7 @@ class Duration:
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """``fields`` of ``Stats``, by percentile where there are several. ``unit`` as in the unified code for units."""
+    """``fields`` of ``Stats``, by percentile if there are several. ``unit``: as in the Unified Code for Units."""
 
     name: str
     meaning: str
@@ -126,26 +126,26 @@ UNITS = {"s": "_seconds", "By": "_bytes"}
 
 
 def in_prometheus(metric: Counter | Duration | Gauge) -> str:
-    """The metric's name there: ``idempotency_table_size_bytes``."""
+    """Return the metric's name in Prometheus, such as ``idempotency_table_size_bytes``."""
     unit = "_total" if isinstance(metric, Counter) else UNITS.get(metric.unit, "")
     return f"{PREFIX}_{metric.name}{unit}"
 
 
 def in_opentelemetry(metric: Counter | Duration | Gauge) -> str:
-    """The metric's name there: ``idempotency.table_size``, with the unit beside it."""
+    """Return the metric's name in OpenTelemetry, such as ``idempotency.table_size``. The unit is separate."""
     return f"{PREFIX}.{metric.name}"
 
 
 def labels(operation: Operation, event: Event | None = None) -> dict[str, str]:
-    """What counts are told apart by: never whose key it was, or which."""
+    """Return the labels of a count. They never contain a key or a scope."""
     of_all = {"entry_point": str(operation.entry_point or ""), "view": operation.view}
     return of_all | {"reason": str(event.reason)} if event and event.reason else of_all
 
 
-# --- The figures of the table ----------------------------------------------------------------------------------------
+# --- Figures of the table --------------------------------------------------------------------------------------------
 
-FRESH = 15.0  # seconds that figures are given again for, however often they are asked for
-LONGEST = 2  # seconds that the database may spend on a statement
+FRESH = 15.0  # seconds for which figures are reused, however often they are requested
+LONGEST = 2  # seconds that a statement may take
 
 Figures = Mapping[str, float | None]
 
@@ -159,7 +159,7 @@ class Reading:
 
 
 class Table:
-    """One database's figures, asked for so seldom, and with such a limit, that no scrape can hurt it."""
+    """One database's figures. They are queried so rarely, and with such a limit, that scrapes can't harm it."""
 
     def __init__(self, using: str) -> None:
         self.using = using
@@ -171,8 +171,8 @@ class Table:
         self._reading: Reading | None = None
 
     def reading(self) -> Reading | None:
-        """At most ``FRESH`` seconds old; ``None`` if the database did not give it, or not in time."""
-        if not self._lock.acquire(timeout=LONGEST):  # another scrape waits for the database: one is enough
+        """Return a reading at most ``FRESH`` seconds old; ``None`` if the database did not give one in time."""
+        if not self._lock.acquire(timeout=LONGEST):  # another scrape is waiting for the database; one is enough
             return None
         try:
             if time.monotonic() - self._read_at >= FRESH:
@@ -188,23 +188,23 @@ os.register_at_fork(after_in_child=_tables.clear)
 
 
 def readings() -> dict[str, Reading | None]:
-    """What is known of each database with records, by its alias."""
+    """Return the reading of each database with records, by its alias; ``None`` if there is none."""
     return {using: _tables.setdefault(using, Table(using)).reading() for using in databases()}
 
 
 def figures_by_database() -> dict[str, Figures | None]:
-    """The figures of each database with records, by its alias."""
+    """Return the figures of each database with records, by its alias; ``None`` if they could not be read."""
     return {using: reading.records if reading else None for using, reading in readings().items()}
 
 
 def figures_by_publisher() -> dict[str, Figures]:
-    """The figures of the outbox, where there is one and its database gave them."""
+    """Return the figures of the outbox by publisher, if there is an outbox and its figures could be read."""
     known = [reading.publishers for reading in readings().values() if reading]
     return {publisher: figures for publishers in known for publisher, figures in publishers.items()}
 
 
 def samples(gauge: Gauge, figures: Figures | None) -> Iterator[tuple[str, float]]:
-    """Percentile, or nothing, and value."""
+    """Yield pairs of percentile and value. The percentile is ``""`` if there is only one value."""
     for percentile, name in gauge.fields.items():
         if (value := (figures or {}).get(name)) is not None:
             yield percentile, value
@@ -213,7 +213,7 @@ def samples(gauge: Gauge, figures: Figures | None) -> Iterator[tuple[str, float]
 def _read(using: str) -> Reading | None:
     try:
         connection = connections[using]
-        # A scrape may come in a thread whose connections Django does not close.
+        # A scrape may run in a thread whose connections Django does not close.
         closed_after = closing(connection) if connection.connection is None else nullcontext()
         with closed_after, at_most(LONGEST, connection.alias):
             return Reading(asdict(stats(using=connection.alias)), _of_publishers(connection.alias))

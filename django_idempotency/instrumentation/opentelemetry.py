@@ -1,4 +1,4 @@
-"""OpenTelemetry, by its API: metrics, and attributes on the span that is open."""
+"""OpenTelemetry, through its API: metrics, and attributes on the current span."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ Observe = Callable[[CallbackOptions], Iterator[Observation]]
 
 
 def install(meter_provider: MeterProvider | None = None) -> None:
-    """Count by ``meter_provider``, the process's unless stated, and mark spans. Twice is once."""
+    """Count with ``meter_provider``, by default that of the process, and mark spans. A second call changes nothing."""
     uid = (__name__, id(meter_provider))
     listen(_instruments(meter_provider).receive, uid)
     listen(_instruments(meter_provider).receive_of_outbox, uid, OUTBOX_EVENTS)
 
 
 def uninstall(meter_provider: MeterProvider | None = None) -> None:
-    """Count and mark no more."""
+    """Stop counting and marking."""
     stop_listening((__name__, id(meter_provider)))
 
 

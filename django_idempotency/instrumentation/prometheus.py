@@ -1,4 +1,4 @@
-"""Prometheus, by ``prometheus_client``, with one process or many."""
+"""Prometheus, through ``prometheus_client``, with one process or several."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from django_idempotency.outcomes import Operation
 
 
 def install(registry: CollectorRegistry = REGISTRY) -> None:
-    """Count into ``registry``, from now on, and have it tell the figures of the table. Twice is once."""
+    """Count into ``registry`` from now on, and add the figures of the table to it. A second call changes nothing."""
     listen(_counts(registry).receive, _uid(registry))
     listen(_counts(registry).receive_of_outbox, _uid(registry), OUTBOX_EVENTS)
 
 
 def uninstall(registry: CollectorRegistry = REGISTRY) -> None:
-    """Count no more."""
+    """Stop counting."""
     stop_listening(_uid(registry))
 
 
 @non_atomic_requests
 def scrape(request: HttpRequest) -> HttpResponse:
-    """``unguarded_scrape`` for requests with one of ``METRICS_TOKENS`` as bearer token; 401 for others."""
+    """Respond as ``unguarded_scrape`` to requests with one of ``METRICS_TOKENS`` as bearer token; else with 401."""
     scheme, _space, token = request.headers.get("Authorization", "").partition(" ")
     known = [constant_time_compare(token.strip(), known) for known in conf().metrics_tokens]
     if scheme.lower() == "bearer" and any(known):
@@ -61,9 +61,9 @@ def scrape(request: HttpRequest) -> HttpResponse:
 
 @non_atomic_requests
 def unguarded_scrape(request: HttpRequest) -> HttpResponse:
-    """Respond to ``request`` with all metrics of this process. Only for a URL that Prometheus alone can reach.
+    """Respond to ``request`` with all metrics of this process. Use it only for a URL that only Prometheus can reach.
 
-    With ``PROMETHEUS_MULTIPROC_DIR``: of all processes that share it.
+    With ``PROMETHEUS_MULTIPROC_DIR``, respond with those of all processes that share the directory.
     """
     registry = REGISTRY
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
@@ -75,13 +75,13 @@ def unguarded_scrape(request: HttpRequest) -> HttpResponse:
 
 
 class TableCollector(Collector):
-    """The figures of the table, and of the outbox where there is one, read when they are asked for.
+    """Collects the figures of the table, and of the outbox if there is one, at each scrape.
 
-    Left out when the database does not give them.
+    Figures that the database does not give are left out.
     """
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
-        """Their names, without asking the database."""
+        """Yield the names of the figures, without querying the database."""
         for gauge in (*GAUGES, TABLE_UP, *OUTBOX_GAUGES):
             yield GaugeMetricFamily(in_prometheus(gauge), gauge.meaning)
 
@@ -140,7 +140,7 @@ class _Counts:
         self.counters[event.name].labels(**given).inc(count)
 
     def _start_at_zero(self, given: dict[str, str], counters: Iterable[Counter]) -> None:
-        """Or the first of a rare event would be no increase: there would be nothing before it."""
+        """Create all counts with 0, so that Prometheus sees an increase when a rare event first happens."""
         if (values := tuple(given.values())) in self.known:
             return
         self.known.add(values)

@@ -1,7 +1,7 @@
-"""What keeps keys from staying stuck and the table small.
+"""Maintenance: free stuck keys and keep the table small.
 
-Passes run in batches, each a short transaction of its own. Killed at whatever point, a pass loses nothing; run twice at
-once, it does nothing twice. Times are the database's.
+Each pass runs in batches, and each batch is a short transaction of its own. A pass that is killed at any point loses
+nothing, and two passes that run at once do nothing twice. Times are the database's.
 """
 
 from __future__ import annotations

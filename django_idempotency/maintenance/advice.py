@@ -1,4 +1,4 @@
-"""A record in words, for operators: what it is, what happens by itself, what is safe to do now."""
+"""Describe a record to operators: what it is, what happens by itself, and what is safe to do now."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from django_idempotency.stats.formatting import age
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """Sentences, made printable: ``what`` a record is, what happens ``by_itself``, what is ``safe`` to do now."""
+    """Printable sentences: ``what`` a record is, what happens ``by_itself``, and what is ``safe`` to do now."""
 
     what: str
     by_itself: str
@@ -26,13 +26,16 @@ class Advice:
 
 
 def standing_of(record: Any) -> Standing:
-    """Return how a record with ``now`` and ``locked`` (``RowLocked``) stands. A locked row is an owner's at work."""
+    """Return the standing of a record that was read with ``now`` and ``locked`` (``RowLocked``).
+
+    A locked row means that an owner is at work.
+    """
     found = standing(record)
     return Standing.RUNNING if found is Standing.LAPSED and record.locked else found
 
 
 def advice(record: Any) -> Advice:
-    """Return what an operator should know of a record that was read with ``now`` and ``locked``."""
+    """Return what an operator should know about a record that was read with ``now`` and ``locked``."""
     match standing_of(record):
         case Standing.ON_HOLD:
             return _on_hold(record)
@@ -53,8 +56,8 @@ def _on_hold(record: Any) -> Advice:
         % {"age": _ago(record, "updated_at"), "reason": reason},
         by_itself=_("Nothing. It never runs again and is never deleted. Retries are told that an operator decides."),
         safe=_(
-            "Find out whether the operation took place. If it did, resolve it with its response. If it did not, allow a"
-            " retry. If it must not take place any more, mark it as failed."
+            "Find out whether the operation took place. If it did, resolve it with its response. If it did not, "
+            "allow a retry. If it must no longer take place, mark it as failed."
         ),
     )
 
@@ -70,16 +73,18 @@ def _retryable(record: Any) -> Advice:
 
 
 def _ended(record: Any) -> Advice:
-    what = _("It has its response, %(status)s, since %(age)s ago.") % {
+    what = _("It got its response, %(status)s, %(age)s ago.") % {
         "status": record.response_status,
         "age": _ago(record, "updated_at"),
     }
     if record.expires_at > record.now:
         left = age((record.expires_at - record.now).total_seconds())
-        by_itself = _("Every retry gets this response, for %(left)s more.") % {"left": left}
+        by_itself = _("Every retry gets this response for another %(left)s.") % {"left": left}
     else:
         by_itself = _("The key has expired: the next request with it runs as new.")
-    return Advice(what=what, by_itself=by_itself, safe=_("Nothing has to be done, and nothing can be: it has ended."))
+    return Advice(
+        what=what, by_itself=by_itself, safe=_("Nothing has to be done, and nothing can be done: it has ended.")
+    )
 
 
 def _leased(record: Any) -> Advice:
@@ -89,7 +94,7 @@ def _leased(record: Any) -> Advice:
         what %= {"claimed": claimed, "left": age(lease.total_seconds())}
         return Advice(
             what=what,
-            by_itself=_("The owner renews the lease while it runs, and ends. If it does not: %(lapsed)s")
+            by_itself=_("The owner renews the lease while it runs, and then ends. If it does not: %(lapsed)s")
             % {"lapsed": _when_lapsed(record)},
             safe=_("Wait. If the owner is well but does not renew its lease, extend the lease."),
         )
@@ -98,8 +103,8 @@ def _leased(record: Any) -> Advice:
         what=what % {"claimed": claimed, "late": age(-lease.total_seconds())},
         by_itself=_when_lapsed(record),
         safe=_(
-            "Wait for that, if it is soon. Before you allow a retry, resolve it or mark it as failed, find out whether"
-            " the operation took place."
+            "Wait for that if it will be soon. Before you allow a retry, resolve it or mark it as failed, find out "
+            "whether the operation took place."
         ),
     )
 
@@ -113,7 +118,7 @@ def _when_lapsed(record: Any) -> str:
 def _atomic(record: Any) -> Advice:
     claimed = {"claimed": _ago(record, "locked_at")}
     if record.status == Status.STARTED:
-        what = _("Accepted %(claimed)s ago, and not begun.")
+        what = _("Accepted %(claimed)s ago, but not started.")
     elif record.locked:
         return Advice(
             what=_("In flight for %(claimed)s: a transaction has its row locked, so its owner is alive.") % claimed,

@@ -15,18 +15,18 @@ from django_idempotency.stores.errors import is_conflict
 T = TypeVar("T")
 
 ATTEMPTS = 5
-# On PostgreSQL, a statement of maintenance may take so many seconds, whatever the role's statement_timeout says.
+# The limit in seconds for one statement of maintenance on PostgreSQL, whatever the role's statement_timeout is.
 LONGEST = 600
 OTHER_PARAMETERS = 50
 
 
 def sum_of(batches: Iterator[T]) -> T:
-    """Run all of ``batches``, and add up what came of them."""
+    """Run all ``batches`` and return the sum of their results."""
     return reduce(add, batches)
 
 
 def in_transaction(using: str, batch: Callable[[], T]) -> T:
-    """``batch`` in a transaction of its own, begun again where another one was in its way."""
+    """Run ``batch`` in a transaction of its own, and run it again after a conflict with another transaction."""
     for _attempt in range(ATTEMPTS - 1):
         try:
             return _run(using, batch)
@@ -45,13 +45,13 @@ def _run(using: str, batch: Callable[[], T]) -> T:
 
 
 def deadline(max_seconds: float | None) -> Callable[[], bool]:
-    """What tells whether ``max_seconds`` are over; never, if that is ``None``."""
+    """Return a function that tells whether ``max_seconds`` have passed. With ``None``, they never have."""
     began = time.monotonic()
     return lambda: max_seconds is not None and time.monotonic() - began >= max_seconds
 
 
 def batch_size(batch: int, using: str) -> int:
-    """``batch``, or as many ids as the database takes in a statement beside its other parameters."""
+    """Return ``batch``, but at most as many ids as a statement of the database takes beside its other parameters."""
     if batch < 1:
         raise ValueError(f"batch is {batch}; it must be at least 1.")
     most = connections[using].features.max_query_params

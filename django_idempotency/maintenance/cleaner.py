@@ -1,4 +1,4 @@
-"""Deleting records that are past their time, and bodies that are kept for nothing."""
+"""Delete records that are past their time, and drop bodies that are no longer needed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from uuid import UUID
 
 from django.db import connections
 from django.db.models import TextField
@@ -23,15 +24,16 @@ from django_idempotency.maintenance.records import (
 from django_idempotency.models import DatabaseNow
 from django_idempotency.stats import counters, observations
 from django_idempotency.stores.connections import record_database
+from django_idempotency.stores.distribution import in_shards, is_distributed
 
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleaned:
-    """What came of cleaning up, with the ``seconds`` it took, pauses included.
+    """The result of a cleanup. ``seconds``: how long it took, pauses included.
 
-    ``lag``: seconds for which what is left has been due. ``finished``: nothing was left.
+    ``lag``: for how many seconds the records that are left have been due. ``finished``: nothing was left.
     """
 
     rows: int = 0
@@ -41,7 +43,7 @@ class Cleaned:
 
     @property
     def rate(self) -> float:
-        """Rows a second."""
+        """Rows per second."""
         return self.rows / self.seconds if self.seconds else 0.0
 
     def __add__(self, later: Cleaned) -> Cleaned:
@@ -62,11 +64,11 @@ def cleanup(
 ) -> Cleaned:
     """Delete the records past ``purge_at``, oldest first, and the counters past ``STATS_RETENTION``.
 
-    Nothing that is started, processing or on hold is touched; a record that is locked is passed over.
+    Records that are started, processing or on hold are not touched. Locked records are passed over.
 
-    ``batch``: records in a transaction; default: ``CLEANUP_BATCH``. ``pause``: seconds between two batches; default:
+    ``batch``: records per transaction; default: ``CLEANUP_BATCH``. ``pause``: seconds between two batches; default:
     ``CLEANUP_PAUSE``. ``max_seconds``: begin no further batch after that. ``using``: the database's alias. Raises
-    ``ValueError`` for a batch of less than 1.
+    ``ValueError`` if ``batch`` is less than 1.
     """
     return sum_of(cleanup_in_batches(batch=batch, pause=pause, max_seconds=max_seconds, using=using))
 
@@ -78,7 +80,7 @@ def cleanup_in_batches(
     max_seconds: float | None = None,
     using: str | None = None,
 ) -> Iterator[Cleaned]:
-    """``cleanup``, batch by batch, as the iterator is asked for them."""
+    """Do the same as ``cleanup``, batch by batch, as the iterator is asked for them."""
     counters.prune(using=record_database(using))
     observations.prune(using=record_database(using))
     return _sweeping(records(using).purgeable(), DELETE, batch, pause, max_seconds)
@@ -91,7 +93,7 @@ def drop_bodies(
     max_seconds: float | None = None,
     using: str | None = None,
 ) -> Cleaned:
-    """Drop the response bodies of records past ``expires_at`` that are kept for audit, and their fingerprints.
+    """Drop the response bodies and the fingerprints of records past ``expires_at`` that are kept for audit.
 
     Arguments as for ``cleanup``.
     """
@@ -105,7 +107,7 @@ def drop_bodies_in_batches(
     max_seconds: float | None = None,
     using: str | None = None,
 ) -> Iterator[Cleaned]:
-    """``drop_bodies``, batch by batch."""
+    """Do the same as ``drop_bodies``, batch by batch."""
     return _sweeping(records(using).with_needless_body(), DROP_BODY, batch, pause, max_seconds)
 
 
@@ -122,7 +124,7 @@ def _drop_body(rows: Records) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What is done to records once the time ``due`` is past; and in PostgreSQL the same, to those ``picked``."""
+    """A change of records once the time ``due`` is past. ``statement``: the same on PostgreSQL, to those ``picked``."""
 
     due: str
     change: Change
@@ -136,9 +138,9 @@ DROP_BODY = Sweep(
     f"UPDATE {TABLE} SET response_body = NULL, fingerprint = '', updated_at = statement_timestamp() FROM picked",
 )
 
-# In PostgreSQL a batch is one statement. It goes to each row by the place where it was locked, without a descent of the
-# primary key; by the time of creation, which leads to the partition; and by the id, which alone says whose it is. A row
-# that was changed after the statement began has left its place, and waits for another pass.
+# On PostgreSQL, a batch is one statement. It finds each row by the place where it was locked, which saves a descent of
+# the primary key; by the time of creation, which leads to the partition; and by the id, which alone identifies the
+# record. A row that was changed after the statement began has left its place, and waits for another pass.
 SWEEP = f"""
 WITH picked (id, created_at, place, due) AS MATERIALIZED (
     {{picked}}
@@ -154,7 +156,7 @@ PLACE = RawSQL(f"{TABLE}.ctid", (), output_field=TextField())  # nosec B611  # o
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """How many records were ``picked``, the ``last`` of them due when, and how many of them were swept."""
+    """How many records were ``picked``, when the ``last`` of them was due, and how many ``rows`` were swept."""
 
     picked: int
     last: datetime
@@ -168,20 +170,43 @@ def _sweeping(
     batch = batch_size(conf().cleanup_batch if batch is None else batch, rows.db)
     pause = conf().cleanup_pause if pause is None else pause
     ends = deadline(max_seconds)
-    sweep_once = _sweep_at_once if connections[rows.db].vendor == "postgresql" else _sweep
+    sweep_once = _way_to_sweep(rows.db)
     left, began = rows, time.monotonic()
     while True:
-        due = left.order_by(sweep.due)
-        swept = in_transaction(rows.db, partial(sweep_once, due, sweep, batch))
+        swept = sweep_once(left.order_by(sweep.due), sweep, batch)
         finished = swept.picked < batch
         began, before = time.monotonic(), began
         lag = 0.0 if finished else (swept.now - swept.last).total_seconds()
         yield Cleaned(rows=swept.rows, seconds=began - before, lag=lag, finished=finished)
         if finished or ends():
             return
-        # Not from the beginning: until it is vacuumed, that part of the index is full of what is dead already.
+        # Not from the beginning: until it is vacuumed, that part of the index is full of dead entries.
         left = rows.filter(**{f"{sweep.due}__gte": swept.last})
         time.sleep(pause)
+
+
+def _way_to_sweep(using: str) -> Callable[[Records, Sweep, int], Swept]:
+    if is_distributed(using):
+        return partial(_sweep_by_shard, passed=set())
+    sweep_once = _sweep_at_once if connections[using].vendor == "postgresql" else _sweep
+    return lambda *batch: in_transaction(using, partial(sweep_once, *batch))
+
+
+def _sweep_by_shard(rows: Records, sweep: Sweep, batch: int, passed: set[UUID]) -> Swept:
+    """Sweep a table in which no statement can lock rows of several shards.
+
+    ``passed``: collects the ids of records that were locked.
+    """
+    left = rows.exclude(pk__in=passed).values_list("pk", sweep.due, DatabaseNow())
+    due = in_transaction(rows.db, lambda: {id: times for id, *times in left[:batch]})
+    swept = 0
+    for part in in_shards(due, rows.db):
+        rest = rows.filter(pk__in=part)
+        done = in_transaction(rows.db, partial(_sweep, rest, sweep, batch)).rows
+        passed.update(part if done < len(part) else ())
+        swept += done
+    last, now = max(due.values(), default=[LONG_AGO, LONG_AGO])
+    return Swept(len(due), last, now, swept)
 
 
 def _sweep(rows: Records, sweep: Sweep, batch: int) -> Swept:

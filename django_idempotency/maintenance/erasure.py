@@ -1,16 +1,17 @@
-"""Erasing records, such as those of a user who asks for it."""
+"""Erase records, for example those of a user who asks for it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 from django_idempotency.maintenance import log_entries
 from django_idempotency.maintenance.batches import LONGEST, in_transaction, sum_of
 from django_idempotency.maintenance.cleaner import Change, delete_rows
-from django_idempotency.maintenance.records import Records, locked, pages, records
+from django_idempotency.maintenance.records import Records, lockable, locked, pages, records
 from django_idempotency.maintenance.selection import Selection
 from django_idempotency.models import LIVE, TERMINAL, DatabaseNow
 from django_idempotency.stats.queries import at_most
@@ -21,12 +22,12 @@ PAGE = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erased:
-    """What came of erasing records.
+    """The result of erasing records.
 
-    ``erased``: records that were deleted, or emptied. Left alone were ``live`` ones, which are started or processing,
-    ``on_hold`` ones, and ``busy`` ones, which were locked just then. ``after``: the id of the last record that
-    was looked at. ``finished``: the whole table was looked through. ``cached_for``: for how many seconds a cache in
-    front may replay what was erased all the same, because it could not be reached or is in the memory of each process.
+    ``erased``: records that were deleted or emptied. Three kinds were left alone: ``live`` (started or processing),
+    ``on_hold``, and ``busy`` (locked at that moment). ``after``: the id of the last record that was looked at.
+    ``finished``: the whole table was looked through. ``cached_for``: for how many seconds a cache in front of the
+    database may still replay what was erased, because it could not be reached or is in the memory of each process.
     """
 
     erased: int = 0
@@ -55,9 +56,9 @@ class Erased:
 
 
 def erase(scope: str | None = None, **options: Any) -> Erased:
-    """Erase the records of ``scope``, or of another ``Selection``. A retry of a key that is erased runs again, as new.
+    """Erase the records of ``scope``, or of another ``Selection``. A retry with an erased key runs again, as new.
 
-    The options, and what is raised, are those of ``erase_in_batches``.
+    The options and errors are those of ``erase_in_batches``.
     """
     return sum_of(erase_in_batches(scope, **options))
 
@@ -75,25 +76,25 @@ def erase_in_batches(
     using: str | None = None,
     **selected: Any,
 ) -> Iterator[Erased]:
-    """``erase``, batch by batch, as the iterator is asked for them.
+    """Do the same as ``erase``, batch by batch, as the iterator is asked for them.
 
-    No index knows scopes and paths: for those the table is walked in the order of the ids. What is started or
-    processing is left alone, and counted. Keys that are made meanwhile may be missed. A cache in front of the database
-    replays nothing of what is erased any more, either. The texts of the admin's log about what is erased are replaced,
-    also about records that are gone already.
+    Scopes and paths have no index, so for those the table is walked in the order of the ids. Records that are started
+    or processing are left alone, and counted. Keys that are created meanwhile may be missed. A cache in front of the
+    database no longer replays erased records, either. The texts of the admin's log about erased records are replaced,
+    including those about records that are gone already.
 
-    - ``scope_prefix``, ``key``, ``record``, ``path``: as for ``Selection``; the records for which all of it holds.
+    - ``scope_prefix``, ``key``, ``record``, ``path``: as for ``Selection``; a record must match all that are set.
     - ``bodies``: erase the headers and bodies of the responses, the paths, the reasons, the fingerprints and the
-      traces, and keep the keys: a retry is told that its operation is done.
-    - ``on_hold``: records on hold, too.
+      traces, but keep the keys: a retry is told that its operation is done.
+    - ``on_hold``: erase records on hold, too.
     - ``dry_run``: only count.
-    - ``batch``: records of whatever scope that are looked at in one transaction; default: 10,000.
+    - ``batch``: records of any scope that are looked at in one transaction; default: 10,000.
     - ``pause``: seconds between two batches; default: ``CLEANUP_PAUSE``.
     - ``max_seconds``: begin no further batch after that.
-    - ``after``: the id of the record to go on after, where an earlier run ended.
+    - ``after``: continue after the record with this id, at which an earlier run ended.
     - ``using``: the database's alias.
 
-    Raises ``ValueError`` as ``Selection`` does, and for a batch of less than 1.
+    Raises ``ValueError`` as ``Selection`` does, and if ``batch`` is less than 1.
     """
     selection = Selection(scope, **selected)
     change: Change = (lambda rows: None) if dry_run else _empty if bodies else delete_rows
@@ -113,14 +114,15 @@ def _erase(mine: Records, change: Change, *, on_hold: bool, dry_run: bool) -> Er
         return Erased()
     ended = mine.filter(status__in=TERMINAL) if on_hold else mine.filter(status__in=TERMINAL, on_hold=False)
 
-    def run() -> set[UUID]:
-        ids = list(locked(ended).values_list("pk", flat=True))
+    def run(rows: Records) -> set[UUID]:
+        ids = list(locked(rows).values_list("pk", flat=True))
         change(records(mine.db).filter(pk__in=ids))
         if not dry_run:
             log_entries.redact(ids)
         return set(ids)
 
-    erased = in_transaction(mine.db, run)
+    parts = lockable(ended, (id for id, _status, _on_hold in found))
+    erased = set().union(*(in_transaction(mine.db, partial(run, part)) for part in parts))
     cached_for = cached.forget(erased, mine.db) if erased and not dry_run else 0.0
     left = [(status in LIVE, is_on_hold) for id, status, is_on_hold in found if id not in erased]
     live = sum(is_live for is_live, _on_hold in left)
@@ -132,5 +134,5 @@ def _erase(mine: Records, change: Change, *, on_hold: bool, dry_run: bool) -> Er
 def _empty(rows: Records) -> object:
     done = rows.filter(response_status__isnull=False)
     done.update(response_headers=[], response_body=None, updated_at=DatabaseNow())
-    # Not updated_at: where there is no response, it tells how long one will be kept.
+    # Leave updated_at alone: if there is no response yet, it tells how long one will be kept.
     return rows.update(path="", reason="", fingerprint=b"", trace=None)

@@ -1,4 +1,4 @@
-"""Exporting the records of a caller, such as one who asks what is stored about them."""
+"""Export the records of a caller, for example one who asks what is stored about them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def export(
 ) -> Iterator[dict[str, Any]]:
     """Yield what is stored about the records of ``scope``, or of another ``Selection``, each as a dict for JSON.
 
-    - ``bodies``: the headers and bodies of responses too, decrypted. For each, ``response_viewed`` is sent.
-    - ``batch``: records of whatever scope that are looked at in one statement; default: 1,000.
+    - ``bodies``: include the headers and bodies of responses, decrypted. ``response_viewed`` is sent for each body.
+    - ``batch``: records of any scope that are looked at in one statement; default: 1,000.
     - ``using``: the database's alias.
 
-    A body that is UTF-8 is a text in ``response["body"]``, any other is in base64 in ``response["body_base64"]``; one
+    A body in UTF-8 is text in ``response["body"]``; any other body is in base64 in ``response["body_base64"]``. A body
     that is not stored, or can't be decrypted, is ``None``. The fingerprint is left out. Raises ``ValueError`` as
-    ``Selection`` does, and for a batch of less than 1.
+    ``Selection`` does, and if ``batch`` is less than 1.
     """
     selection = Selection(scope, **selected)
     walk = pages(

@@ -1,8 +1,8 @@
-"""What an operator decides about one record: run it again, fail it for good, give it a response, extend its lease.
+"""What an operator decides about one record: run it again, fail it for good, give it a response, or extend its lease.
 
-No live owner loses a claim by it. A record whose row is locked, or whose lease has not run out, is refused. What is
-done is one short transaction under the row's lock, and the token of a claim that it ends is gone: an owner that comes
-back can change nothing. Times are the database's.
+No live owner loses a claim by a decision. A record is refused if its row is locked or its lease has not run out. A
+decision is one short transaction under the row's lock. It removes the token of a claim that it ends, so an owner that
+comes back can change nothing. Times are the database's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from django_idempotency.stores.connections import record_database
 from django_idempotency.stores.database import ahead
 from django_idempotency.stores.errors import is_conflict
 
-# The body was typed by an operator: a browser must run nothing in it.
+# The body was typed by an operator, so a browser must not run anything in it.
 HARMLESS = (("Content-Security-Policy", "sandbox"), ("X-Content-Type-Options", "nosniff"))
 ALLOWED = gettext_noop("retry allowed by hand")
 NO_CLAIM = {"token": None, "locked_at": None, "locked_until": None}
@@ -54,24 +54,33 @@ class Act(StrEnum):
 class Refusal(TextChoices):
     """Why nothing was done."""
 
-    ABSENT = "absent", _("There is no such record any more.")
+    ABSENT = "absent", _("This record no longer exists.")
     BUSY = "busy", _("Its row is locked: its owner is alive, or another session is changing it.")
     LIVE = "live", _("Its lease has not run out: its owner may be alive.")
-    HAS_RESPONSE = "has_response", _("It has its response.")
-    FREE = "free", _("It is free to retry already.")
+    HAS_RESPONSE = "has_response", _("It already has its response.")
+    FREE = "free", _("It is already free to retry.")
     ENDED = "ended", _("It is not running.")
-    NO_LEASE = "no_lease", _("In atomic mode there is no lease to extend: the lock of its row is the proof of life.")
-    CHANGED = "changed", _("It is no longer as it was when you looked at it.")
+    NO_LEASE = (
+        "no_lease",
+        _("In atomic mode there is no lease to extend: only a lock on its row shows that its owner is alive."),
+    )
+    CHANGED = "changed", _("It has changed since you looked at it.")
     NOT_ENCRYPTED = "not_encrypted", _("The response could not be encrypted; the log says why.")
     NO_NOTE = "no_note", _("A note that says why is required.")
-    OWN_KEY = "own_key", _("It is a key of your own: somebody else has to decide.")
-    PROPOSED = "proposed", _("It is proposed now. Another operator has to decide the same.")
-    NO_SECOND = "no_second", _("Two operators have to decide the same, each as a user, and their history must be kept.")
+    OWN_KEY = "own_key", _("The key is your own: somebody else has to decide.")
+    PROPOSED = "proposed", _("It is proposed now. Another operator has to make the same decision.")
+    NO_SECOND = (
+        "no_second",
+        _("Two operators have to make the same decision, each as a user, and their history must be kept."),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """It was done. ``record``: as it was before. ``digest``: of the response that was given, by ``response_digest``."""
+    """The decision was carried out.
+
+    ``record``: as it was before. ``digest``: of the response that was given, by ``response_digest``; empty if none was.
+    """
 
     record: IdempotencyRecord
     digest: str = ""
@@ -89,7 +98,7 @@ Witness = Callable[[Done], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Decision:
-    """What is decided, by whom and why; the arguments of ``allow_retry``."""
+    """What is decided, by whom and why; see the arguments of ``allow_retry``."""
 
     act: Act
     as_seen: str | None
@@ -109,13 +118,15 @@ def allow_retry(
     note: str = "",
     by: Any = None,
 ) -> Done | Refused:
-    """Leave the key to its next request, which runs again: its operation did **not** take place.
+    """Let the next request with the key run again, because the operation did **not** take place.
 
-    For a record that is on hold, or whose lease ran out and whose row is not locked. ``id``: the record's.
-    ``as_seen``: refuse unless the record's ``version()`` is still this one. ``witness``: called with what will be
-    returned, in the transaction that changes the record; its error undoes the change. ``using``: the database's alias,
-    by default the settings'. ``note``: why, which ``REQUIRE_NOTE`` asks for; a witness keeps it. ``by``: the user who
-    decides, or a name. A user is refused if the record is of their own scope.
+    For a record that is on hold, or whose lease has run out and whose row is not locked. Returns ``Done``, or
+    ``Refused`` with the reason.
+
+    ``id``: the record's id. ``as_seen``: refuse unless the record's ``version()`` is still this one. ``witness``:
+    called with what will be returned, in the transaction that changes the record; an error that it raises undoes the
+    change. ``using``: the database's alias; default: the settings'. ``note``: why; required by ``REQUIRE_NOTE``, and
+    kept by the witness. ``by``: the user who decides, or a name. A user is refused if the record is of their own scope.
     """
 
     def change(record: IdempotencyRecord) -> dict[str, Any]:
@@ -139,10 +150,10 @@ def fail(
     note: str = "",
     by: Any = None,
 ) -> Done | Refused:
-    """End the key with a failure that every retry gets, a problem response with ``status`` and ``detail``.
+    """End the key with a failure: every retry gets a problem response with ``status`` and ``detail``.
 
-    For a record without a response and without a live owner. Other arguments as for ``allow_retry``. Raises
-    ``ValueError`` for a status that is no error's.
+    For a record without a response and without a live owner. The other arguments are those of ``allow_retry``. Raises
+    ``ValueError`` if ``status`` is not from 400 to 599.
     """
     if not 400 <= status <= 599:
         raise ValueError(f"status is {status}; it must be from 400 to 599.")
@@ -160,29 +171,32 @@ def resolve(
     note: str = "",
     by: Any = None,
 ) -> Done | Refused:
-    """End the key with ``response``, which is replayed: what the operation, which did take place, should have returned.
+    """End the key with ``response``, which is then replayed. For an operation that did take place.
 
-    For a record without a response and without a live owner. Other arguments as for ``allow_retry``. Raises
-    ``ValueError`` for a status that is none, for headers that can't be sent or are never stored, for a body where the
-    status has none, and for one whose content type is not among ``RESOLVE_CONTENT_TYPES``.
+    ``response``: what the operation should have returned. For a record without a response and without a live owner. The
+    other arguments are those of ``allow_retry``. Raises ``ValueError`` if the status is not from 200 to 599, if a
+    header can't be sent or is never stored, if the status allows no body but there is one, or if the content type of
+    the body is not among ``RESOLVE_CONTENT_TYPES``.
     """
     if not 200 <= response.status <= 599:
         raise ValueError(f"status is {response.status}; it must be from 200 to 599.")
     if not is_storable(response):
-        raise ValueError("The response has a header that can't be sent, or a body that is no bytes.")
+        raise ValueError("The response has a header that can't be sent, or a body that is not bytes.")
     if response.body and response.status in WITHOUT_BODY:
         raise ValueError(f"A response with status {response.status} has no body.")
     if unstored := [name for name, _value in response.headers if not may_be_stored(name)]:
         raise ValueError(f"The response has the header {unstored[0]}, which is never stored.")
     kinds = [value for name, value in response.headers if name.lower() == "content-type"]
     if response.body and not (kinds and all(map(may_be_given, kinds))):
-        raise ValueError(f"The response is {' and '.join(kinds) or 'of no type'}; see RESOLVE_CONTENT_TYPES.")
+        raise ValueError(
+            f"The response is {' and '.join(kinds) or 'of no type'}, which RESOLVE_CONTENT_TYPES does not allow."
+        )
     decision = _Decision(act=Act.RESOLVE, as_seen=as_seen, witness=witness, using=using, note=note, by=by)
     return _give_response(id, response, decision)
 
 
 def may_be_given(content_type: str) -> bool:
-    """Whether an operator's own response may be of this type, by ``RESOLVE_CONTENT_TYPES``."""
+    """Whether ``RESOLVE_CONTENT_TYPES`` allows this content type for an operator's own response."""
     kind = content_type.partition(";")[0].strip().lower()
     return ("application/json" if kind.endswith("+json") else kind) in conf().resolve_content_types
 
@@ -197,13 +211,14 @@ def extend(
     note: str = "",
     by: Any = None,
 ) -> Done | Refused:
-    """See that the lease lasts ``seconds`` from now at least, for an owner that is well but does not renew.
+    """Make the lease last at least ``seconds`` from now, for an owner that is well but does not renew it.
 
     For a record in lease mode that is started or processing. Its owner keeps its token, and a lease is never
-    shortened. Other arguments as for ``allow_retry``. Raises ``ValueError`` unless ``seconds`` are at least 1.
+    shortened. The other arguments are those of ``allow_retry``. Raises ``ValueError`` if ``seconds``
+    is less than 1 or more than a century.
     """
     if not 1 <= seconds <= LONGEST:
-        raise ValueError(f"seconds is {seconds}; it must be at least 1.")
+        raise ValueError(f"seconds is {seconds}; it must be from 1 to {LONGEST}.")
 
     def change(record: Any) -> dict[str, Any]:
         return {"locked_until": ahead(seconds)} if _lease_left(record, record.now).total_seconds() < seconds else {}
@@ -213,7 +228,7 @@ def extend(
 
 
 def objection(record: IdempotencyRecord, act: Act, now: datetime) -> Refusal | None:
-    """Why ``act`` can't be done to a record as it stands at ``now``, provided its row is not locked. Pure."""
+    """Return why ``act`` can't be done to a record as it stands at ``now``, provided its row is not locked. Pure."""
     live = record.status in LIVE
     if act == Act.EXTEND:
         if not live:
@@ -227,7 +242,7 @@ def objection(record: IdempotencyRecord, act: Act, now: datetime) -> Refusal | N
 
 
 def _may_be_alive(record: IdempotencyRecord, now: datetime) -> bool:
-    """In lease mode a lease that has only lapsed says nothing yet: the store may have been away."""
+    """In lease mode, a lease that has only lapsed proves nothing yet: the store may have been away."""
     assert record.locked_at is not None  # by constraint
     since = record.locked_at if record.mode == Mode.LEASE else now
     return _lease_left(record, since) > timedelta(0)
@@ -240,14 +255,14 @@ def _lease_left(record: IdempotencyRecord, since: datetime) -> timedelta:
 
 
 def _have_it_watched(record: IdempotencyRecord) -> None:
-    """See whether its owner renews its lease; if not, the next attempt will not be refused."""
+    """Watch whether the owner renews its lease. If it does not, the next attempt will not be refused."""
     store = store_for(replace(conf().policy, using=record._state.db))
     if snapshot := store.read(record.pk):
         leases.suspect(snapshot, store)
 
 
 def version(record: IdempotencyRecord) -> str:
-    """What changes whenever something happens to a record, replays of its response and renewals of its lease aside."""
+    """Return a text that changes with every event of a record, except replays and renewals of its lease."""
     return f"{record.status} {record.on_hold:d} {record.attempts} {record.updated_at.isoformat()}"
 
 
@@ -257,7 +272,7 @@ def _give_response(id: UUID, response: StoredResponse, decision: _Decision) -> D
 
     def change(record: IdempotencyRecord) -> dict[str, Any]:
         check_move(record.status, status, decided=True)
-        # Whatever the policy of the key's view may be: where there is a key to encrypt with, it may be needed.
+        # The policy of the key's view is not known here, so encrypt whenever there is a key to encrypt with.
         padding = conf().policy.encrypt_padding
         stored = encrypted(response, life_of(record), padding) if conf().encryption else response
         if stored is None:
@@ -280,12 +295,12 @@ class _NotEncryptedError(Exception):
 
 
 def _kept() -> dict[str, Any]:
-    # First, because on MariaDB what is set later sees what was set before.
+    # These come first, because on MariaDB later assignments see the new values of earlier ones.
     return {"expires_at": kept_again("expires_at"), "purge_at": kept_again("purge_at"), "updated_at": DatabaseNow()}
 
 
 def _lacks_second(record: Any, decision: _Decision) -> Refusal | None:
-    """Why a decision that two operators have to make is not done yet; the first one's is kept as a proposal."""
+    """Return why a decision that takes two operators is not done yet. The first one's is kept as a proposal."""
     if not conf().require_second or decision.act == Act.EXTEND:
         return None
     if getattr(decision.by, "pk", None) is None:

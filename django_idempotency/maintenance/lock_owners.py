@@ -1,4 +1,4 @@
-"""Who runs what has no record yet, because its claim is a lock: the sessions that have such a lock, on PostgreSQL."""
+"""The sessions that hold a claim by lock, on PostgreSQL: they run operations that have no record yet."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ SELECT {SESSION}
 {LOCK_HOLDERS} AND owner.lock & %s = %s
 ORDER BY session.xact_start, held.pid
 """
-# Of a lock's 48 bits of the record's id, the first half is of the key's digest, the second of that of scope and key.
+# A lock has 48 bits of the record's id: first 24 of the key's digest, then 24 of the digest of scope and key.
 OF_KEY, OF_SCOPE_AND_KEY = 0xFFFFFF000000, 0xFFFFFFFFFFFF
 
 
 def lock_owners(using: str, key: str | None = None, scope: str | None = None) -> list[Owner]:
-    """Return the sessions with a claim by lock: all, or those of a raw ``key``, in ``scope`` or any; the longest first.
+    """Return the sessions that hold a claim by lock, the longest first.
 
-    Takes no locks. A lock has 24 bits of the key's digest, and 24 of that of scope and key: another key may be taken
-    for it, once in 16 million. None on databases other than PostgreSQL, or where the database does not tell.
+    ``key``: only the owners of this raw key, in ``scope``, or in any scope if that is ``None``.
+
+    Takes no locks. A lock has 24 bits of the key's digest, and 24 of that of scope and key, so another key may be taken
+    for this one, once in 16 million. The list is empty on databases other than PostgreSQL, or if the database does not
+    tell.
     """
     bits = 0
     if key is not None:
@@ -35,7 +38,10 @@ def lock_owners(using: str, key: str | None = None, scope: str | None = None) ->
 
 
 def told_lock_owners(owners: list[Owner], key: str | None = None, *, most: int = 10) -> list[str]:
-    """Say of the first ``most`` owners who they are, after what they are; nothing of none. ``key``: all are of it."""
+    """Return a title and a line for each of the first ``most`` owners; nothing if there are none.
+
+    ``key``: set if all of them are owners of this key.
+    """
     if not owners:
         return []
     told = ngettext(

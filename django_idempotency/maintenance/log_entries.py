@@ -1,6 +1,6 @@
-"""The entries about records in the admin's log, ``django_admin_log``, where ``django.contrib.admin`` is installed.
+"""The entries about records in the admin's log, ``django_admin_log``, if ``django.contrib.admin`` is installed.
 
-They are stored in English, because operators of every language read them, and shown in the language in force.
+They are stored in English, because operators with different languages read them, and shown in the active language.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SENTENCES = {sentence: _pattern(sentence) for sentence in (RETRY_ALLOWED, FAILE
 
 
 def told_entry(message: str) -> str:
-    """Return the text of an entry in the language in force. What is not the package's own, such as a note, stays."""
+    """Return the text of an entry in the active language. Text that is not the package's own, such as a note, stays."""
     for sentence, pattern in _SENTENCES.items():
         if found := pattern.match(message):
             told = gettext(sentence) % found.groupdict()
@@ -51,7 +51,7 @@ def told_entry(message: str) -> str:
 
 
 def write_entry(record: Any, user: Any, message: str) -> LogEntry:
-    """Write what ``user`` did about ``record``, which was read with ``now``: the entry's time is the database's."""
+    """Write to the log what ``user`` did with ``record``, which was read with ``now``. The entry's time is ``now``."""
     from django.contrib.admin.models import CHANGE, LogEntry
     from django.contrib.contenttypes.models import ContentType
 
@@ -69,7 +69,7 @@ def write_entry(record: Any, user: Any, message: str) -> LogEntry:
 def entries_of_life(record: IdempotencyRecord) -> QuerySet[LogEntry]:
     """Return the entries about the present life of ``record``, the oldest first.
 
-    Those about earlier operations with the same scope and key, which had expired or been released, are left out.
+    Entries about earlier operations with the same scope and key, which had expired or been released, are left out.
     """
     return _entries().filter(object_id=str(record.pk), action_time__gte=record.created_at).order_by("action_time", "pk")
 
@@ -84,21 +84,21 @@ def _entries() -> QuerySet[LogEntry]:
 # --- Erasing their texts ---------------------------------------------------------------------------------------------
 
 ERASED = "(erased)"
-LONGEST = 200  # of a name; what is longer was cut
+LONGEST = 200  # characters of a name; longer names were cut
 AT_ONCE = 500
-OF_KEY = 18  # characters of an id that are the same for a key in whatever scope
+OF_KEY = 18  # characters of an id that are the same for a key in every scope
 
 
 def redact(ids: Collection[UUID]) -> None:
-    """Replace the names and texts of the entries about the records ``ids``; who did something, and when, remains."""
+    """Replace the names and texts of the entries about the records ``ids``. Who did something, and when, remains."""
     if ids and is_kept():
         _redact(_entries().filter(object_id__in=[str(id) for id in ids]))
 
 
 def redact_gone(selection: Selection) -> None:
-    """``redact`` the entries about records that would be meant, but are in no database any more.
+    """``redact`` the entries about records that ``selection`` would match, but that are in no database any more.
 
-    They are known by their names, so none is known by a path.
+    Such records are known only by their names, so a selection with a path matches none.
     """
     if selection.path is not None or not is_kept():
         return
@@ -110,7 +110,7 @@ def redact_gone(selection: Selection) -> None:
 
 
 def is_kept() -> bool:
-    """Return whether the project has such a log."""
+    """Return whether the project has an admin log."""
     return apps.is_installed("django.contrib.admin")
 
 
@@ -131,7 +131,7 @@ def _candidates(selection: Selection) -> QuerySet[LogEntry, tuple[int, str | Non
 
 
 def _is_meant(id: UUID, name: str, selection: Selection) -> bool:
-    """By the name, which is scope and key as ``printable`` shows them; where it can't be told, it is meant."""
+    """Whether an entry is meant, by its name: scope and key as ``printable`` shows them. If unclear, it is meant."""
     if not name.startswith(printable(selection.scope_prefix or "")[:LONGEST]):
         return False
     if selection.scope is None:

@@ -1,4 +1,4 @@
-"""Who holds a record at this moment: the session of the database that has its row locked. PostgreSQL tells."""
+"""Who holds a record at this moment: the database session that has its row locked. Only PostgreSQL tells."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from django_idempotency.stats.sessions import ask_postgresql
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A session of the database, with what its role lets be seen: ``pg_stat_activity`` hides the rest as ``None``.
+    """A session of the database, as far as this role may see it: ``pg_stat_activity`` hides the rest as ``None``.
 
-    ``pid``: of its server process; ``None`` for a prepared transaction. ``address``: of the client, or of the pooler in
-    between; empty for a socket of the same host. ``transaction``, ``in_state``: seconds since its transaction began,
-    and since it is in its ``state``. ``waits_for``: such as ``Lock: transactionid``; empty if it waits for nothing.
+    ``pid``: of its server process; ``None`` for a prepared transaction. ``address``: of the client, or of a pooler in
+    between; empty for a socket on the same host. ``transaction``, ``in_state``: seconds since its transaction began,
+    and since it entered its ``state``. ``waits_for``: for example ``Lock: transactionid``; empty if it waits for
+    nothing.
     """
 
     pid: int | None
@@ -37,7 +38,7 @@ class Owner:
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Owner:
-        """Of the columns of ``SESSION``."""
+        """Return the owner described by a row with the columns of ``SESSION``."""
         pid, user, application, address, state, transaction, in_state, waits_for = row
         return cls(
             pid=pid,
@@ -52,7 +53,9 @@ class Owner:
 
     def __str__(self) -> str:
         if self.pid is None:
-            return _("a prepared transaction, which no session has: COMMIT or ROLLBACK PREPARED ends it")
+            return _(
+                "a prepared transaction, which belongs to no session: COMMIT PREPARED or ROLLBACK PREPARED ends it"
+            )
         named = _("PID %(pid)s of the database (user %(user)s, %(application)s)") % {
             "pid": self.pid,
             "user": printable(self.user or "?"),
@@ -72,7 +75,7 @@ class Owner:
         return ", ".join(parts)
 
 
-# A locked row has its transaction's number in xmax, and a running transaction has its own number locked.
+# A locked row has its transaction's number in xmax, and a running transaction holds a lock on its own number.
 SESSION = """
     held.pid, usename, application_name, coalesce(host(client_addr), ''), state,
     extract(epoch FROM clock_timestamp() - xact_start), extract(epoch FROM clock_timestamp() - state_change),
@@ -88,13 +91,13 @@ OWNER = f"""
 
 
 def owner_of(record: Any) -> Owner | None:
-    """Return who has the row of ``record`` locked; ``None`` if nobody has, or the database does not tell."""
+    """Return the session that has the row of ``record`` locked; ``None`` if none has, or the database can't tell."""
     found = ask_postgresql(OWNER, [record.pk], using=record._state.db)
     return Owner.of(found[0]) if found else None
 
 
 def told_owner(record: Any) -> str:
-    """Return in words who holds a record in flight that was read with ``locked``, or why that is not known."""
+    """Return in words who holds a record that was read with ``locked``, or why that is not known; empty if it ended."""
     if record.status not in LIVE:
         return ""
     if connections[record._state.db].vendor != "postgresql":

@@ -1,7 +1,8 @@
 """Decisions that two operators have to make: the first proposes, the second decides the same.
 
-A proposal is an entry in the record's history. It stands for a day, while nothing happens to the record, and while the
-one who made it may decide. What is proposed is known by a digest, so nothing of a response is in it.
+A proposal is an entry in the record's history. It is valid for a day, as long as nothing happens to the record and the
+operator who made it may still decide. A digest identifies what is proposed, so the entry contains nothing of a
+response.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ VALID_FOR = timedelta(days=1)
 
 
 def is_seconded(record: Any, user: Any, what: str, permission: str) -> bool:
-    """Return whether somebody else than ``user``, who has ``permission``, has proposed ``what`` for ``record``."""
+    """Return whether a user other than ``user`` has proposed ``what`` for ``record``, and has ``permission``."""
     if not is_kept():
         return False
     entries = entries_of_life(record).filter(
@@ -26,7 +27,7 @@ def is_seconded(record: Any, user: Any, what: str, permission: str) -> bool:
 
 
 def propose(record: Any, user: Any, what: str, note: str) -> bool:
-    """Write that ``user`` proposes ``what`` for ``record``; return whether there is a log to write it to."""
+    """Write that ``user`` proposes ``what`` for ``record``. Return whether there is a log to write it to."""
     if not is_kept():
         return False
     write_entry(record, user, f"{_beginning(what)} {what}. {note}".strip())
@@ -34,6 +35,6 @@ def propose(record: Any, user: Any, what: str, note: str) -> bool:
 
 
 def _beginning(what: str) -> str:
-    """What only an entry with this proposal begins with."""
-    # All of the digest: of a shorter one somebody could make two responses that have the same.
+    """Return how an entry with this proposal, and no other entry, begins."""
+    # The whole digest: with a shorter one, two responses could be made that have the same digest.
     return f"Proposed {hashlib.sha256(what.encode()).hexdigest()}:"

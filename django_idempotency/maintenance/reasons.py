@@ -10,5 +10,5 @@ from django_idempotency.printable import printable
 
 
 def told_reason(record: Any) -> str:
-    """Return the reason of ``record``, printable, in the language in force; empty if it has none."""
+    """Return the reason of ``record``, printable and in the active language; empty if it has none."""
     return printable(gettext(record.reason))

@@ -1,16 +1,19 @@
-"""The records that maintenance works on, and what it needs to know of them."""
+"""The records that maintenance works on, and what it needs to know about them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import BooleanField, DateTimeField, DurationField, ExpressionWrapper, F, Q
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Coalesce
+from django.db.models.sql.compiler import SQLCompiler
 
 from django_idempotency.conf import conf
 from django_idempotency.maintenance.batches import LONGEST, batch_size, deadline
@@ -18,20 +21,32 @@ from django_idempotency.models import DatabaseNow, IdempotencyRecord, RecordQuer
 from django_idempotency.outcomes import EntryPoint, Operation
 from django_idempotency.stats.queries import at_most
 from django_idempotency.stores.connections import record_database
+from django_idempotency.stores.distribution import in_shards, is_distributed
 
 Records = RecordQuerySet
 TABLE = IdempotencyRecord._meta.db_table
 HAS_BODY = ExpressionWrapper(Q(response_body__isnull=False), output_field=BooleanField())
 
 
+class _Sum(ExpressionWrapper):  # type: ignore[type-arg]
+    """The sum of a time and a duration.
+
+    On PostgreSQL it is computed in UTC, because a distributed table can't add in the session's time zone.
+    """
+
+    def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
+        (time, first), (duration, others) = map(compiler.compile, self.expression.get_source_expressions())
+        return f"timezone('UTC', timezone('UTC', {time}) + {duration})", [*first, *others]
+
+
 def kept_again(name: str) -> Combinable:
-    """A time as far from now as it was from when it was set: at the claim, or at the end of a failed run."""
+    """Return a time as far from now as it was from when it was set: at the claim, or at the end of a failed run."""
     kept_for = ExpressionWrapper(F(name) - Coalesce("locked_at", "updated_at"), output_field=DurationField())
-    return ExpressionWrapper(DatabaseNow() + kept_for, output_field=DateTimeField())
+    return _Sum(DatabaseNow() + kept_for, output_field=DateTimeField())
 
 
 def operation_of(record: IdempotencyRecord) -> Operation:
-    """What the record is of, for signals."""
+    """Return the operation that the record is of, for signals."""
     return Operation(
         scope=record.scope,
         key=record.key,
@@ -43,13 +58,13 @@ def operation_of(record: IdempotencyRecord) -> Operation:
 
 
 def records(using: str | None) -> Records:
-    """All records in the database ``using``, or where the project's policy keeps them."""
+    """Return all records in the database ``using``, or in the one where the project's policy keeps them."""
     return IdempotencyRecord.objects.using(record_database(using))
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Records in the order of their ids. ``after``: the last of them that was looked at. ``last``: none follows."""
+    """Records in the order of their ids. ``after``: the last id that was looked at. ``last``: no page follows."""
 
     rows: Records
     after: UUID | None
@@ -65,9 +80,9 @@ def pages(
     after: UUID | None,
     near: Callable[[Records], Records] = lambda rows: rows,
 ) -> Iterator[Page]:
-    """Yield the whole table in pages of ``batch`` records, after the id ``after``; the others are as for ``erase``.
+    """Yield the whole table in pages of ``batch`` records, after the id ``after``. Other arguments as for ``erase``.
 
-    ``near``: narrows it by the primary key.
+    ``near``: narrows the table by the primary key.
     """
     batch = batch_size(batch, record_database(using))
     pause = conf().cleanup_pause if pause is None else pause
@@ -84,11 +99,21 @@ def pages(
         time.sleep(pause)
 
 
+def lockable(rows: Records, ids: Iterable[UUID]) -> list[Records]:
+    """Return ``rows`` in parts, each of which one statement can lock: one part, unless the table is distributed.
+
+    ``ids``: the ids of the wanted rows, read only if the table is distributed.
+    """
+    if not is_distributed(rows.db):
+        return [rows]
+    return [rows.filter(pk__in=part) for part in in_shards(list(ids), rows.db)]
+
+
 def locked(rows: Records) -> Records:
-    """``rows`` without those that are locked."""
+    """Return ``rows``, to be locked as they are read, without those that are locked already."""
     features = connections[rows.db].features
     if not features.has_select_for_update:
-        # Takes the write lock of the whole database, before anything is read.
+        # This takes the write lock of the whole database before anything is read.
         records(rows.db).filter(pk=UUID(int=0)).update(updated_at=F("updated_at"))
     return rows.select_for_update(
         skip_locked=features.has_select_for_update_skip_locked, no_key=features.has_select_for_no_key_update

@@ -1,10 +1,11 @@
-"""Encrypting stored responses again with the newest key, so that an old one can be removed before they expire."""
+"""Encrypt stored responses again with the newest key, so that an old key can be removed before they expire."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -13,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_idempotency.conf import conf
 from django_idempotency.digests import key_id_of
 from django_idempotency.maintenance.batches import LONGEST, in_transaction, sum_of
-from django_idempotency.maintenance.records import HAS_BODY, Page, Records, locked, pages, records
+from django_idempotency.maintenance.records import HAS_BODY, Page, Records, lockable, locked, pages, records
 from django_idempotency.models import TERMINAL, IdempotencyRecord
 from django_idempotency.outcomes import StoredResponse
 from django_idempotency.stats.queries import at_most
@@ -25,12 +26,12 @@ IN_CLEAR = ""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reencrypted:
-    """What came of encrypting again.
+    """The result of encrypting again.
 
-    ``reencrypted``: responses that have the newest key now. Left alone were ``unreadable`` ones, and ``busy`` ones,
-    which another transaction had locked. ``keys``, ``digest_keys``: how many responses and fingerprints had which key
-    before, by its id; without an id, none. ``after``: the id of the last record that was looked at. ``finished``: the
-    whole table was looked through.
+    ``reencrypted``: responses that have the newest key now. Two kinds were left alone: ``unreadable`` ones, and
+    ``busy`` ones, which another transaction had locked. ``keys``, ``digest_keys``: how many responses and fingerprints
+    had each key before, by its id; an empty id stands for no key. ``after``: the id of the last record that was looked
+    at. ``finished``: the whole table was looked through.
     """
 
     reencrypted: int = 0
@@ -59,9 +60,9 @@ class Reencrypted:
 
 
 def reencrypt(**options: Any) -> Reencrypted:
-    """Encrypt stored responses again with the newest of ``ENCRYPTION_KEYS``; what has it already is left alone.
+    """Encrypt stored responses again with the newest of ``ENCRYPTION_KEYS``. Those that have it are left alone.
 
-    The options, and what is raised, are those of ``reencrypt_in_batches``.
+    The options and errors are those of ``reencrypt_in_batches``.
     """
     return sum_of(reencrypt_in_batches(**options))
 
@@ -76,17 +77,18 @@ def reencrypt_in_batches(
     after: UUID | None = None,
     using: str | None = None,
 ) -> Iterator[Reencrypted]:
-    """``reencrypt``, batch by batch, as the iterator is asked for them.
+    """Do the same as ``reencrypt``, batch by batch, as the iterator is asked for them.
 
-    - ``unencrypted``: responses that are stored in clear, too. Whether they are what a view returned is not known.
+    - ``unencrypted``: encrypt responses that are stored in clear, too. It is not known whether they are what a view
+      returned.
     - ``dry_run``: only count.
     - ``batch``: records that are looked at in one transaction; default: 500.
     - ``pause``: seconds between two batches; default: ``CLEANUP_PAUSE``.
     - ``max_seconds``: begin no further batch after that.
-    - ``after``: the id of the record to go on after, where an earlier run ended.
+    - ``after``: continue after the record with this id, at which an earlier run ended.
     - ``using``: the database's alias.
 
-    Raises ``ImproperlyConfigured`` without a key, and ``ValueError`` for a batch of less than 1.
+    Raises ``ImproperlyConfigured`` if there is no key, and ``ValueError`` if ``batch`` is less than 1.
     """
     if not conf().encryption:
         raise ImproperlyConfigured("There is no key in ENCRYPTION_KEYS.")
@@ -115,11 +117,12 @@ def _reencrypt(page: Page, *, unencrypted: bool, dry_run: bool) -> Reencrypted:
     if dry_run or not wanted:
         return found
 
-    def run() -> list[bool]:
-        ids = list(locked(done.filter(pk__in=wanted)).values_list("pk", flat=True))
+    def run(rows: Records) -> list[bool]:
+        ids = list(locked(rows).values_list("pk", flat=True))
         return [_reencrypt_one(records(done.db).filter(pk=id)) for id in ids]
 
-    written = in_transaction(done.db, run)
+    parts = lockable(done.filter(pk__in=wanted), wanted)
+    written = [one for part in parts for one in in_transaction(done.db, partial(run, part))]
     unreadable = written.count(False)
     return replace(
         found,
@@ -130,7 +133,7 @@ def _reencrypt(page: Page, *, unencrypted: bool, dry_run: bool) -> Reencrypted:
 
 
 def _padded_to(record: IdempotencyRecord) -> int:
-    """Return how long what is encrypted is, with its padding, which the policy of a view may have asked for."""
+    """Return the length in bytes of what is encrypted, with the padding that a view's policy may have asked for."""
     from django_idempotency.stores.encryption import OVERHEAD
 
     if not is_encrypted(StoredResponse.of(0, record.response_headers, None)):
@@ -139,7 +142,7 @@ def _padded_to(record: IdempotencyRecord) -> int:
 
 
 def _reencrypt_one(row: Records) -> bool:
-    """Encrypt the response of a record whose row is locked; return false if it can't be read, or encrypted."""
+    """Encrypt the response of a record whose row is locked. Return false if it can't be read or encrypted."""
     record = row.get()
     response = stored_response(record)
     if response is None or not response.has_content:

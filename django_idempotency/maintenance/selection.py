@@ -1,4 +1,4 @@
-"""Which records are to be erased or exported: those of a caller, a tenant, a key, a path."""
+"""Select records to erase or export: those of a caller, a tenant, a key or a path."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from django_idempotency.maintenance.records import Records
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The records for which everything holds that is stated.
+    """The records that match everything that is set.
 
     - ``scope``: a whole scope, as it is stored.
-    - ``scope_prefix``: what a scope begins with, such as ``acme/`` for a tenant.
-    - ``key``: a whole key, as the client sent it, in whatever scope.
-    - ``record``: the id of a record, or the one that logs show.
+    - ``scope_prefix``: the beginning of a scope, such as ``acme/`` for a tenant.
+    - ``key``: a whole key, as the client sent it, in any scope.
+    - ``record``: the id of a record, or the id that logs show for it.
     - ``path``: a whole path, as it is stored.
 
-    Raises ``ValueError`` if nothing is stated, or an empty text.
+    Raises ``ValueError`` if nothing is set, or if a text is empty.
     """
 
     scope: str | None = None
@@ -34,20 +34,20 @@ class Selection:
     def __post_init__(self) -> None:
         stated = [value for field in fields(self) if (value := getattr(self, field.name)) is not None]
         if not stated or "" in stated:
-            raise ValueError("State which records: scope, scope_prefix, key, record or path; none may be empty.")
+            raise ValueError("Pass scope, scope_prefix, key, record or path to select records; none may be empty.")
 
     def near(self, rows: Records) -> Records:
-        """Narrow ``rows`` by their primary key, as far as that tells."""
+        """Narrow ``rows`` by their primary key, as far as the selection determines it."""
         if self.key is not None:
             rows = rows.with_key(self.key)
         return rows if self.record is None else rows.filter(pk__in=ids_behind(self.record))
 
     def of(self, rows: Records) -> Records:
-        """Return those of ``rows``, which are ``near``, that are meant."""
+        """Return those of ``rows`` that are selected. ``near`` must have narrowed them."""
         exact = {"scope": self.scope, "path": self.path}
         rows = rows.filter(**{name: value for name, value in exact.items() if value is not None})
         if self.scope_prefix is None:
             return rows
-        # Not LIKE, which takes capitals for small letters on SQLite.
+        # Not LIKE, which ignores case on SQLite.
         begins = Substr("scope", 1, len(self.scope_prefix))
         return rows.alias(begins=begins).filter(begins=Value(self.scope_prefix))

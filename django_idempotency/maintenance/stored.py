@@ -1,6 +1,6 @@
-"""What an operator can see and do in a store outside the database: by the store's contract alone.
+"""What an operator can see and do in a store outside the database, through the store's contract alone.
 
-Records in a database have ``interventions`` and their own commands, which know more.
+Records in a database have ``interventions`` and commands of their own, which know more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOOK_EVERY = 0.1  # seconds
 
 
 class Standing(TextChoices):
-    """How a record stands, for an operator. Its value is for programs, its label for people."""
+    """How a record stands, for an operator. The value is for programs, the label for people."""
 
     RUNNING = "running", _("running")
     LAPSED = "lapsed", _("lapsed")
@@ -47,15 +47,15 @@ def standing(record: Snapshot) -> Standing:
 
 
 def count(store: Store) -> Counter[Standing]:
-    """Return how many records of ``store`` stand how. It reads them all."""
+    """Return how many records of ``store`` have each standing. This reads all records."""
     return Counter(map(standing, store.records()))
 
 
 def release(store: Store, id: UUID) -> Refusal | None:
-    """Delete a record without a response whose owner is gone, so that its key is free; return why nothing was done.
+    """Delete a record that has no response and whose owner is gone, so that its key is free.
 
-    A lease that has only lapsed is watched first, for a third of its length and some seconds: the store may have been
-    away.
+    Return why nothing was done, or ``None`` if the record was deleted. A lease that has only lapsed is first watched
+    for a third of its length and some seconds, because the store may have been away.
     """
     record = store.read(id)
     if record is not None and record.status in LIVE:
@@ -86,14 +86,14 @@ def watched(store: Store, record: Snapshot) -> Snapshot | None:
 
 
 def _is_undecided(seen: Snapshot, record: Snapshot) -> bool:
-    """Whether its lease has lapsed, as before, and nobody has found yet that its owner is gone."""
+    """Whether the lease is still lapsed, and its owner has not been found to be gone yet."""
     return seen.token == record.token and standing(seen) is Standing.LAPSED and not seen.lease_expired
 
 
 def erase(store: Store, scope: str) -> Iterator[bool]:
-    """Delete the records of ``scope`` that have ended; yield for each whether it was deleted, and false for the rest.
+    """Delete the records of ``scope`` that have ended. For each record of the scope, yield whether it was deleted.
 
-    A retry of a key that is erased runs again, as new. It reads all records.
+    A retry with an erased key runs again, as new. This reads all records.
     """
     for record in store.records():
         if record.scope == scope:

@@ -1,4 +1,4 @@
-"""What the columns of a record can tell of its life, and no more than that. Pure."""
+"""What the columns of a record can tell about its life, and no more than that. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from django_idempotency.policy import Mode
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``at`` is ``None`` for what happened at a time that is not kept. ``by``: the person who did it."""
+    """An event. ``at`` is ``None`` if its time is not kept. ``by``: the person who did it."""
 
     at: datetime | None
     what: str | Promise
@@ -26,12 +26,12 @@ class Event:
 
 
 def timeline(record: IdempotencyRecord, now: datetime) -> list[Event]:
-    """The events of a record in order, what is still to come too."""
+    """Return the events of a record in order, including those still to come."""
     return in_order(_events(record, now))
 
 
 def in_order(events: Iterator[Event] | list[Event]) -> list[Event]:
-    """By time; what has none keeps its place after what it was told after."""
+    """Sort ``events`` by time. An event without a time keeps its place after the one before it."""
     ordered: list[tuple[datetime | None, Event]] = []
     last = None
     for event in events:
@@ -53,7 +53,7 @@ def _events(record: IdempotencyRecord, now: datetime) -> Iterator[Event]:
     if not record.on_hold:
         deduplicated = _("deduplicates until then") if record.expires_at > now else _("deduplicated until then")
         yield Event(record.expires_at, deduplicated)
-        yield Event(record.purge_at, _("kept until then, at least"))
+        yield Event(record.purge_at, _("kept at least until then"))
 
 
 def _runs(record: IdempotencyRecord) -> Iterator[Event]:
@@ -69,7 +69,7 @@ def _runs(record: IdempotencyRecord) -> Iterator[Event]:
 def _lease(record: IdempotencyRecord, now: datetime) -> Event:
     assert record.locked_until is not None  # by constraint
     if record.mode == Mode.ATOMIC:
-        return Event(record.locked_until, _("claimed for so long; atomic mode does not renew it"))
+        return Event(record.locked_until, _("claimed until then; atomic mode does not renew it"))
     return Event(record.locked_until, _("the lease ran out") if record.locked_until < now else _("the lease ends"))
 
 

@@ -1,4 +1,4 @@
-"""What the maintenance commands share: options, databases, passes in batches that SIGTERM ends cleanly, reports."""
+"""What the maintenance commands share: options, databases, batches that SIGTERM ends cleanly, and reports."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ Result = TypeVar("Result", bound=Summable)
 
 
 class OneLineErrors(BaseCommand):
-    """Ends with one line, and an exit code, where the database refuses or can't be reached.
+    """Ends with one line and an exit code if the database refuses or can't be reached.
 
-    Talks to people in the language in force, and with ``--json`` to programs in English.
+    It writes in the language in force or, with ``--json``, for programs, in English.
     """
 
     about: str | Promise  # the help, in the language in force
-    unreachable = FAILURE  # the exit code then
+    unreachable = FAILURE  # the exit code if the database refuses or can't be reached
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         self.help = str(self.about)  # argparse takes no lazy text
         return super().create_parser(prog_name, subcommand, **kwargs)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run, and end with one line where the database refuses or can't be reached; with ``--json`` in JSON, too."""
+        """Run, and end with one line if the database refuses or can't be reached; with ``--json``, also as JSON."""
         with override(None) if options.get("json") else nullcontext():
             return self._execute(*args, **options)
 
@@ -73,10 +73,10 @@ class OneLineErrors(BaseCommand):
 
 
 class MaintenanceCommand(OneLineErrors):
-    """Takes ``--database`` and ``--json``. Reports on stdout; on a terminal, tells how far it is on stderr.
+    """Takes ``--database`` and ``--json``. Reports on stdout; on a terminal, shows its progress on stderr.
 
-    Without ``--database`` it works on each database with records in turn. One that fails keeps none of the others from
-    being worked on; the command then exits with 1.
+    Without ``--database``, it works on each database with records in turn. If one of them fails, the others are still
+    worked on, and the command then exits with 1.
     """
 
     database: str
@@ -84,48 +84,50 @@ class MaintenanceCommand(OneLineErrors):
     told: threading.Event
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--database", choices=list(connections), help=_("alias; by default all with records"))
+        parser.add_argument(
+            "--database", choices=list(connections), help=_("alias; by default, all databases with records")
+        )
         json_help = _("report as one JSON object for each database, in English")
         parser.add_argument("--json", action="store_true", help=json_help)
 
     def add_page_arguments(self, parser: CommandParser) -> None:
         """Add the options of a command that walks the whole table."""
-        parser.add_argument("--batch", type=number(1, int), help=_("records that are looked at in one transaction"))
-        parser.add_argument("--pause", type=seconds(0), help=_("seconds between two"))
-        parser.add_argument("--max-seconds", type=seconds(0), help=_("begin no further batch after that"))
-        parser.add_argument("--after", type=UUID, help=_("go on after this id, where an earlier run ended"))
-        parser.add_argument("--dry-run", action="store_true", help=_("only count, and change nothing"))
+        parser.add_argument("--batch", type=number(1, int), help=_("records to look at in one transaction"))
+        parser.add_argument("--pause", type=seconds(0), help=_("seconds between two batches"))
+        parser.add_argument("--max-seconds", type=seconds(0), help=_("begin no further batch after this time"))
+        parser.add_argument("--after", type=UUID, help=_("continue after this id, where an earlier run ended"))
+        parser.add_argument("--dry-run", action="store_true", help=_("only count; change nothing"))
 
     def add_selection_arguments(self, parser: CommandParser) -> None:
-        """Add the options that say which records; with several, those for which all of it holds."""
+        """Add the options that select records. If several are given, a record has to match all of them."""
         parser.add_argument("--scope", help=_('a whole scope, such as "auth.user:7"'))
-        parser.add_argument("--scope-prefix", help=_('what a scope begins with, such as "acme/"'))
+        parser.add_argument("--scope-prefix", help=_('the beginning of a scope, such as "acme/"'))
         parser.add_argument("--key", help=_("a whole key, as the client sent it"))
-        parser.add_argument("--record", type=UUID, help=_("the id of a record, or the one that logs show"))
+        parser.add_argument("--record", type=UUID, help=_("the id of a record, or the id that logs show"))
         parser.add_argument("--path", help=_("a whole path"))
 
     def selected(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options that say which records. Raises ``CommandError`` if there is none, or one is empty."""
+        """Return the options that select records. Raise ``CommandError`` if there is none, or if one is empty."""
         selected = {field.name: options[field.name] for field in fields(Selection)}
         try:
             Selection(**selected)
         except ValueError:
             raise CommandError(
-                _("State which records: --scope, --scope-prefix, --key, --record or --path; none may be empty.")
+                _("Pass --scope, --scope-prefix, --key, --record or --path to select records; none may be empty.")
             ) from None
         return selected
 
     def refuse_ambiguous(self, after: UUID | None) -> None:
-        """Raise ``CommandError`` for an id to go on after that does not tell in which database."""
+        """Raise ``CommandError`` for an id to go on after if it could be in several databases."""
         if after is not None and self.several:
-            raise CommandError(_("State with --database which of them to go on in --after that id."))
+            raise CommandError(_("Pass --database to say in which database to continue --after that id."))
 
     def handle(self, *args: Any, **options: Any) -> None:
         if not self.work_on_each(**options):
             sys.exit(FAILURE)
 
     def work_on_each(self, *, database: str | None, **options: Any) -> bool:
-        """``work()`` on the database, or on each; return whether all went well."""
+        """Call ``work()`` for the database, or for each; return whether all went well."""
         wanted = databases() if database is None else (database,)
         self.several = len(wanted) > 1
         with _sigterm() as self.told:
@@ -157,9 +159,9 @@ class MaintenanceCommand(OneLineErrors):
         verbosity: int,
         left: Callable[[Result], float] | None = None,
     ) -> Result:
-        """The sum of the batches, of which there is at least one; ends early, between two, on SIGTERM.
+        """Return the sum of the batches, of which there is at least one. On SIGTERM, end early, between two batches.
 
-        ``left``: how much is left of the work, in whatever measure falls to 0 by the end; for an estimate of the time.
+        ``left`` tells how much work is left, in any measure that falls to 0 by the end. It serves to estimate the time.
         """
         shows = verbosity > 0 and self.stderr.isatty()
         total = next(batches)
@@ -179,7 +181,7 @@ class MaintenanceCommand(OneLineErrors):
         return total
 
     def report(self, facts: Mapping[str, Any], sentence: str, options: Mapping[str, Any]) -> None:
-        """Print ``sentence``, made printable, or with ``--json`` the facts."""
+        """Print ``sentence``, made printable, or the facts with ``--json``."""
         if options["json"]:
             self.stdout.write(json.dumps({"database": self.database, **facts}, default=str))
         elif options["verbosity"] > 0:
@@ -187,16 +189,16 @@ class MaintenanceCommand(OneLineErrors):
 
 
 def _refuse_undecodable(options: Mapping[str, Any]) -> None:
-    """Raise ``CommandError`` for a text that was not UTF-8 on the command line, and so can be in no record."""
+    """Raise ``CommandError`` for a text that was not UTF-8 on the command line, so that no record can have it."""
     for name, value in options.items():
         if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
             raise CommandError(_("The argument %(name)s is not UTF-8.") % {"name": name})
 
 
-# What the database calls it: SQLSTATE, or the number on MariaDB.
+# By the error's code: the SQLSTATE, or the number on MariaDB.
 _REFUSALS: dict[str, str | Promise] = {
     **dict.fromkeys(
-        ("42501", "1142", "1143", "1044", "1227"), gettext_lazy("The database refused it: its role lacks a right")
+        ("42501", "1142", "1143", "1044", "1227"), gettext_lazy("The database refused it: its role lacks a privilege")
     ),
     **dict.fromkeys(("42P01", "1146"), gettext_lazy("A table is missing: run migrate")),
     **dict.fromkeys(("57014", "1969"), gettext_lazy("The database cancelled a statement: it took too long")),
@@ -205,7 +207,7 @@ _REFUSALS: dict[str, str | Promise] = {
 
 
 def _told(error: Exception) -> str:
-    """An error as printable text, without what a database quotes in it."""
+    """Return an error as printable text, without what the database quotes in it."""
     if isinstance(error, CommandError):
         return printable_lines(str(error))
     told = cause(error)
@@ -221,9 +223,9 @@ def _until(told: threading.Event, batches: Iterator[Result]) -> Iterator[Result]
 
 @contextmanager
 def _sigterm() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets, instead of ending the process."""
+    """Yield an event that SIGTERM sets instead of ending the process."""
     told = threading.Event()
-    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+    if threading.current_thread() is not threading.main_thread():  # signals can be handled only there
         yield told
         return
     before = signal.signal(signal.SIGTERM, lambda *_: told.set())
@@ -241,7 +243,7 @@ _UNITS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 24 * 3600}
 
 
 def seconds(smallest: float) -> Callable[[str], float]:
-    """The type of an option that takes a time, not below ``smallest`` seconds: ``90``, ``90s``, ``20min``, ``1.5h``."""
+    """Return the type of an option for a time, at least ``smallest`` seconds: ``90``, ``90s``, ``20min``, ``1.5h``."""
 
     def parse(text: str) -> float:
         found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d|)", text.strip())
@@ -260,7 +262,7 @@ IDS = 2**128
 
 
 def left_of_table(after: UUID | None) -> float:
-    """Return the share of the ids that come after one: what is left of a table that is walked by them."""
+    """Return the share of all ids that come after ``after``: what is left of a table that is walked in their order."""
     return 0.0 if after is None else 1 - after.int / IDS
 
 
@@ -270,15 +272,15 @@ def remaining(whole: float, left: float, seconds: float) -> float | None:
 
 
 def how_far(finished: bool, after: UUID | None) -> str:
-    """What to say in a report of a table that was not looked through to its end; empty if it was."""
+    """Return what a report says of a table that was not looked through to its end; empty if it was."""
     if finished or after is None:
         return ""
-    told = _("%(percent)d %% looked through, go on --after %(id)s.")
+    told = _("%(percent)d %% looked through; continue with --after %(id)s.")
     return told % {"percent": 100 * after.int // IDS, "id": after}
 
 
 def number(smallest: float, kind: type[int] | type[float] = float) -> Callable[[str], float]:
-    """The type of an option that takes a number not below ``smallest``."""
+    """Return the type of an option for a number of at least ``smallest``."""
 
     def parse(text: str) -> float:
         value = kind(text)

@@ -1,4 +1,4 @@
-"""What the commands share that look for one key, and those that decide about it as an operator does in the admin."""
+"""What the commands that look up one key share, and those that decide about it as an operator does in the admin."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ SHOWN = (
 
 
 def facts_of(record: Any) -> dict[str, Any]:
-    """Return what a report in JSON has of a record: neither its response nor its token or fingerprint."""
+    """Return what a JSON report says about a record. It has neither its response nor its token or fingerprint."""
     facts = {name: getattr(record, name) for name in SHOWN}
     return facts | {"standing": str(standing_of(record)), "age": round((record.now - since(record)).total_seconds())}
 
 
 def since(record: Any) -> datetime:
-    """Return since when it has stood as it does: since its claim, or its end."""
+    """Return since when the record has been in its current state: since its claim, or since its end."""
     moment: datetime = record.locked_at or record.updated_at
     return moment
 
@@ -52,12 +52,12 @@ class KeyCommand(MaintenanceCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("key", help=_("the whole key, as the client sent it"))
-        parser.add_argument("--scope", help=_('such as "auth.user:7"; needed if the key is in several'))
+        parser.add_argument("--scope", help=_('a whole scope, such as "auth.user:7"; needed if the key is in several'))
 
     def find(self, options: dict[str, Any]) -> list[tuple[str, Any]]:
-        """Return the records of the key in the scope, or in any, each with its database; at least one.
+        """Return the key's records in the scope, or in any, each with its database. Raise ``CommandError`` if none.
 
-        Sets ``complete``: whether each database was looked at.
+        Set ``complete`` to whether each database was looked at.
         """
         self.found: list[tuple[str, Any]] = []
         self.owners: list[Owner] = []
@@ -71,7 +71,7 @@ class KeyCommand(MaintenanceCommand):
         if self.found:
             raise CommandError(_("The key is not in that scope, but in %(scopes)s.") % {"scopes": _scopes(self.found)})
         if not self.complete:
-            raise CommandError(_("The key was not found, and a database could not be looked at."))
+            raise CommandError(_("The key was not found, but a database could not be looked at."))
         raise CommandError(
             _("Unknown key: there is no record of it. It was never used, or was released, or its retention is over.")
         )
@@ -87,41 +87,41 @@ class KeyCommand(MaintenanceCommand):
 
 
 class DecisionCommand(KeyCommand):
-    """Does ``act`` to the one record of the key that it can be done to, and writes who did and why into its history."""
+    """Does ``act`` to the one record of the key that allows it, and writes who did so and why into its history."""
 
     act: Act
     did: str  # the name of the scope in the JSON report
-    done: str | Promise  # what is told of the key of %(scope)s, then
-    would: str | Promise  # the same of what was only looked at
+    done: str | Promise  # what is then reported about the key of %(scope)s
+    would: str | Promise  # the same for a dry run
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("--by", metavar="USER", help=_("name of the user who decides, for the record's history"))
         parser.add_argument("--note", default="", help=_("why, for the record's history"))
-        parser.add_argument("--dry-run", action="store_true", help=_("only look, and change nothing"))
+        parser.add_argument("--dry-run", action="store_true", help=_("only look; change nothing"))
 
     def decide(self, record: Any, options: dict[str, Any], **named: Any) -> Done | Refused:
-        """Do it, by one of ``maintenance.interventions``. ``named``: its arguments that every one of them has."""
+        """Call one of ``maintenance.interventions``. ``named`` has the arguments that all of them take."""
         raise NotImplementedError
 
     def given(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return what the entry in the history tells of the decision; raise ``CommandError`` for what can't be meant.
+        """Return what the history entry says of the decision. Raise ``CommandError`` for options that can't be meant.
 
-        It is looked at before anything else is done.
+        This is called before anything else is done.
         """
         return {}
 
     def handle(self, *args: Any, **options: Any) -> None:
         given = self.given(options)
         if len(options["note"]) > LONGEST_NOTE:
-            told = _("--note has %(length)d characters; it may have %(most)d.")
+            told = _("--note has %(length)d characters; at most %(most)d are allowed.")
             raise CommandError(told % {"length": len(options["note"]), "most": LONGEST_NOTE})
         found = self.find(options)
         if options["dry_run"]:
             self.database, record = self._chosen(found, options)
         else:
             if lapsed := self._lapsed(found):
-                self._user(options)  # before anything is waited for
+                self._user(options)  # refuse before waiting, not after it
                 self._watch(lapsed, options)
                 found = self.find(options)
             self.database, record = self._chosen(found, options)
@@ -130,12 +130,12 @@ class DecisionCommand(KeyCommand):
         self.report({self.did: [record.scope]}, told % {"scope": record.scope}, options)
 
     def _user(self, options: dict[str, Any]) -> Any:
-        """Return the user that is named, who may do it in the admin, too; the name alone where there is no admin."""
+        """Return the named user, who must have the admin's permission for it; only the name if there is no admin."""
         if not is_kept():
             return options["by"]
         if not options["by"]:
             raise CommandError(
-                _("State with --by the name of the user who decides: the history of the record tells it.")
+                _("Pass --by with the name of the user who decides: it is kept in the history of the record.")
             )
         model: Any = get_user_model()
         name = printable(options["by"])
@@ -144,8 +144,8 @@ class DecisionCommand(KeyCommand):
         except model.DoesNotExist:
             raise CommandError(_("There is no user %(user)s.") % {"user": name}) from None
         permission = f"django_idempotency.{self.act}_idempotencyrecord"
-        if not user.has_perm(permission):  # as nobody has who is not active
-            told = _("The user %(user)s has not the permission %(permission)s.")
+        if not user.has_perm(permission):  # inactive users have none
+            told = _("The user %(user)s does not have the permission %(permission)s.")
             raise CommandError(told % {"user": name, "permission": permission})
         return user
 
@@ -153,7 +153,7 @@ class DecisionCommand(KeyCommand):
         return [] if self.act == Act.EXTEND else [record for _using, record in found if _has_only_lapsed(record)]
 
     def _watch(self, lapsed: list[Any], options: dict[str, Any]) -> None:
-        """Give owners whose leases have lapsed the time to renew them, as they may after an outage of the store."""
+        """Give owners whose leases have lapsed time to renew them, as they may do after an outage of the store."""
         if options["verbosity"] > 0:
             self.stderr.write(_("Its lease ran out: watching whether its owner renews it."), self.style.NOTICE)
         for record in lapsed:
@@ -166,10 +166,10 @@ class DecisionCommand(KeyCommand):
         if not possible:
             raise CommandError("\n".join(self._why_not(record, self._objection(record)) for _using, record in found))
         if len(possible) > 1:
-            told = _("The key is in several scopes; state one of them with --scope: %(scopes)s.")
+            told = _("The key is in several scopes; pass one of them with --scope: %(scopes)s.")
             raise CommandError(told % {"scopes": _scopes(possible)})
         if not self.complete and options["scope"] is None:
-            raise CommandError(_("Nothing is done: the key may be in other scopes, too. State one with --scope."))
+            raise CommandError(_("Nothing was done: the key may also be in other scopes. Pass one with --scope."))
         return possible[0]
 
     def _objection(self, record: Any) -> Refusal | None:
@@ -179,7 +179,7 @@ class DecisionCommand(KeyCommand):
     def _why_not(self, record: Any, why: Refusal | None) -> str:
         told = advice(record)
         what = told.what if why in _TOLD_BY_ADVICE or why is None else f"{why.label} {told.what}"
-        nothing = _("Nothing is done to %(record)s.") % {"record": record}
+        nothing = _("Nothing was done to %(record)s.") % {"record": record}
         safe = _("Safe to do now: %(what)s") % {"what": told.safe}
         return f"{nothing} {what}\n{safe}"
 

@@ -1,3 +1,3 @@
-"""The transactional outbox: events written with the effects they tell of, and published once those have committed."""
+"""The transactional outbox: events are written with the effects they tell of, and published after the commit."""
 
 from __future__ import annotations

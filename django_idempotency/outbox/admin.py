@@ -1,4 +1,4 @@
-"""The admin of the outbox: dead letters first, and a way to have them tried again."""
+"""The admin of the outbox: dead letters come first, with an action to have them tried again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ else:
 
 
 class _ReadOnly:
-    """Nothing is added, changed or deleted by a form."""
+    """Nothing can be added, changed or deleted with a form."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -65,7 +65,7 @@ class OutboxEventAdmin(_ReadOnly, EventModelAdmin):
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[OutboxEvent]:
-        """Dead letters first, then what fails, by age."""
+        """Order dead letters first, then failing events, each by age."""
         rank = Case(
             When(status=Status.DEAD, then=Value(0)),
             When(status=Status.PENDING, attempts__gt=0, then=Value(1)),

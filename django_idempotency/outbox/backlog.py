@@ -1,4 +1,4 @@
-"""Reading the events of a relay's lanes, and noting what came of them. Nothing here stays locked, or open."""
+"""Read the events of a relay's lanes, and note what became of them. No lock and no transaction stays open."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from uuid import UUID
 
 from django.db import connections, transaction
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Exists, Min, OuterRef, Q, QuerySet
 
 from django_idempotency.models import DatabaseNow
 from django_idempotency.outbox.conf import DeadHead, Options
@@ -19,8 +19,8 @@ from django_idempotency.stores.database import ahead
 TABLE = OutboxEvent._meta.db_table
 COLUMNS = ("id", "event_id", "topic", "key", "payload", "content_type", "headers", "lane", "attempts")
 
-# Lane by lane from its own beginning, each from the index of pending events. An event is passed over while an earlier
-# one of its key has failed: those are few, and have an index of their own.
+# Each lane is read from its own beginning, by the index of pending events. An event is passed over while an earlier one
+# of its key has failed. Failed events are few, and have an index of their own.
 READ = f"""
 SELECT event.* FROM unnest(%s::smallint[], %s::bigint[]) AS lane (number, after) CROSS JOIN LATERAL (
     SELECT {", ".join(COLUMNS)} FROM {TABLE} AS later
@@ -35,7 +35,7 @@ SELECT event.* FROM unnest(%s::smallint[], %s::bigint[]) AS lane (number, after)
 ) AS event ORDER BY event.id LIMIT %s
 """
 
-# Of one parameter, however many ids: to take a statement with hundreds apart costs milliseconds.
+# One parameter for any number of ids: it takes milliseconds to parse a statement with hundreds of parameters.
 DELETE = f"DELETE FROM {TABLE} WHERE id = ANY(%s)"
 MARK = f"""
 UPDATE {TABLE} SET status = '{Status.PUBLISHED}', finished_at = statement_timestamp(), available_at = NULL
@@ -57,7 +57,7 @@ class Backlog:
         return OutboxEvent.objects.using(self.using).filter(publisher=self.publisher)
 
     def read(self, after: Mapping[int, int], limit: int) -> list[Event]:
-        """The next events to send, in order: of each lane those whose id is above the one stated for it."""
+        """Return the next events to send, in order: from each lane, those with an id above the one in ``after``."""
         if not after:
             return []
         if connections[self.using].vendor == "postgresql":
@@ -88,21 +88,21 @@ class Backlog:
         )
         return [_event(*row) for row in found.values_list(*COLUMNS)[:limit]]
 
-    def lanes_held_back(self, lanes: Collection[int]) -> set[int]:
-        """The lanes in which a failed event may hold back others."""
+    def held_back(self, lanes: Collection[int]) -> dict[int, int]:
+        """Return, by lane, the id of the first failed event that may hold back others."""
         failed = self.events.filter(lane__in=lanes, attempts__gt=0, status__in=self.blocking).exclude(key="")
-        return set(failed.values_list("lane", flat=True).distinct())
+        return dict(failed.values_list("lane").annotate(first=Min("id")))
 
-    # --- What came of them ---------------------------------------------------------------------------------------
+    # --- What became of them -------------------------------------------------------------------------------------
 
     def note_confirmed(self, events: Sequence[Event]) -> None:
-        """Delete exactly these, or mark them where they are kept, even if another relay holds their lane by now."""
+        """Delete exactly these, or mark them if they are kept, even if another relay holds their lane by now."""
         ids = [event.position for event in events]
         if connections[self.using].vendor == "postgresql":
             with connections[self.using].cursor() as cursor:
                 cursor.execute(DELETE if self.options.retention is None else MARK, [ids])
             return
-        # One by one: for many ids MariaDB may read the whole table, and wait for rows that are not committed yet.
+        # One by one: with many ids, MariaDB may read the whole table, and wait for rows that are not committed yet.
         with transaction.atomic(using=self.using):
             for id in ids:
                 self._note_one(self.events.filter(pk=id))
@@ -113,23 +113,23 @@ class Backlog:
         else:
             row.update(status=Status.PUBLISHED, finished_at=DatabaseNow(), available_at=None)
 
-    def note_refused(self, refused: Iterable[Refused], relay: UUID) -> list[Refused]:
-        """Count an attempt, and try again later or give up; those that were given up.
+    def note_refused(self, refused: Iterable[Refused], relay: UUID) -> tuple[list[Refused], list[Refused]]:
+        """Count an attempt for each event, and try it again later or give it up.
 
-        A relay that has lost its lanes changes nothing.
+        Return those to be tried again, and those given up. A relay that has lost its lanes changes nothing.
         """
         alike: dict[tuple[int, str, bool], list[Refused]] = defaultdict(list)
         for refusal in refused:
             attempts = refusal.event.attempts + 1
             dead = refusal.permanent or attempts >= self.options.max_attempts
             alike[attempts, _storable(refusal.reason), dead].append(refusal)
-        given_up: list[Refused] = []
+        later, given_up = list[Refused](), list[Refused]()
         with transaction.atomic(using=self.using):
             for (attempts, reason, dead), refusals in alike.items():
                 ids = [refusal.event.position for refusal in refusals]
-                if self._fail(ids, attempts, reason, relay, dead=dead) and dead:
-                    given_up += refusals
-        return given_up
+                if self._fail(ids, attempts, reason, relay, dead=dead):
+                    (given_up if dead else later).extend(refusals)
+        return later, given_up
 
     def _fail(self, ids: list[int], attempts: int, reason: str, relay: UUID, *, dead: bool) -> int:
         ours = Lane.objects.using(self.using).filter(publisher=self.publisher, number=OuterRef("lane"), relay_id=relay)
@@ -145,12 +145,12 @@ def _storable(reason: str) -> str:
 
 
 def delay_after(attempts: int, options: Options) -> float:
-    """Seconds until an event is tried again: doubled with each attempt, up to a limit."""
+    """Return the seconds until an event is tried again: doubled with each attempt, up to a limit."""
     return min(options.longest_delay, options.first_delay * 2.0 ** min(attempts - 1, 64))
 
 
 def _a_lanes_share(limit: int, lanes: int) -> int:
-    """How many events of one lane are read at a time: so many that few lanes keep a relay busy, and none fills it."""
+    """Return how many events of a lane to read at a time: a few lanes keep a relay busy, and no single one fills it."""
     return max(32, 2 * limit // lanes)
 
 

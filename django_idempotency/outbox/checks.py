@@ -1,4 +1,4 @@
-"""System checks of the outbox; ``docs/checks.md`` says more of each."""
+"""System checks of the outbox, described in ``docs/checks.md``."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def _default(aliases: Collection[str]) -> list[CheckMessage]:
         return []
     return [
         Warning(
-            "OUTBOX has no publisher called 'default': events whose topic no route fits are kept and never sent.",
-            hint="State one in PUBLISHERS.",
+            "OUTBOX has no publisher called 'default': events whose topic matches no route are kept and never sent.",
+            hint="Add one to PUBLISHERS.",
             id="django_idempotency.W062",
         )
     ]
@@ -55,7 +55,7 @@ def _default(aliases: Collection[str]) -> list[CheckMessage]:
 
 @register(Tags.database, deploy=True)
 def check_backlog(app_configs: Apps, databases: Collection[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """W063 events have been waiting for long."""
+    """W063 events that have been waiting for more than an hour."""
     try:
         using = database()
     except ImproperlyConfigured:

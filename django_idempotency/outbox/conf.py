@@ -1,4 +1,4 @@
-"""What the ``OUTBOX`` entry of the ``IDEMPOTENCY`` setting says."""
+"""The ``OUTBOX`` entry of the ``IDEMPOTENCY`` setting."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _SECONDS = number(0.001, LONGEST)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of the outbox; ``docs/outbox.md`` says what each does. Times are in seconds."""
+    """The options of the outbox, described in ``docs/outbox.md``. Times are in seconds, ``max_payload`` in bytes."""
 
     publishers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata={"rule": BACKENDS})
     routes: Mapping[str, str] = field(default_factory=dict, metadata={"rule": MAPPING})
@@ -67,10 +67,10 @@ class Options:
         validate(self)
         for pattern, alias in self.routes.items():
             if alias not in self.publishers:
-                raise ImproperlyConfigured(f"routes sends {pattern!r} to {alias!r}, which publishers does not have.")
+                raise ImproperlyConfigured(f"routes sends {pattern!r} to {alias!r}, which is not in publishers.")
 
     def publisher_of(self, topic: str) -> str:
-        """Return the alias of the publisher that ``topic`` goes to: the first route that fits, else ``"default"``."""
+        """Return the alias of the publisher for ``topic``: that of the first route that fits, else ``"default"``."""
         return next((alias for pattern, alias in self.routes.items() if fnmatchcase(topic, pattern)), DEFAULT)
 
 
@@ -81,7 +81,7 @@ NAMES = frozenset(name.upper() for name in rules(Options))
 def options() -> Options:
     """Return the options in force.
 
-    Raises ``ImproperlyConfigured``, which names the nearest right name for an unknown one.
+    Raises ``ImproperlyConfigured``. For an unknown name, its message gives the nearest valid one.
     """
     stated = conf().outbox
     if wrong := unknown_names(stated, NAMES):
@@ -93,7 +93,7 @@ def options() -> Options:
 
 
 def make_publisher(alias: str) -> Publisher:
-    """A publisher by its alias. Raises ``ImproperlyConfigured`` if there is none or it can't be made."""
+    """Return a new publisher by its alias. Raises ``ImproperlyConfigured`` if there is none or it can't be made."""
     publishers = options().publishers
     if alias not in publishers:
         raise ImproperlyConfigured(f"OUTBOX: PUBLISHERS has no {alias!r}: {nearest(alias, publishers)}")
@@ -101,9 +101,9 @@ def make_publisher(alias: str) -> Publisher:
     try:
         made = import_string(stated["BACKEND"])(**stated.get("OPTIONS", {}))
     except (ImportError, TypeError) as error:
-        raise ImproperlyConfigured(f"OUTBOX: the publisher {alias!r} can't be made: {error}") from error
+        raise ImproperlyConfigured(f"OUTBOX: the publisher {alias!r} can't be created: {error}") from error
     if not isinstance(made, Publisher):
-        raise ImproperlyConfigured(f"OUTBOX: {stated['BACKEND']} is no {Publisher.__qualname__}.")
+        raise ImproperlyConfigured(f"OUTBOX: {stated['BACKEND']} is not a {Publisher.__qualname__}.")
     return made
 
 

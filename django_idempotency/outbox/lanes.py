@@ -1,4 +1,4 @@
-"""Which lanes are this relay's: an even share among the relays that live, each for as long as its lease is renewed."""
+"""The lanes of a relay: an even share among the live relays, for as long as the relay renews its lease."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ RENEWALS_A_LEASE = 3
 
 
 class Lanes:
-    """The lanes that this relay holds. Its ``id``, new with each joining, is the fencing token.
+    """The lanes that this relay holds. Its ``id`` is the fencing token, and is new each time the relay joins.
 
-    A relay that did not renew its lease in time is removed by another one, and its lanes are free. It finds out by
-    ``are_ours``, which goes by a clock that started before the renewal: it never says yes for too long.
+    If a relay does not renew its lease in time, another relay removes it, and its lanes are free. The removed relay
+    finds out by ``are_ours``, which counts from before the renewal began and so is never true for too long.
     """
 
     def __init__(self, publisher: str, using: str, lease: float) -> None:
@@ -62,7 +62,7 @@ class Lanes:
         self._thread.start()
 
     def leave(self) -> None:
-        """Free the lanes, and stop renewing."""
+        """Free the lanes, and stop renewing the lease."""
         self._left.set()
         self._ours_until = 0.0
         self.numbers = set()
@@ -78,7 +78,7 @@ class Lanes:
         return time.monotonic() < self._ours_until
 
     def expect_progress(self, seconds: float) -> None:
-        """Go on renewing for so many seconds more, and a lease: a relay that hangs longer loses its lanes."""
+        """Go on renewing for ``seconds`` and one lease more. A relay that hangs longer loses its lanes."""
         self._busy_until = time.monotonic() + seconds + self.lease
 
     # --- Renewing ------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class Lanes:
     # --- Sharing -------------------------------------------------------------------------------------------------
 
     def share(self) -> None:
-        """Take or give back lanes, so that every relay has as many. Call it while none of its events is under way."""
+        """Take or give back lanes, for an even share. Call it while none of the relay's events is under way."""
         self._relays.filter(lease_until__lt=DatabaseNow()).delete()
         self.numbers = set(self._lanes.filter(relay_id=self.id).values_list("number", flat=True))
         excess = len(self.numbers) - -(-LANES // max(1, self._relays.count()))
@@ -126,7 +126,7 @@ class Lanes:
         wanted = list(free.values_list("number", flat=True))
         chosen = random.sample(wanted, min(count, len(wanted)))
         if chosen:
-            free.filter(number__in=chosen).update(relay_id=self.id)  # those that no other relay took first
+            free.filter(number__in=chosen).update(relay_id=self.id)  # only those that no other relay took first
             self.numbers = set(self._lanes.filter(relay_id=self.id).values_list("number", flat=True))
 
     @property

@@ -1,4 +1,4 @@
-"""Dead letters and what to do about them; deleting published events that were kept; figures of the outbox."""
+"""Requeue or discard dead letters, delete published events that were kept, and get figures of the outbox."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLEANUP_BATCH = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleaned:
-    """What came of cleaning up. ``finished``: nothing was left that is due."""
+    """The outcome of a cleanup. ``rows``: how many events were deleted. ``finished``: no more events are due."""
 
     rows: int = 0
     finished: bool = True
@@ -37,7 +37,7 @@ class Cleaned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """How a publisher stands. ``oldest``: when its oldest pending event was published; ``age``: seconds since then."""
+    """The state of a publisher. ``oldest``: when its oldest pending event was written. ``age``: seconds since then."""
 
     publisher: str
     pending: int
@@ -49,21 +49,21 @@ class Figures:
 
 
 def database(using: str | None = None) -> str:
-    """The alias of the outbox's database: ``using``, the setting's, or the router's choice."""
+    """Return the alias of the outbox's database: ``using``, else the setting's, else the router's choice."""
     return using or options().using or router.db_for_write(OutboxEvent)
 
 
 def dead_letters(*, topic: str | None = None, using: str | None = None) -> Events:
-    """The events that were given up, in order."""
+    """Return the events that were given up, ordered by id."""
     dead = OutboxEvent.objects.using(database(using)).filter(status=Status.DEAD).order_by("id")
     return dead if topic is None else dead.filter(topic=topic)
 
 
 def requeue(events: Collection[UUID] | None = None, *, topic: str | None = None, using: str | None = None) -> int:
-    """Have dead letters tried again, ``max_attempts`` times less one; how many there were.
+    """Have dead letters tried again, ``max_attempts`` times less one. Return how many there were.
 
-    ``events``: the ids of events; ``None``: all. Where the routes have changed, they go by the new ones. A requeued
-    event still stands before the later ones of its key.
+    ``events``: the ids of events, or ``None`` for all. If the routes have changed, the events take the new ones. A
+    requeued event still comes before the later ones of its key.
     """
     chosen = _chosen(events, topic, using)
     fresh = {"status": Status.PENDING, "attempts": 1, "finished_at": None, "available_at": None}
@@ -78,7 +78,7 @@ def requeue(events: Collection[UUID] | None = None, *, topic: str | None = None,
 
 
 def discard(events: Collection[UUID], *, using: str | None = None) -> int:
-    """Delete dead letters for good; how many there were. Later events of their keys go on."""
+    """Delete dead letters for good. Return how many there were. Later events of their keys go on."""
     return _chosen(events, None, using).delete()[0]
 
 
@@ -88,9 +88,9 @@ def _chosen(events: Collection[UUID] | None, topic: str | None, using: str | Non
 
 
 def cleaning(*, max_seconds: float | None = None, using: str | None = None) -> Iterator[Cleaned]:
-    """Delete published events that are older than ``RETENTION``, a batch at a time; dead letters never.
+    """Delete events that were published longer than ``RETENTION`` ago, a batch at a time. Never delete dead letters.
 
-    ``max_seconds``: begin no further batch after that.
+    Yield the outcome of each batch. ``max_seconds``: begin no further batch after that.
     """
     deadline = None if max_seconds is None else time.monotonic() + max_seconds
     published = OutboxEvent.objects.using(database(using)).filter(status=Status.PUBLISHED)
@@ -106,12 +106,12 @@ def cleaning(*, max_seconds: float | None = None, using: str | None = None) -> I
 
 
 def cleanup(*, max_seconds: float | None = None, using: str | None = None) -> Cleaned:
-    """All of ``cleaning``, and its sum."""
+    """Run all of ``cleaning``, and return its sum."""
     return sum(cleaning(max_seconds=max_seconds, using=using), Cleaned())
 
 
 def figures(*, using: str | None = None) -> list[Figures]:
-    """How each publisher stands that is stated or has events."""
+    """Return the state of each publisher that is configured or has events."""
     using = database(using)
     failing = Q(status=Status.PENDING, attempts__gt=0)
     rows = OutboxEvent.objects.using(using).exclude(status=Status.PUBLISHED).values("publisher").order_by()
@@ -138,5 +138,5 @@ def figures(*, using: str | None = None) -> list[Figures]:
 
 
 def live_relays(*, using: str | None = None) -> QuerySet[Relay]:
-    """The relays whose lease holds."""
+    """Return the relays whose lease has not ended."""
     return Relay.objects.using(database(using)).filter(lease_until__gte=DatabaseNow())

@@ -1,4 +1,4 @@
-"""Events that wait to be published, and which relay publishes which of them."""
+"""The events that wait to be published, and which relay publishes them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EventQuerySet(models.QuerySet["OutboxEvent"]):
 class OutboxEvent(models.Model):
     """An event, from the transaction that published it until its publisher has confirmed it.
 
-    ``id`` orders the events of a key; ``event_id`` is what consumers know it by.
+    ``id`` orders the events of a key. Consumers know the event by its ``event_id``.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -61,7 +61,7 @@ class OutboxEvent(models.Model):
         db_table = "django_idempotency_outbox_event"
         indexes = [
             models.Index("publisher", "lane", "id", name="outbox_event_pending", condition=Q(status=Status.PENDING)),
-            # Few rows: those that may hold back later events of their key.
+            # Few rows: only events that may hold back later ones of their key.
             models.Index(
                 *("publisher", "lane", "key", "id"),
                 name="outbox_event_failed",
@@ -85,9 +85,9 @@ class OutboxEvent(models.Model):
 
 
 class Relay(models.Model):
-    """A relay at work for one publisher. Its ``id`` is the fencing token of its lanes; without the row it has none.
+    """A relay at work for one publisher. Its ``id`` is the fencing token of its lanes.
 
-    One row is renewed however many lanes the relay has.
+    Without this row, the relay has no lanes. One row is renewed, however many lanes it has.
     """
 
     id = models.UUIDField(primary_key=True, editable=False)

@@ -1,4 +1,4 @@
-"""``publish``: an event, in the transaction whose effects it tells of."""
+"""``publish`` writes an event in the transaction whose effects it tells of."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from django.db import connections, router
 from django_idempotency.exceptions import IdempotencyError
 from django_idempotency.outbox.conf import options
 from django_idempotency.outbox.models import LANES, OutboxEvent, Status
+from django_idempotency.stores.distribution import is_distributed
 
 CHANNEL = "django_idempotency_outbox"
 JSON = "application/json"
@@ -46,7 +47,7 @@ class PublishedOutsideTransaction(IdempotencyError):
 
 
 class InvalidEvent(IdempotencyError, ValueError):
-    """What was to be published can't be: the message names the value, its limit and what to do."""
+    """The event can't be published. The message names the value, its limit and what to do."""
 
 
 def publish(
@@ -61,18 +62,20 @@ def publish(
 ) -> UUID:
     """Publish an event if, and only if, the open transaction commits. Return its id.
 
-    The id is what consumers recognise a redelivery by: AMQP's ``message_id``, ``Nats-Msg-Id``, CloudEvents' ``id``,
-    ``webhook-id``, the deduplication id of SQS, the id of a Celery task.
+    Consumers recognise a redelivery by the id. It is AMQP's ``message_id``, ``Nats-Msg-Id``, CloudEvents' ``id``,
+    ``webhook-id``, the deduplication id of SQS, or the id of a Celery task.
 
-    ``topic``: what routes go by.
-    ``payload``: bytes are sent as they are, anything else as JSON. ``content_type`` overrides the usual one of either.
-    ``key``: events with the same key are published in order; without one, in no order.
-    ``headers``: sent along. A W3C ``traceparent`` is added where OpenTelemetry has a span open.
-    ``record_id``: the idempotency record that the event comes of, for the admin.
-    ``using``: the alias of the effects' database, where the outbox is migrated; by default the router's choice.
+    ``topic``: what routes are chosen by.
+    ``payload``: bytes are sent as they are, anything else as JSON.
+    ``content_type``: overrides the usual one of bytes or JSON.
+    ``key``: events with the same key are published in order. Events without a key have no order.
+    ``headers``: sent with the event. A W3C ``traceparent`` is added if OpenTelemetry has a span open.
+    ``record_id``: the idempotency record that the event comes from, for the admin.
+    ``using``: the alias of the database of the effects, which must have the outbox's tables. The default is the
+    ``USING`` option of ``OUTBOX``, or else the router's choice.
 
-    Raises ``PublishedOutsideTransaction`` outside a transaction (a test case's own counts as one), ``InvalidEvent`` for
-    what can't be sent, and ``TypeError`` for what JSON can't hold.
+    Raises ``PublishedOutsideTransaction`` outside a transaction (a test case's own counts as one), ``InvalidEvent`` if
+    the event can't be sent, and ``TypeError`` if JSON can't hold the payload.
     """
     using = using or options().using or router.db_for_write(OutboxEvent)
     if not connections[using].in_atomic_block:
@@ -96,13 +99,13 @@ def publish(
 
 
 def new_event_id() -> UUID:
-    """A UUID of version 7 (RFC 9562): ids of the same time are neighbours in their index."""
+    """Return a UUID of version 7 (RFC 9562), so that ids of the same time are neighbours in their index."""
     milliseconds = time.time_ns() // 1_000_000 & (1 << 48) - 1
     return UUID(int=milliseconds << 80 | 7 << 76 | secrets.randbits(12) << 64 | 2 << 62 | secrets.randbits(62))
 
 
 def lane_of(key: str, event_id: UUID) -> int:
-    """The lane of all events with this key; an event without one goes to any."""
+    """Return the lane of all events with this key. An event without a key goes to any lane."""
     return zlib.crc32(key.encode() or event_id.bytes) % LANES
 
 
@@ -112,8 +115,11 @@ def _insert(using: str, **values: Any) -> None:
         OutboxEvent.objects.using(using).create(**values)
         return
     row = {**values, "headers": json.dumps(values["headers"])}
+    apart = options().notify and is_distributed(using)  # Citus does not accept this function in RETURNING
     with connection.cursor() as cursor:
-        cursor.execute(INSERT + NOTIFY * options().notify, list(row.values()))
+        cursor.execute(INSERT + NOTIFY * (options().notify and not apart), list(row.values()))
+        if apart:
+            cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, values["publisher"]])
 
 
 def _encoded(payload: Any) -> tuple[bytes, str]:
@@ -131,7 +137,8 @@ def _check(topic: str, key: str, body: bytes) -> None:
         _checked_name("key", key)
     if len(body) > (most := options().max_payload):
         raise InvalidEvent(
-            f"The payload has {len(body)} bytes, and {most} are allowed. Send a reference to it, or raise MAX_PAYLOAD."
+            f"The payload has {len(body)} bytes, but at most {most} are allowed. Send a reference to it, or raise "
+            "MAX_PAYLOAD."
         )
 
 
@@ -158,7 +165,7 @@ def _headers(stated: Mapping[str, str]) -> dict[str, str]:
 
 
 def _trace_context() -> dict[str, str]:
-    """The W3C trace context of the open span, where the process has OpenTelemetry loaded."""
+    """Return the W3C trace context of the open span, if the process has OpenTelemetry loaded."""
     if "opentelemetry" not in sys.modules:
         return {}
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

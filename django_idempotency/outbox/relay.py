@@ -1,4 +1,4 @@
-"""The relay: reads events, has them published, and notes what was confirmed."""
+"""The relay reads events, has them published, and notes which were confirmed."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 
 
 class EventRelay:
-    """Publishes the events of one publisher, beside any number of others that do the same.
+    """Publishes the events of one publisher, beside any number of other relays of that publisher.
 
-    No transaction is open and no row is locked while events are being sent. At least once: what was sent and confirmed
-    when the process died is sent again.
+    No transaction is open and no row is locked while events are being sent. Events are sent at least once: if the
+    process dies before it has noted a confirmation, the event is sent again.
     """
 
     def __init__(self, alias: str, *, using: str | None = None) -> None:
@@ -56,17 +56,18 @@ class EventRelay:
     # --- Running -------------------------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event) -> None:
-        """Publish until ``stop`` is set; outages of the database and of the broker are waited out."""
+        """Publish until ``stop`` is set. Wait out outages of the database and the broker."""
         with self._ending():
             while not stop.is_set():
                 with self._waiting_out(stop):
                     if self.step() == 0:
+                        self.lanes.expect_progress(self.options.poll)
                         self.wakeup.wait(self.options.poll, stop)
 
     def run_once(self) -> int:
-        """Publish what can be published now; how many events it was.
+        """Publish what can be published now. Return the number of events.
 
-        Raises ``PublisherUnavailable`` and the database's errors.
+        Raises ``PublisherUnavailable`` and database errors.
         """
         with self._ending():
             while self.step():
@@ -74,7 +75,7 @@ class EventRelay:
         return self.published
 
     def step(self) -> int:
-        """Take one batch of events through; how many there were."""
+        """Read and publish one batch of events. Return how many were read."""
         self._see_to_lanes()
         events = self._read()
         if events:
@@ -123,13 +124,11 @@ class EventRelay:
             self._share_at = time.monotonic() + self.options.poll
 
     def _read(self) -> list[Event]:
-        held_back = self.backlog.lanes_held_back(self.lanes.numbers)
+        held_back = self.backlog.held_back(self.lanes.numbers)
         begun = time.monotonic()
         events = self.backlog.read(self.cursor.after(self.lanes.numbers, held_back, begun), self.options.batch)
         now = time.monotonic()
-        if self.cursor.sweeps:
-            self.cursor.has_swept(now - begun, now)
-        self.cursor.has_read(events, now)
+        self.cursor.has_read(events, now - begun, now)
         return events
 
     # --- Publishing ----------------------------------------------------------------------------------------------
@@ -144,7 +143,7 @@ class EventRelay:
             self._note(outcomes)
 
     def _send_in_waves(self, events: Sequence[Event], outcomes: list[Outcome]) -> None:
-        """Send them, an event only once the one before it of its key was confirmed; for as long as a batch may take."""
+        """Send each event once the previous one of its key is confirmed. Stop when the batch has used up its time."""
         begun, stuck = time.monotonic(), set[str]()
         for wave in waves(events):
             if not self.lanes.are_ours or time.monotonic() - begun > self.options.send_timeout:
@@ -165,24 +164,26 @@ class EventRelay:
                 self._send([event], outcomes)
 
     def _send(self, events: Sequence[Event], outcomes: list[Outcome]) -> None:
-        """Send together, and find out which event is to blame if that fails.
+        """Send ``events`` together, and find out which one is to blame if that fails.
 
-        One that stays unconfirmed while others are confirmed is. Where none was, each is sent alone the next time, and
-        is to blame if that fails too. A broken connection that is only old is no event's fault.
+        An event that stays unconfirmed while others are confirmed is to blame. If none was confirmed, or the connection
+        broke, each is sent alone the next time, and is to blame if that fails too. If a connection broke only because
+        it was old, no event is at fault.
         """
-        done, lost = set[int](), None
+        done, confirmed, lost = set[int](), False, None
         try:
             self.publisher.connect()
             for outcome in self.publisher.send(events, self.options.send_timeout):
                 outcomes.append(outcome)
                 done.add(outcome.event.position)
+                confirmed |= isinstance(outcome, Confirmed)
         except ConnectionLost as error:
             lost = error
         silent = [event for event in events if event.position not in done]
         if silent:
             self.publisher.close()
         was_alone = len(events) == 1 and events[0].position in self._suspects
-        if was_alone or (done and not lost):
+        if was_alone or (confirmed and not lost):
             reason = f"connection lost: {lost}" if lost else f"no confirmation within {self.options.send_timeout:g} s"
             outcomes.extend(Refused(event, reason) for event in silent)
             self._suspects -= {event.position for event in events}
@@ -195,8 +196,8 @@ class EventRelay:
         if confirmed:
             self.backlog.note_confirmed(confirmed)
             self.published += len(confirmed)
-        dead = self.backlog.note_refused(refused, self.lanes.id) if refused else []
-        signals.tell(self.alias, confirmed, refused, dead, self.using)
+        later, dead = self.backlog.note_refused(refused, self.lanes.id) if refused else ([], [])
+        signals.tell(self.alias, confirmed, later, dead, self.using)
 
 
 def _reason(error: Exception) -> str:

@@ -1,12 +1,12 @@
-"""What happened to an event of the outbox. Sent by the relay, once the fact stands; receivers' errors are logged.
+"""Signals about events of the outbox. The relay sends them once the fact is noted; receivers' errors are logged.
 
-For metrics there are ``outbox_published`` and others in ``django_idempotency.signals``, sent once for a batch.
+For metrics, use ``outbox_published`` and others in ``django_idempotency.signals``, which are sent once for each batch.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from django.dispatch import Signal
@@ -21,18 +21,17 @@ event_dead_lettered = Signal()  # event, reason, attempts; it is not tried again
 
 
 def tell(
-    publisher: str, confirmed: Sequence[Event], refused: Sequence[Refused], dead: Collection[Refused], using: str
+    publisher: str, confirmed: Sequence[Event], failed: Sequence[Refused], dead: Sequence[Refused], using: str
 ) -> None:
-    """Send the signals of a batch, with the alias of the publisher as ``sender``. ``using``: alias of its database."""
+    """Send the signals of a batch. ``publisher``: its alias, the ``sender``. ``using``: the alias of the database."""
     signals.send_of_outbox(signals.outbox_published, publisher, len(confirmed), using)
-    signals.send_of_outbox(signals.outbox_failed, publisher, len(refused) - len(dead), using)
+    signals.send_of_outbox(signals.outbox_failed, publisher, len(failed), using)
     signals.send_of_outbox(signals.outbox_dead_lettered, publisher, len(dead), using)
     for event in confirmed if event_published.receivers else ():
         _send(event_published, publisher, event)
-    given_up = {refusal.event.position for refusal in dead}
-    for refusal in refused:
-        signal = event_dead_lettered if refusal.event.position in given_up else event_failed
-        _send(signal, publisher, refusal.event, reason=refusal.reason, attempts=refusal.event.attempts + 1)
+    for signal, refused in ((event_failed, failed), (event_dead_lettered, dead)):
+        for refusal in refused:
+            _send(signal, publisher, refusal.event, reason=refusal.reason, attempts=refusal.event.attempts + 1)
 
 
 def _send(signal: Signal, publisher: str, event: Event, **named: Any) -> None:

@@ -1,4 +1,4 @@
-"""Deleting published events as a Celery task, with a schedule for beat. Settings may import it."""
+"""A Celery task that deletes published events, with a schedule for beat. Settings may import this module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
 
 @shared_task(name="django_idempotency.outbox.cleanup")
 def cleanup(**options: Any) -> dict[str, Any]:
-    """``maintenance.cleanup``, with its options."""
+    """Run ``maintenance.cleanup`` with its options."""
     from django_idempotency.outbox import maintenance
 
     return asdict(maintenance.cleanup(**options))

@@ -1,4 +1,4 @@
-"""Waiting for events: until a commit tells of one where the database can, and never longer than a poll."""
+"""Wait for events, until a commit tells of one if the database can, and never longer than a poll."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from django_idempotency.stores.connections import has_psycopg3
 
 
 class Wakeup:
-    """Waits by LISTEN on PostgreSQL, on a connection of its own; elsewhere, and behind a pooler, by the clock.
+    """Waits with LISTEN on PostgreSQL, on a connection of its own. Elsewhere and behind a pooler, waits by the clock.
 
-    A pooler in transaction mode would deliver the notifications to another client. It shows: the process that answers
-    is another than the one that the connection was opened to.
+    A pooler in transaction mode would deliver the notifications to another client. It is detected by the process id:
+    the process that answers is not the one that the connection was opened to.
     """
 
     def __init__(self, publisher: str, using: str, *, listen: bool) -> None:
@@ -30,9 +30,9 @@ class Wakeup:
         return self._connection is not None
 
     def wait(self, seconds: float, stop: threading.Event) -> None:
-        """Return when an event of the publisher may have been committed, at the latest after so many seconds.
+        """Return when an event of the publisher may have been committed, at the latest after ``seconds``.
 
-        At once where listening has only begun, or was cut off: nothing told of what was committed before, or meanwhile.
+        Return at once if listening has only begun or was cut off, because events may have been committed unnoticed.
         """
         if self._connection is None:
             if not self._begins_to_listen():

@@ -1,4 +1,4 @@
-"""Order by key while many events are under way: at most one of a key at a time."""
+"""Keep the order by key while many events are being sent: at most one of a key at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django_idempotency.outbox.publishers.base import Event
 
 
 def waves(events: Iterable[Event]) -> list[list[Event]]:
-    """Divide ``events``, in their order, so that no part has two of a key and each key's follow each other."""
+    """Divide ``events``, in order, so that no part has two of a key and a key's events are in successive parts."""
     parts: list[list[Event]] = []
     met: dict[str, int] = defaultdict(int)
     for event in events:
@@ -23,5 +23,5 @@ def waves(events: Iterable[Event]) -> list[list[Event]]:
 
 
 def without_keys(events: Sequence[Event], keys: set[str]) -> list[Event]:
-    """Those of ``events`` whose key is not among ``keys``, because an earlier one of it is not out yet."""
+    """Return the ``events`` whose key is not in ``keys``: an earlier event of these keys is not published yet."""
     return [event for event in events if event.key not in keys]

@@ -1,6 +1,6 @@
 """What the catalog says of the record table and its partitions. PostgreSQL only.
 
-Names tell nothing, so it does not matter who made a partition.
+The names of partitions are not interpreted, so it does not matter who made a partition.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from django_idempotency.stores.errors import RETIRED, UNTIL
 
 
 def _microseconds(when: str) -> str:
-    """A time in SQL, as the microseconds since 1970: the same in whatever zone and style the session has its times."""
+    """Return SQL for a time as microseconds since 1970, which depends on no time zone or date style of the session."""
     return f"(extract(epoch FROM {when}) * 1000000)::bigint"
 
 
@@ -32,7 +32,7 @@ SELECT quote_ident(nspname), {_microseconds("statement_timestamp()")}, relkind =
 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE pg_class.oid = '{TABLE}'::regclass
 """
 
-# Infinity is no end, like MINVALUE and MAXVALUE.
+# Infinity is no bound, like MINVALUE and MAXVALUE.
 LOWER, UPPER = (
     f"(regexp_match(bounds, '{end} [(]''((?!-?infinity)[^'']+)''[)]'))[1]::timestamptz" for end in ("FROM", "TO")
 )
@@ -54,7 +54,7 @@ ORDER BY lower NULLS FIRST, upper
 
 
 def read_layout(*, using: str | None = None) -> Layout:
-    """How the table is divided. Raises ``PartitionsUnsupported`` on a database other than PostgreSQL."""
+    """Return how the table is divided. Raises ``PartitionsUnsupported`` on a database other than PostgreSQL."""
     alias = postgresql(using)
     with connections[alias].cursor() as cursor:
         cursor.execute(LAYOUT)
@@ -73,7 +73,7 @@ def read_layout(*, using: str | None = None) -> Layout:
 
 
 def postgresql(using: str | None) -> str:
-    """The alias of the records' database, which has to be PostgreSQL."""
+    """Return the alias of the records' database. Raises ``PartitionsUnsupported`` if it is not PostgreSQL."""
     alias = record_database(using)
     if connections[alias].vendor != "postgresql":
         raise PartitionsUnsupported(alias)
@@ -81,7 +81,10 @@ def postgresql(using: str | None) -> str:
 
 
 def contents_of(cursor: Any, partition: Partition) -> Contents:
-    """By the partial indexes alone, and through the table, for a role that has no rights on its partitions."""
+    """Return what ``partition`` contains.
+
+    It is read by the partial indexes alone, and through the table, for a role that has no rights on its partitions.
+    """
     rows = _rows_of(partition)
     live, terminal = (", ".join(f"'{status.value}'" for status in statuses) for statuses in (LIVE, TERMINAL))
     statement = (
@@ -113,7 +116,7 @@ ORDER BY 1
 
 
 def left_behind(alias: str) -> list[str]:
-    """Retired partitions that are detached, but not dropped yet."""
+    """Return the retired partitions that are detached, but not dropped yet."""
     with connections[alias].cursor() as cursor:
         cursor.execute(LEFT_BEHIND)
         return [name for (name,) in cursor.fetchall()]

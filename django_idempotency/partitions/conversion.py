@@ -1,6 +1,6 @@
-"""Making the record table partitioned, in place and under load, and plain again.
+"""Make the record table partitioned, in place and under load, or make it plain again.
 
-What is read from the catalog becomes a ``Plan``, a list of statements; what runs is nothing but the plan.
+What is read from the catalog becomes a ``Plan``, a list of statements. Nothing but the plan is run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FIRST, AWAY = f"{TABLE}_p0", f"{TABLE}_away"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """``before``: each in a transaction of its own. ``switch``: all in one, for which claims wait."""
+    """``before``: each in a transaction of its own. ``switch``: all in one transaction, for which claims wait."""
 
     before: tuple[str, ...] = ()
     switch: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """``partitioned``: what the table is now. ``changed``: false if it was that before."""
+    """``partitioned``: what the table is now. ``changed``: false if it was that already."""
 
     partitioned: bool = False
     changed: bool = False
@@ -62,7 +62,7 @@ class Converted:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """``aside``: its name as the first partition's."""
+    """``aside``: the index's name once it belongs to the first partition."""
 
     name: str
     aside: str
@@ -72,10 +72,10 @@ class Index:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """What a table is beside its columns. Definitions and grants are statements, about whatever has its name then.
+    """What a table has beside its columns. Definitions and grants are statements about whatever has its name then.
 
-    ``indexes``: the primary key and then the others. ``grants``: its comment and publications, too. ``published``:
-    whether any publication has it, for all tables included. ``obstacles``: what a conversion would lose.
+    ``indexes``: the primary key and then the others. ``grants``: including its comment and publications. ``published``:
+    whether any publication includes it, even one for all tables. ``obstacles``: what a conversion would lose.
     """
 
     schema: str
@@ -96,14 +96,14 @@ class Table:
 
 
 def enable_plan_for(table: Table) -> Plan:
-    """The table becomes the first partition, of all that is made before the day after tomorrow; others follow it."""
+    """Return a plan to make the table the first partition, of all made before the day after tomorrow. Others follow."""
     midnight = table.now.replace(hour=0, minute=0, second=0, microsecond=0)
     boundary = midnight + 2 * DAY
     first, next_one = f"{table.schema}.{FIRST}", Bounds(boundary, boundary + DAY)
     forget = f"DROP CONSTRAINT {UNTIL}"
     return Plan(
         before=(
-            # With this CHECK, attaching needs no look at the rows. It is dropped again with the switch.
+            # With this CHECK, the table can be attached without a look at the rows. The switch drops it again.
             f"ALTER TABLE {table.name} ADD CONSTRAINT {UNTIL} CHECK (created_at < '{stamp(boundary)}') NOT VALID",
             f"ALTER TABLE {table.name} VALIDATE CONSTRAINT {UNTIL}",
         ),
@@ -125,7 +125,7 @@ def enable_plan_for(table: Table) -> Plan:
 
 
 def disable_plan_for(table: Table) -> Plan:
-    """All rows are copied to a plain table, under the lock of the partitioned one."""
+    """Return a plan to copy all rows to a plain table, under the lock of the partitioned one."""
     away = f"{table.schema}.{AWAY}"
     return Plan(
         switch=(
@@ -172,7 +172,7 @@ SELECT format('ALTER PUBLICATION %I ADD TABLE {TABLE}', pubname)
 FROM pg_publication_rel JOIN pg_publication ON pg_publication.oid = prpubid WHERE prrelid = '{TABLE}'::regclass
 """
 
-# Of the table or its partitions; those for all tables, or for all of a schema, included.
+# Publications of the table or its partitions, including those for all tables or for all of a schema.
 PUBLICATIONS = f"""
     pg_publication_tables JOIN pg_publication USING (pubname)
         JOIN pg_namespace ON nspname = schemaname
@@ -183,7 +183,7 @@ PUBLICATIONS = f"""
 """
 PUBLISHED = f"SELECT EXISTS (SELECT FROM {PUBLICATIONS})"
 
-# What would be lost, or stay behind at the old table, or is where something has to go; by a name that says what it is.
+# What would be lost, would stay behind at the old table, or takes a place that is needed; each with its name.
 OBSTACLES = f"""
 SELECT pg_describe_object(classid, objid, objsubid) FROM pg_depend
 WHERE refclassid = 'pg_class'::regclass AND refobjid = '{TABLE}'::regclass AND deptype = 'n'
@@ -265,23 +265,23 @@ def _table(alias: str) -> Table:
 
 
 def enable_plan(*, using: str | None = None) -> Plan:
-    """Return what ``enable`` would do; nothing if the table is partitioned. Arguments and errors as there."""
+    """Return what ``enable`` would do; nothing if the table is partitioned. Arguments and errors as for ``enable``."""
     table = _convertible(postgresql(using))
     return Plan() if table.partitioned else enable_plan_for(table)
 
 
 def enable(*, using: str | None = None) -> Converted:
-    """Make the table partitioned by day. Claims wait for it some 100 ms at a time, and go on as before.
+    """Make the table partitioned by day. Claims wait for it about 100 ms at a time, and go on as before.
 
-    Keys that are there are kept, live ones included. What is left to be made are the partitions ``ensure`` makes.
-    ``using``: the database's alias, by default the settings'. Raises ``NotConvertible`` if something is in the way, or
-    if a lock could not be had, and ``PartitionsUnsupported`` elsewhere than on PostgreSQL; nothing is changed then.
+    Existing keys are kept, live ones included. The partitions that ``ensure`` makes still have to be made afterwards.
+    ``using``: the database's alias; default: the settings'. Raises ``NotConvertible`` if something is in the way or if
+    a lock could not be had, and ``PartitionsUnsupported`` on databases other than PostgreSQL. Then nothing is changed.
     """
     return reduce(add, enable_in_steps(using=using))
 
 
 def enable_in_steps(*, using: str | None = None) -> Iterator[Converted]:
-    """``enable``, a step at a time. Left half-way, it takes back what it did."""
+    """Do the same as ``enable``, a step at a time. If it is left half-way, it takes back what it did."""
     alias = postgresql(using)
     with _alone(alias):
         if read_layout(using=alias).halfway:
@@ -293,14 +293,14 @@ def enable_in_steps(*, using: str | None = None) -> Iterator[Converted]:
                 _patiently(alias, methodcaller("execute", statement))
                 yield Converted()
             changed = bool(before) and _switch(alias, plan)
-        except BaseException:  # a Ctrl-C too must leave no table half converted
+        except BaseException:  # Ctrl-C, too, must leave no table half converted
             _take_back(alias)
             raise
     yield Converted(partitioned=True, changed=changed)
 
 
 def disable_plan(*, using: str | None = None) -> Plan:
-    """Return what ``disable`` would do; nothing where the table is plain. Arguments and errors as for ``enable``."""
+    """Return what ``disable`` would do; nothing if the table is plain. Arguments and errors as for ``enable``."""
     table = _convertible(postgresql(using))
     return disable_plan_for(table) if table.partitioned else Plan()
 
@@ -321,19 +321,19 @@ def _take_back(alias: str) -> None:
         if read_layout(using=alias).halfway:
             take_back_check(alias)
     except DatabaseError as error:
-        message = "%s is left at %s: run idempotency_partitions ensure (%s)"
+        message = "%s was left on %s: run idempotency_partitions ensure (%s)"
         log(logging.ERROR, "half_way", message, UNTIL, TABLE, cause(error))
 
 
 def _convertible(alias: str) -> Table:
     table = _table(alias)
     if table.obstacles:
-        raise NotConvertible("In the way, or it would be lost: " + "; ".join(table.obstacles))
+        raise NotConvertible("These are in the way or would be lost: " + "; ".join(table.obstacles))
     return table
 
 
 def _switch(alias: str, plan: Callable[[], Plan]) -> bool:
-    """Do what the plan says under the table's lock: what would be lost may have come before that."""
+    """Make the plan under the table's lock and run it: something that would be lost may have come before that."""
 
     def switch(cursor: Any) -> bool:
         cursor.execute(f"LOCK TABLE {TABLE} IN ACCESS EXCLUSIVE MODE")
@@ -346,7 +346,7 @@ def _switch(alias: str, plan: Callable[[], Plan]) -> bool:
 
 
 def _patiently(alias: str, work: Callable[[Any], T]) -> T:
-    """``work`` in one transaction, begun again until its locks are had."""
+    """Run ``work`` in one transaction, and begin it again until it has its locks."""
 
     def convert() -> T:
         with short_transaction(alias, lock_timeout=LOCK_TIMEOUT) as cursor:
@@ -359,11 +359,12 @@ def _patiently(alias: str, work: Callable[[Any], T]) -> T:
         if not is_conflict(error):
             raise
         raise NotConvertible(
-            f"The lock of {TABLE} could not be had {ATTEMPTS} times. {_users(alias)} Try when it is not in use."
+            f"The lock on {TABLE} could not be obtained in {ATTEMPTS} attempts. {_users(alias)} Try again when it is "
+            "not in use."
         ) from error
 
 
-# Roles without pg_read_all_stats see no more of other roles' sessions than that there are some.
+# A role without pg_read_all_stats sees no more of other roles' sessions than that they exist.
 USERS = f"""
 SELECT DISTINCT format(
     '%s (%s%s)', pid, coalesce(backend_type, 'unknown'),
@@ -375,16 +376,16 @@ WHERE relation = '{TABLE}'::regclass AND granted AND pid <> pg_backend_pid() ORD
 
 
 def _users(alias: str) -> str:
-    """Which sessions use the table now, by their numbers."""
+    """Return a sentence that lists the sessions that use the table now, by process id."""
     with connections[alias].cursor() as cursor:
         cursor.execute(USERS)
         users = ", ".join(user for (user,) in cursor.fetchall())
-    return f"In use now by {users}." if users else "Nothing uses it now."
+    return f"In use now by {users}." if users else "Nothing is using it now."
 
 
 @contextmanager
 def _alone(alias: str) -> Iterator[None]:
     with at_work(alias, alone=True) as alone:
         if not alone:
-            raise NotConvertible("Another session is converting the table, or dropping partitions of it.")
+            raise NotConvertible("Another session is converting the table or dropping partitions of it.")
         yield

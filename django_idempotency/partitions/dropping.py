@@ -1,4 +1,4 @@
-"""Dropping partitions whose records are all past their time."""
+"""Drop partitions whose records are all past their time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from django_idempotency.partitions.locks import (
 from django_idempotency.partitions.report import status
 from django_idempotency.stores.errors import RETIRED, is_conflict
 
-GONE = gettext_noop("gone meanwhile")
+GONE = gettext_noop("gone in the meantime")
 IN_USE = gettext_noop("in use by a long transaction")
 CONVERTED = gettext_noop("the table is being converted")
 
@@ -36,7 +36,7 @@ CONVERTED = gettext_noop("the table is being converted")
 class Dropped:
     """``dropped``: the partitions that are gone. ``kept``: those that are over but stay, with the reason.
 
-    ``partitioned``: false if the table is plain, where there is nothing to do.
+    ``partitioned``: false if the table is plain, so that there is nothing to do.
     """
 
     dropped: tuple[str, ...] = ()
@@ -48,18 +48,18 @@ class Dropped:
 
 
 def drop(*, using: str | None = None) -> Dropped:
-    """Drop the partitions in which nothing is live, on hold or still to be kept: all responses are past ``purge_at``.
+    """Drop the partitions in which no record is live, on hold or still to be kept: all responses are past ``purge_at``.
 
-    Begun again after an interruption, it goes on; two at once are harmless, and so is calling it on a plain table.
+    If it is interrupted, the next call continues. Two calls at once are harmless, and so is a call on a plain table.
 
-    ``using``: the database's alias, by default the settings'. Raises ``PartitionsUnsupported`` on other databases than
+    ``using``: the database's alias; default: the settings'. Raises ``PartitionsUnsupported`` on databases other than
     PostgreSQL.
     """
     return reduce(add, drop_in_steps(using=using))
 
 
 def drop_in_steps(*, using: str | None = None) -> Iterator[Dropped]:
-    """``drop``, a partition at a time."""
+    """Do the same as ``drop``, a partition at a time."""
     alias = postgresql(using)
     with at_work(alias, alone=False) as undisturbed:
         found = patiently(partial(read_layout, using=alias))
@@ -75,7 +75,7 @@ def drop_in_steps(*, using: str | None = None) -> Iterator[Dropped]:
 
 
 def drop_plan(*, using: str | None = None) -> list[str]:
-    """Return the statements that ``drop`` would run, if nothing changed meanwhile. Arguments and errors as there."""
+    """Return the statements that ``drop`` would run if nothing changed. Arguments and errors as for ``drop``."""
     found = status(using=using)
     plan = []
     for standing in found.partitions:
@@ -85,7 +85,7 @@ def drop_plan(*, using: str | None = None) -> list[str]:
 
 
 class _Stays(Exception):
-    """The partition can't be dropped now, and why."""
+    """The partition can't be dropped now. The argument says why."""
 
 
 def _drop(alias: str, name: str) -> Dropped:
@@ -98,7 +98,7 @@ def _drop(alias: str, name: str) -> Dropped:
 
 
 def _examined(alias: str, name: str) -> Partition:
-    """The partition as it is by now. Raises ``_Stays`` unless it can go."""
+    """Return the partition as it is now. Raises ``_Stays`` if it can't go."""
     found = read_layout(using=alias)
     partition = next((partition for partition in found.partitions if partition.name == name), None)
     if partition is None:
@@ -112,7 +112,7 @@ def _examined(alias: str, name: str) -> Partition:
 
 
 def _looked_at(alias: str, name: str) -> Partition:
-    """``_examined``, in no transaction: the check may be a deadlock's victim, and is then repeated."""
+    """Call ``_examined`` outside a transaction: the check may be a deadlock's victim, and is then repeated."""
     return patiently(partial(_examined, alias, name))
 
 
@@ -122,8 +122,8 @@ def removal(name: str, retired: bool, detaching: bool) -> list[str]:
 
 
 def _retirement(name: str) -> list[str]:
-    # Transactions that have locked, changed or made a row in it are waited for: no row can come to life between the
-    # check and the end. Later transactions find it empty, and closed.
+    # This waits for transactions that have locked, changed or made a row in the partition, so no row can come to life
+    # between the check and the end. Later transactions find the partition empty and closed.
     return [
         f"LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE",
         f"TRUNCATE TABLE {name}",
@@ -132,7 +132,7 @@ def _retirement(name: str) -> list[str]:
 
 
 def _retire(alias: str, name: str) -> None:
-    """Empty it and close it for good."""
+    """Empty the partition and close it for good."""
 
     def retire() -> None:
         lock, *closing = _retirement(name)
@@ -155,7 +155,7 @@ def _retire(alias: str, name: str) -> None:
 
 
 def _detach(alias: str, name: str) -> None:
-    """Wait until the transactions that use the table have ended. No other session waits for this one meanwhile."""
+    """Wait for the transactions that use the table, and detach the partition. No other session waits for this one."""
     begun = _looked_at(alias, name).detaching
     try:
         with connections[alias].cursor() as cursor:

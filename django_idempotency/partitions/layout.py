@@ -1,6 +1,6 @@
-"""How the record table is divided, what partitions there should be, and which can go: pure.
+"""How the record table is divided, which partitions there should be, and which can go: pure.
 
-A key's record lies in the partition of its ``created_at``.
+A record is in the partition of its ``created_at``.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from django.utils.translation import gettext_noop
 from django_idempotency.models import IdempotencyRecord
 
 TABLE = IdempotencyRecord._meta.db_table
-MOST = 100_000  # rows that are counted
-LONGEST = timedelta(days=7)  # longer ones, such as months, are not all equally long: for others to make
+MOST = 100_000  # at most so many rows are counted
+LONGEST = timedelta(days=7)  # longer ones, such as months, differ in length and are left for others to make
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
-HAS_DEFAULT = gettext_noop("there is a default partition, beside which none can be detached concurrently")
+HAS_DEFAULT = gettext_noop("there is a default partition, next to which none can be detached concurrently")
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """From ``lower`` on, before ``upper``; ``None`` where there is no end."""
+    """From ``lower`` (included) to ``upper`` (excluded); ``None`` if there is no bound."""
 
     lower: datetime | None
     upper: datetime | None
@@ -38,10 +38,10 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """As the catalog has it. ``name`` is quoted.
+    """A partition as the catalog has it. ``name`` is quoted.
 
-    ``default``: takes what no other does. ``keyed``: an id can be in it once. ``detaching``: another session has begun
-    to detach it. ``retired``: emptied by ``drop``, and closed to whatever might still arrive.
+    ``default``: it takes what no other partition takes. ``keyed``: an id can be in it only once. ``detaching``: another
+    session has begun to detach it. ``retired``: ``drop`` has emptied it, and closed it to whatever might still arrive.
     """
 
     oid: int
@@ -55,7 +55,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The table, ``now`` by the database's clock, and its partitions, oldest first; none if it is plain."""
+    """The table, ``now`` by the database's clock, and the partitions, oldest first; none if the table is plain."""
 
     schema: str
     now: datetime
@@ -66,7 +66,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What was in a partition ``now``; counts of up to ``MOST``."""
+    """What was in a partition at ``now``. Counts go up to ``MOST``."""
 
     live: int
     on_hold: int
@@ -78,22 +78,22 @@ class Contents:
 
 
 def future_width(partitions: Sequence[Partition]) -> timedelta | None:
-    """How long each further partition is to be: as long as the latest."""
+    """Return how long each further partition is to be: as long as the latest; ``None`` if that is not known."""
     widths = [partition.bounds.width for partition in partitions if partition.bounds.width]
     return widths[-1] if widths else None
 
 
 def missing(partitions: Sequence[Partition], now: datetime, ahead: int) -> list[Bounds]:
-    """The partitions to add, so that there is one for now and for each of the next ``ahead`` intervals.
+    """Return the partitions to add, so that there is one for now and for each of the next ``ahead`` intervals.
 
-    They go on in step with the latest, and are shorter where another one begins. What is past stays as it is.
+    They continue in step with the latest partition, and are shorter if another one begins. The past stays as it is.
     """
     width, taken = future_width(partitions), [partition.bounds for partition in partitions if not partition.default]
     if width is None or width > LONGEST:
         return []
     ends = [partition.bounds.upper for partition in partitions if partition.bounds.upper]
     found = _gaps(taken, now, now + ahead * width, width, in_step_with=max(ends, default=EPOCH))
-    # What is in the default partition by now can't have another.
+    # Rows of the present interval may be in the default partition by now, so no other partition can be made for them.
     has_default = len(taken) < len(partitions)
     return [bounds for bounds in found if not (has_default and bounds.covers(now))]
 
@@ -101,7 +101,7 @@ def missing(partitions: Sequence[Partition], now: datetime, ahead: int) -> list[
 def _gaps(
     taken: Sequence[Bounds], now: datetime, until: datetime, width: timedelta, *, in_step_with: datetime
 ) -> list[Bounds]:
-    """What is not taken from ``now`` up to and with ``until``, in pieces of ``width`` or less."""
+    """Return what is not taken from ``now`` through ``until``, in pieces of at most ``width``."""
     found: list[Bounds] = []
     when: datetime | None = now
     while when is not None and when <= until:
@@ -115,14 +115,14 @@ def _gaps(
 
 
 def _free(begin: datetime, end: datetime, when: datetime, taken: Sequence[Bounds]) -> Bounds:
-    """What of the time from ``begin`` to ``end`` is free around ``when``."""
+    """Return the part of the time from ``begin`` to ``end`` that is free around ``when``."""
     before = [bounds.upper for bounds in taken if bounds.upper is not None and bounds.upper <= when]
     after = [bounds.lower for bounds in taken if bounds.lower is not None and bounds.lower > when]
     return Bounds(max([begin, *before]), min([end, *after]))
 
 
 def covered_until(partitions: Sequence[Partition], now: datetime) -> datetime | None:
-    """Up to when, from now on, every new record has its partition; ``None``: for ever."""
+    """Return until when, from now on, every new record has its partition; ``None``: for ever."""
     until = now
     if any(partition.default for partition in partitions):
         return None
@@ -135,7 +135,7 @@ def covered_until(partitions: Sequence[Partition], now: datetime) -> datetime | 
 
 
 def is_short(partitions: Sequence[Partition], now: datetime) -> bool:
-    """Whether fewer than two whole future days are covered; or two intervals, if those are longer."""
+    """Whether fewer than two whole future days are covered, or two intervals if those are longer."""
     until, width = covered_until(partitions, now), future_width(partitions)
     if until is None or width is None:
         return until is not None
@@ -144,7 +144,7 @@ def is_short(partitions: Sequence[Partition], now: datetime) -> bool:
 
 
 def why_kept(bounds: Bounds, contents: Contents) -> str:
-    """Why a partition can't go; empty if it can."""
+    """Return why a partition can't go; empty if it can."""
     if bounds.upper is None or bounds.upper > contents.now:
         return gettext_noop("not over yet")
     reasons = [f"{count} {what}" for count, what in ((contents.live, "live"), (contents.on_hold, "on hold")) if count]
@@ -154,24 +154,24 @@ def why_kept(bounds: Bounds, contents: Contents) -> str:
 
 
 def why_last(partitions: Sequence[Partition], name: str) -> str:
-    """Why the partition ``name`` has to stay for the sake of those to come; empty if it need not."""
+    """Return why the partition ``name`` has to stay for the sake of those to come; empty if it need not."""
     others = [partition for partition in partitions if partition.name != name]
     goes_on = future_width(others) is not None or future_width(partitions) is None
-    return "" if goes_on else gettext_noop("the last that tells how long further ones are to be: run ensure")
+    return "" if goes_on else gettext_noop("the last one that tells how long future ones have to be: run ensure")
 
 
 def why_it_stays(found: Layout, partition: Partition, contents: Contents) -> str:
-    """Why a partition with these contents can't be dropped; empty if it can."""
+    """Return why a partition with these contents can't be dropped; empty if it can."""
     return why_kept(partition.bounds, contents) or why_last(found.partitions, partition.name)
 
 
 def why_all_stay(partitions: Sequence[Partition]) -> str:
-    """Why no partition can be detached; empty if they can."""
+    """Return why no partition can be detached; empty if they can."""
     return HAS_DEFAULT if any(partition.default for partition in partitions) else half_detached(partitions)
 
 
 def half_detached(partitions: Sequence[Partition]) -> str:
-    """Which partition another session has begun to detach, and how that is ended. Claims don't see the keys in it."""
+    """Return which partitions another session has begun to detach, and how to end that. Claims don't see their keys."""
     names = [partition.name for partition in partitions if partition.detaching and not partition.retired]
     return "".join(f"{name} is half detached: {detachment(name, begun=True)}" for name in names)
 

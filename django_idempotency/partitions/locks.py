@@ -1,4 +1,4 @@
-"""Locks while the table is changed: short, begun again, and noticed when their process dies."""
+"""Locks while the table is changed: they are short, are tried again, and the server notices if their process dies."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from django_idempotency.stores.errors import UNTIL, is_conflict
 T = TypeVar("T")
 
 LOCK_TIMEOUT = "100ms"  # the longest that other sessions queue behind a lock that this one waits for
-ATTEMPTS, PAUSE = 20, 0.25  # for a lock that is not to be had, with so many seconds between
+ATTEMPTS, PAUSE = 20, 0.25  # for a lock that is not to be had, and the seconds between two attempts
 
-# Whatever the role's own limits are: reading the table once takes as long as it takes.
+# The role's own limits are lifted: reading the table once takes as long as it takes.
 NO_TIMEOUTS = """
 SELECT set_config(name, '0', true) FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout')
 """
-# An autovacuum is cancelled for a session that has waited for it for the deadlock_timeout.
+# PostgreSQL cancels an autovacuum for a session that has waited for it for the deadlock_timeout.
 LONGER_THAN_DEADLOCK_TIMEOUT = """
 SELECT set_config('lock_timeout', (setting::int + 1000)::text, true) FROM pg_settings WHERE name = 'deadlock_timeout'
 """
@@ -30,7 +30,7 @@ SELECT set_config('lock_timeout', (setting::int + 1000)::text, true) FROM pg_set
 
 @contextmanager
 def short_transaction(alias: str, *, lock_timeout: str) -> Iterator[Any]:
-    """A cursor in a transaction of its own that gives up where it would have to wait for a lock for longer.
+    """Yield a cursor in a transaction of its own, which gives up if it waits longer than ``lock_timeout`` for a lock.
 
     A statement that has its locks may take as long as it needs.
     """
@@ -42,19 +42,19 @@ def short_transaction(alias: str, *, lock_timeout: str) -> Iterator[Any]:
 
 
 def keep_autovacuum_away(cursor: Any, table: str) -> None:
-    """Have a running autovacuum of ``table`` yield, and no other begin before the transaction ends.
+    """Make a running autovacuum of ``table`` yield, and let no other begin before the transaction ends.
 
-    It would never yield to a lock that is requested for ``LOCK_TIMEOUT`` only. The lock that is waited for here
-    conflicts with none of a claim's, so no claim queues behind it.
+    An autovacuum would never yield to a lock that is requested for ``LOCK_TIMEOUT`` only. The lock that is waited for
+    here conflicts with none of a claim's, so no claim queues behind it.
     """
     cursor.execute(LONGER_THAN_DEADLOCK_TIMEOUT)
     cursor.execute(f"LOCK TABLE {table} IN SHARE UPDATE EXCLUSIVE MODE")
     cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
 
 
-# What a session holds while it converts the table; shared, while it drops partitions.
+# The lock that a session holds while it converts the table, and shares while it drops partitions.
 AT_WORK = f"{TABLE_LOCKS}, hashtext('{TABLE} is being converted')"
-# Where the platform has it: the server ends a statement soon after the process that sent it is gone.
+# If the platform supports it, the server ends a statement soon after the process that sent it is gone.
 NOTICE_DEATH = """
 DO $$ BEGIN
     PERFORM set_config('client_connection_check_interval', '100ms', false);
@@ -65,9 +65,9 @@ END $$
 
 @contextmanager
 def at_work(alias: str, *, alone: bool) -> Iterator[bool]:
-    """True if this is the only conversion, or, not ``alone``, if there is none: no name comes to mean another table.
+    """Yield true if this is the only conversion (``alone``), or if there is none (not ``alone``).
 
-    Meanwhile the session has no ``statement_timeout``.
+    So no name comes to mean another table. Meanwhile the session has no ``statement_timeout``.
     """
     shared = "" if alone else "_shared"
     with connections[alias].cursor() as cursor:
@@ -85,7 +85,7 @@ def at_work(alias: str, *, alone: bool) -> Iterator[bool]:
 
 
 def patiently(work: Callable[[], T], *, attempts: int = ATTEMPTS) -> T:
-    """``work``, begun again and again with pauses where a lock is not to be had."""
+    """Run ``work``. If a lock is not to be had, run it again after a pause, up to ``attempts`` times in all."""
     for _attempt in range(attempts - 1):
         try:
             return work()
@@ -97,7 +97,7 @@ def patiently(work: Callable[[], T], *, attempts: int = ATTEMPTS) -> T:
 
 
 def take_back_check(alias: str) -> None:
-    """Take back the CHECK of an ``enable`` that is not at work any more: it refuses every record of a day to come."""
+    """Take back the CHECK of an ``enable`` that no longer runs: it would refuse every record of a day to come."""
 
     def forget() -> None:
         with short_transaction(alias, lock_timeout=LOCK_TIMEOUT) as cursor:

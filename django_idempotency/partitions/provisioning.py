@@ -1,4 +1,4 @@
-"""Making partitions ahead of time."""
+"""Make partitions ahead of time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from django_idempotency.partitions.layout import TABLE, Layout, covered_until, f
 from django_idempotency.partitions.locks import patiently, short_transaction, take_back_check
 from django_idempotency.partitions.templates import creation, name_of, template
 
-AHEAD = 7  # future days that `ensure` sees to
-PATIENCE = "10s"  # behind another ensure(), or what else changes the table; no claim queues behind it
+AHEAD = 7  # future days that `ensure` provides for
+PATIENCE = "10s"  # for another ensure(), or another change of the table; no claim queues behind this wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensured:
-    """``created``: the partitions made. ``partitioned``: false if the table is plain, where there is nothing to do.
+    """``created``: the partitions made. ``partitioned``: false if the table is plain, so that there is nothing to do.
 
-    ``covered_until``: new records have a partition up to then (ISO 8601); ``None``: for ever, or the table is plain.
+    ``covered_until``: new records have a partition until then (ISO 8601); ``None``: for ever, or the table is plain.
     """
 
     created: tuple[str, ...] = ()
@@ -35,18 +35,18 @@ class Ensured:
 
 
 def ensure(*, ahead: int = AHEAD, using: str | None = None) -> Ensured:
-    """See to it that there are partitions for now and for the ``ahead`` days to come.
+    """Make sure that there are partitions for now and for the ``ahead`` days to come.
 
-    Two at once are harmless, and so is calling it on a plain table.
+    Two calls at once are harmless, and so is a call on a plain table.
 
-    ``using``: the database's alias, by default the settings'. Raises ``PartitionsUnsupported`` on other databases than
+    ``using``: the database's alias; default: the settings'. Raises ``PartitionsUnsupported`` on databases other than
     PostgreSQL.
     """
     return reduce(add, ensure_in_steps(ahead=ahead, using=using))
 
 
 def ensure_in_steps(*, ahead: int = AHEAD, using: str | None = None) -> Iterator[Ensured]:
-    """``ensure``, a partition at a time."""
+    """Do the same as ``ensure``, a partition at a time."""
     alias = postgresql(using)
     if read_layout(using=alias).halfway:
         take_back_check(alias)
@@ -56,7 +56,7 @@ def ensure_in_steps(*, ahead: int = AHEAD, using: str | None = None) -> Iterator
 
 
 def ensure_plan(*, ahead: int = AHEAD, using: str | None = None) -> list[str]:
-    """Return the statements that ``ensure`` would run, if nothing changed meanwhile. Arguments and errors as there."""
+    """Return the statements that ``ensure`` would run if nothing changed. Arguments and errors as for ``ensure``."""
     alias = postgresql(using)
     with connections[alias].cursor() as cursor:
         makings = _missing(cursor, read_layout(using=alias), ahead)
@@ -81,7 +81,7 @@ def _ensured(alias: str, **what: Any) -> Ensured:
 
 
 class _Making(NamedTuple):
-    """What makes a partition, or what it lacks."""
+    """The statements that make the partition ``name``, or add what it lacks."""
 
     name: str
     statements: list[str]
@@ -103,7 +103,7 @@ def _missing(cursor: Any, found: Layout, ahead: int) -> list[_Making]:
 
 
 def _free_name(cursor: Any, name: str) -> str:
-    """``name``, or that with a number, if a table has it: one that was detached, for instance."""
+    """Return ``name``, or ``name`` with a number if a table has it already, for example one that was detached."""
     for candidate in (name, *(f"{name}_{number}" for number in range(2, 100))):
         cursor.execute("SELECT to_regclass(%s) IS NULL", [candidate])
         if cursor.fetchone() == (True,):

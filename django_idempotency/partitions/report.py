@@ -1,4 +1,4 @@
-"""How the partitions stand."""
+"""Report how the partitions stand."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from django_idempotency.partitions.locks import NO_TIMEOUTS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """One partition. ``rows`` and ``bytes``, indexes included, as the database estimates them; ``None`` if it doesn't.
+    """One partition. ``rows``: the database's estimate; ``None`` if it has none. ``bytes``: with indexes.
 
     ``live`` and ``on_hold``: counts of up to ``MOST``. ``purge_at``: of the last response in it. ``keyed``: false if it
-    lacks the index that a claim looks by. ``retired`` and ``detaching``: a ``drop`` has emptied it, and begun to detach
-    it; one that was interrupted goes on. ``kept``: why it can't be dropped; empty if it can.
+    lacks the index that claims use. ``retired`` and ``detaching``: a ``drop`` has emptied it, and begun to detach it;
+    if that was interrupted, the next ``drop`` continues it. ``kept``: why it can't be dropped; empty if it can.
     """
 
     name: str
@@ -37,10 +37,10 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """``covered_until``: new records have a partition up to then; ``None``: for ever. ``short``: that is too soon.
+    """``covered_until``: new records have a partition until then; ``None``: for ever. ``short``: that is too soon.
 
-    ``halfway``: ``enable`` was interrupted; run it again, or ``ensure``, which takes it back. ``left_behind``: detached
-    by a ``drop`` that was interrupted; the next one drops them.
+    ``halfway``: ``enable`` was interrupted; run it again, or run ``ensure``, which takes it back. ``left_behind``:
+    partitions that an interrupted ``drop`` has detached; the next ``drop`` drops them.
     """
 
     partitioned: bool
@@ -54,7 +54,7 @@ class Status:
 def status(*, using: str | None = None) -> Status:
     """Return how the partitions stand, oldest first.
 
-    ``using``: the database's alias, by default the settings'. Raises ``PartitionsUnsupported`` on other databases than
+    ``using``: the database's alias; default: the settings'. Raises ``PartitionsUnsupported`` on databases other than
     PostgreSQL.
     """
     alias = postgresql(using)
@@ -70,7 +70,7 @@ def status(*, using: str | None = None) -> Status:
 
 
 def _standing(alias: str, partition: Partition, found: Layout) -> Standing | None:
-    """``None`` if it is gone meanwhile."""
+    """Return how one partition stands; ``None`` if it is gone meanwhile."""
     size = "SELECT nullif(reltuples, -1)::bigint, pg_total_relation_size(oid) FROM pg_class WHERE oid = %s"
     with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
         cursor.execute(NO_TIMEOUTS)

@@ -1,4 +1,4 @@
-"""What a new partition is made like, and the statements that make it."""
+"""What a new partition is modelled on, and the statements that make it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from django_idempotency.partitions.layout import DAY, TABLE, Bounds, Partition, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """What a partition has beyond its columns: ``options`` are storage parameters, ``identity`` as for replication.
+    """What a partition has beyond its columns. ``options``: storage parameters. ``identity``: for replication.
 
-    ``columns``: how the columns' statistics are made, as clauses of ALTER TABLE, which LIKE does not copy.
+    ``columns``: how the columns' statistics are made, as clauses of ALTER TABLE, because LIKE does not copy them.
     """
 
     options: tuple[str, ...] = ()
     tablespace: str | None = None  # if it is not the database's
     columns: tuple[str, ...] = ()
     identity: str = "DEFAULT"
-    owner: str | None = None  # if it is not who makes the partition
+    owner: str | None = None  # if it is not the role that makes the partition
 
     def created(self, name: str, columns: str) -> str:
-        """The statement that makes a table with ``columns``, as those of LIKE."""
+        """Return the statement that makes a table with ``columns``, for example a LIKE clause."""
         options = f" WITH ({', '.join(self.options)})" if self.options else ""
         return f"CREATE TABLE {name} ({columns}){options}{self.placed()}"
 
@@ -63,7 +63,7 @@ LIMIT 1
 
 
 def template(cursor: Any, partitions: Sequence[Partition]) -> Template:
-    """That of the latest partition with storage parameters, or of the table itself, while it is plain."""
+    """Return the template of the latest partition with storage parameters, or of the table itself while it is plain."""
     cursor.execute(TEMPLATE, {"oids": [partition.oid for partition in partitions]})
     options, identity, owner, tablespace, columns = cursor.fetchone()
     return Template(
@@ -72,7 +72,7 @@ def template(cursor: Any, partitions: Sequence[Partition]) -> Template:
 
 
 def creation(schema: str, name: str, bounds: Bounds, like: Template) -> list[str]:
-    """The statements that make a partition. Their lock on the table conflicts with none of a claim's."""
+    """Return the statements that make a partition. Their lock on the table conflicts with none of a claim's."""
     table = f"{schema}.{TABLE}"
     return [
         like.created(name, f"LIKE {table} INCLUDING ALL"),
@@ -90,7 +90,7 @@ def _range(bounds: Bounds) -> str:
 
 
 def name_of(schema: str, bounds: Bounds) -> str:
-    """What a partition of ours is called: by its lower bound, as pg_partman does, which reads times from names."""
+    """Return the name of a partition: by its lower bound, as pg_partman does, which reads times from names."""
     assert bounds.lower is not None
     assert bounds.width is not None
     precision = "%Y_%m_%d" if bounds.width % DAY == timedelta() else "%Y_%m_%d_%H%M"

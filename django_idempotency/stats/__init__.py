@@ -1,4 +1,4 @@
-"""How the records stand, what happened to them of late, and where that leads."""
+"""Figures about the records: their current state, recent activity and a projection."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How often what happened at which view: counted in memory, added up in the database, five minutes to a row.
+"""How often each event happened at each view: counted in memory and added up in the database, in five-minute rows.
 
-It is told by the signals. No request waits for it, none carries a statement of it, and none fails by it.
+Signals trigger the counting. No request waits for it, executes a statement for it or fails because of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PRUNED_AT_ONCE = 10_000
 TABLE = IdempotencyCounter._meta.db_table
 LONGEST = IdempotencyCounter._meta.get_field("view").max_length or 0
 
-# The beginning of the period by the database's clock.
+# The beginning of the current period, by the database's clock.
 _SINCE = {
     "postgresql": f"date_bin('{PERIOD} s', statement_timestamp(), 'epoch')",
     "mysql": (
@@ -50,7 +50,7 @@ _ADD = {
 
 
 class Counters:
-    """The counts of this process that are not written yet, by the database that they go to."""
+    """The counts of this process that are not written yet, by the database to which they will be written."""
 
     def __init__(self) -> None:
         self._reset()
@@ -62,7 +62,7 @@ class Counters:
         self._views: set[str] = set()
 
     def count(self, event: str, view: str, operation: Operation | None = None, count: int = 1) -> None:
-        """Count ``count`` events, where the record of ``operation`` is; written within ten seconds or so."""
+        """Count ``count`` events in the database of the record of ``operation``. Written after about ten seconds."""
         if conf().stats_retention is None:
             return
         using = alias(conf().policy, operation)
@@ -80,9 +80,9 @@ class Counters:
             background.later(flush, FLUSH_EVERY, store_for(conf().policy, operation))
 
     def flush(self, using: str | None = None) -> None:
-        """Add what was counted to the tables, or to that of one database, in one statement each.
+        """Add the counts to the tables of all databases, or of one, with one statement each.
 
-        After an error it is counted still.
+        After an error the counts are kept.
         """
         for name in [using] if using else list(self._counts):
             self._flush(name)
@@ -92,7 +92,7 @@ class Counters:
             counts = self._counts.pop(using, Counter())
         try:
             _add(counts, using)
-        except BaseException:  # whatever ends the flush, no count is lost
+        except BaseException:  # no count is lost, whatever ends the flush
             with self._lock:
                 self._counts[using].update(counts)
             raise
@@ -103,7 +103,7 @@ def _add(counts: Counter[tuple[str, str]], using: str) -> None:
         return
     connection = connections[using]
     row = f"({_SINCE[connection.vendor]}, %s, %s, %s)"
-    # All processes in one order: so they wait for each other, and not in a circle.
+    # All processes use the same order, so they may wait for each other but never deadlock.
     values = [value for (view, event), count in sorted(counts.items()) for value in (view, event, count)]
     rows = ", ".join([row] * len(counts))
     statement = f"INSERT INTO {TABLE} (since, view, event, count) VALUES {rows} {_ADD[connection.vendor]}"
@@ -112,7 +112,7 @@ def _add(counts: Counter[tuple[str, str]], using: str) -> None:
 
 
 def listen() -> None:
-    """Have every event counted."""
+    """Count every event, from now on."""
     events.listen(_count, __name__)
     events.listen(_count_of_outbox, __name__, events.OUTBOX_EVENTS)
 
@@ -122,14 +122,14 @@ def _count(event: events.Event, *, operation: Operation, **_named: Any) -> None:
 
 
 def _count_of_outbox(event: events.Event, *, sender: str, count: int, using: str, **_named: Any) -> None:
-    """Count as of a view ``(outbox <publisher>)``, in the outbox's database if that has records, else in the first."""
+    """Count under the view ``(outbox <publisher>)``, in the outbox's database if it has records, else in the first."""
     known = databases()
     operation = Operation("", "", b"", database=using if using in known else known[0])
     counters.count(event.counted_as, OUTBOX.format(sender), operation, count)
 
 
 def prune(*, using: str | None = None) -> int:
-    """Delete the oldest counters past ``STATS_RETENTION``, about ``PRUNED_AT_ONCE``; return how many."""
+    """Delete about ``PRUNED_AT_ONCE`` of the oldest counters past ``STATS_RETENTION``; return how many were deleted."""
     using = record_database(using)
     past = IdempotencyCounter.objects.using(using).filter(since__lt=ahead(-(conf().stats_retention or 0)))
     with transaction.atomic(using=using):

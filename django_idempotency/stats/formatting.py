@@ -1,4 +1,4 @@
-"""Figures in words, for the terminal and the dashboard."""
+"""Figures as text, for the terminal and the dashboard."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from django.utils.translation import gettext_lazy
 from django_idempotency.stats.queries import Activity, Due, Observed, Pending, Projection, Size
 from django_idempotency.stats.sessions import ByLock
 
-LATE = 1800  # seconds; thrice the schedule of the tasks
+LATE = 1800  # seconds; three times the interval of the tasks
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """``alarming``: an operator should look at the records in that ``situation`` in the admin, if it has one."""
+    """``alarming``: an operator should look at it; in the admin at the records in ``situation``, if there is one."""
 
     name: str
     value: str
@@ -29,7 +29,7 @@ class Figure:
 
 
 def amount(number: float | None, most: float | None = None) -> str:
-    """``12,345``; or more, if that is as far as was counted."""
+    """Return ``12,345``, or ``12,345 or more`` if ``number`` is ``most``, at which counting stops."""
     if number is None:
         return _("unknown")
     shown = number_format(round(number), force_grouping=True)
@@ -37,7 +37,7 @@ def amount(number: float | None, most: float | None = None) -> str:
 
 
 def share(part: float) -> str:
-    """``0.42 %``."""
+    """Return ``part`` as a percentage, such as ``0.42 %``."""
     return f"{_two_places(part * 100)} %"
 
 
@@ -46,7 +46,7 @@ def _two_places(number: float) -> str:
 
 
 def volume(bytes: float | None) -> str:
-    """``1.2 GB``."""
+    """Return a size such as ``1.2 GB``."""
     return _("unknown") if bytes is None else filesizeformat(round(bytes)).replace("\xa0", " ")
 
 
@@ -54,7 +54,7 @@ _UNITS = ((24 * 3600, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def duration(seconds: float) -> str:
-    """``0.25 s``, ``42 s``, ``3 h 7 min``: the two greatest units."""
+    """Return ``0.25 s``, ``42 s`` or ``3 h 7 min``: at most the two largest units."""
     if seconds < 10:
         return f"{_two_places(seconds)} s" if seconds else "0 s"
     rest, parts = round(seconds), []
@@ -66,13 +66,13 @@ def duration(seconds: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """``3 s``, ``42 s``, ``3 h 7 min``: as ``duration``, in whole seconds."""
+    """Return ``3 s``, ``42 s`` or ``3 h 7 min``: like ``duration``, but in whole seconds."""
     whole = round(seconds)
     return f"{whole} s" if whole < 10 else duration(whole)
 
 
 def sizes(size: Size, projection: Projection) -> list[Figure]:
-    """How large the table is, and will be."""
+    """Return how large the table is, and how large it will be."""
     dead = f"{amount(size.dead_rows)} ({volume(size.dead_bytes)})"
     expected = f"{amount(projection.expected_rows)} ({volume(projection.expected_bytes)})"
     return [
@@ -87,7 +87,7 @@ def sizes(size: Size, projection: Projection) -> list[Figure]:
 
 
 def waiting(pending: Pending, most: float) -> list[Figure]:
-    """How many keys are not finished, and how old they are."""
+    """Return how many keys are not finished, and how old they are."""
     return [
         Figure(_("pending"), amount(pending.pending, most)),
         Figure(_("age, p50"), duration(pending.pending_p50)),
@@ -106,7 +106,7 @@ def waiting(pending: Pending, most: float) -> list[Figure]:
 
 
 def _by_lock(found: ByLock) -> list[Figure]:
-    """Nothing where the database can't tell."""
+    """Return no figures if the database can't tell."""
     if found.pending_by_lock is None:
         return []
     oldest = found.pending_by_lock_oldest
@@ -117,7 +117,7 @@ def _by_lock(found: ByLock) -> list[Figure]:
 
 
 def backlog(due: Due, most: float) -> list[Figure]:
-    """What cleaning up has before it; a lag of more than ``LATE`` seconds is too long."""
+    """Return what the clean-up has still to do. A lag of more than ``LATE`` seconds is alarming."""
     return [
         Figure(_("due for deletion"), amount(due.due, most)),
         Figure(_("behind"), duration(due.lag), alarming=due.lag > LATE),
@@ -153,7 +153,7 @@ _ALARMING = frozenset({"on_hold", "stale_writes", "store_errors", "outbox_dead_l
 
 
 def happened(activity: Activity, names: Mapping[str, str | Promise] = NAMES) -> list[Figure]:
-    """What happened in a span of time, to keys unless ``names`` says otherwise."""
+    """Return what happened in a span of time: to keys, unless ``names`` selects other fields."""
     return [_happened(name, str(names[name]), getattr(activity, name)) for name in names]
 
 
@@ -166,7 +166,7 @@ MOST_NAMED = 5
 
 
 def observed(observed: Observed) -> list[Figure]:
-    """What was observed in a week, and would have been prevented; the views and the clients that matter most."""
+    """Return what was observed in a week and would have been prevented; the views and clients that matter most."""
     views = [
         Figure(_("at %(view)s") % {"view": view}, amount(count))
         for view, count in list(observed.views.items())[:MOST_NAMED]

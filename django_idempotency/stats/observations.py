@@ -1,7 +1,7 @@
-"""What ``OBSERVE`` would have prevented: digests kept in memory, compared in the database every ten seconds or so.
+"""What ``OBSERVE`` would have prevented: digests in memory that are compared in the database about every ten seconds.
 
-No request waits for it, none carries a statement of it, and none fails by it. What can't be written is dropped: a
-duplicate may be missed, and none is made up.
+No request waits for this, executes a statement for it or fails because of it. Digests that can't be written are
+dropped, so a duplicate may be missed, but none is invented.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from django_idempotency.stores.connections import databases
 from django_idempotency.stores.database import ahead
 
 FLUSH_EVERY = 10.0
-MOST = 10_000  # digests that a process keeps until they are written
-MOST_CLIENTS = 50  # that a process tells apart
+MOST = 10_000  # digests that a process keeps before they are written
+MOST_CLIENTS = 50  # that a process counts separately
 OTHER_CLIENTS = "others"
 AT_ONCE = 300  # rows in a statement
 PRUNED_AT_ONCE = 10_000
 
 KEYED, UNKEYED = "observed_keyed", "observed_unkeyed"  # requests with a key, and without
 DUPLICATE_KEYED, DUPLICATE_UNKEYED = "duplicate_keyed", "duplicate_unkeyed"
-CLIENT_KEYED, CLIENT_UNKEYED = "client_keyed", "client_unkeyed"  # the same requests, by client in the place of the view
+CLIENT_KEYED, CLIENT_UNKEYED = "client_keyed", "client_unkeyed"  # the same requests, by client in place of the view
 EVENTS = {KEYED, UNKEYED, DUPLICATE_KEYED, DUPLICATE_UNKEYED, CLIENT_KEYED, CLIENT_UNKEYED}
 
 TABLE = IdempotencyObservation._meta.db_table
-# The time of a request, so many seconds ago by the clock of the process that had it; and what an upsert makes of a row.
+# The time of a request that was so many seconds ago by the clock of its process, and the conflict part of the upsert.
 _AGO = {
     "postgresql": "statement_timestamp() - make_interval(secs => %s)",
     "mysql": "timestampadd(MICROSECOND, -1000000 * %s, utc_timestamp(6))",
@@ -66,7 +66,7 @@ _MERGE = {
 
 @dataclass(slots=True)
 class _Seen:
-    """Requests of one digest; ``last`` by the monotonic clock."""
+    """Requests with one digest. ``last``: the time of the last one by the monotonic clock."""
 
     operation: Operation
     event: str
@@ -86,7 +86,7 @@ class Observations:
         self._clients: set[str] = set()
 
     def receive(self, operation: Operation, keyed: bool, client: str, comparable: bool, **_named: Any) -> None:
-        """Count a request, and keep its digest if it is comparable; written within ten seconds or so."""
+        """Count a request, and keep its digest if it is comparable. Both are written after about ten seconds."""
         using = databases()[0]
         here = Operation("", "", b"", sender=operation.sender, database=using)
         counters.count(KEYED if keyed else UNKEYED, operation.view, here)
@@ -102,7 +102,7 @@ class Observations:
         return client
 
     def _keep(self, operation: Operation, event: str) -> bool:
-        """Keep a digest; return whether it is the only one."""
+        """Keep a digest; return whether it is now the only one."""
         parts = (operation.scope.encode(), operation.key.encode(), operation.fingerprint)
         id = UUID(int=int.from_bytes(digest(parts)[:16], "big") & ~CLEARED)
         with self._lock:
@@ -114,7 +114,7 @@ class Observations:
             return len(self._seen) == 1
 
     def flush(self) -> None:
-        """Compare what was observed, and count the duplicates. After an error it is dropped, and the error raised."""
+        """Compare the digests and count the duplicates. An error drops the digests and is raised."""
         with self._lock:
             seen, self._seen = self._seen, {}
         window, using = conf().observe, databases()[0]
@@ -124,11 +124,11 @@ class Observations:
             of_id = seen[id]
             here = Operation("", "", b"", sender=of_id.operation.sender, database=using)
             counters.count(of_id.event, of_id.operation.view, here, found)
-        counters.flush(using)  # now: at the end of a process nothing comes after
+        counters.flush(using)  # at once, because at the end of a process there is no later flush
 
 
 def _compare(seen: list[tuple[UUID, _Seen]], window: float, using: str) -> Iterator[tuple[UUID, int]]:
-    """Yield the digests of duplicates, and how many there were. In one order in all processes: no deadlocks."""
+    """Yield the digests of duplicates, and how many there were. All processes use one order to avoid deadlocks."""
     connection = connections[using]
     to_database = IdempotencyObservation._meta.get_field("digest").get_db_prep_value
     row = f"(%s, {_AGO[connection.vendor]}, %s)"
@@ -136,18 +136,31 @@ def _compare(seen: list[tuple[UUID, _Seen]], window: float, using: str) -> Itera
         some, now = seen[first : first + AT_ONCE], time.monotonic()
         values = [(to_database(id, connection), round(now - each.last, 3), each.count - 1) for id, each in some]
         rows_of_values = ", ".join([row] * len(some))
-        statement = (
-            f"INSERT INTO {TABLE} (digest, seen_at, found) VALUES {rows_of_values}"
-            f" {_MERGE[connection.vendor]} RETURNING digest, found"
-        )
-        with connection.cursor() as cursor:
-            cursor.execute(statement, [*(value for each in values for value in each), window])
-            rows = cursor.fetchall()
+        statement = f"INSERT INTO {TABLE} (digest, seen_at, found) VALUES {rows_of_values} {_MERGE[connection.vendor]}"
+        parameters = [*(value for each in values for value in each), window]
+        rows = _merge(statement, parameters, [value[0] for value in values], using)
         yield from ((UUID(str(id)), found) for id, found in rows if found)
 
 
+def _merge(statement: str, parameters: list[Any], digests: list[Any], using: str) -> list[tuple[Any, int]]:
+    connection = connections[using]
+    if connection.features.can_return_rows_from_bulk_insert:
+        with connection.cursor() as cursor:
+            cursor.execute(f"{statement} RETURNING digest, found", parameters)
+            return cursor.fetchall()  # type: ignore[no-any-return]
+    # MySQL. Nobody else changes the rows before COMMIT.
+    select = f"SELECT digest, found FROM {TABLE} WHERE digest IN ({', '.join(['%s'] * len(digests))})"
+    with transaction.atomic(using=using), connection.cursor() as cursor:
+        cursor.execute(statement, parameters)
+        cursor.execute(select, digests)
+        return cursor.fetchall()  # type: ignore[no-any-return]
+
+
 def prune(*, using: str) -> int:
-    """Delete the oldest digests past ``OBSERVE``, or all if it is off, about ``PRUNED_AT_ONCE``; return how many."""
+    """Delete about ``PRUNED_AT_ONCE`` of the oldest digests past ``OBSERVE``, or of all if it is off.
+
+    Return how many were deleted.
+    """
     past = IdempotencyObservation.objects.using(using).filter(seen_at__lt=ahead(-(conf().observe or 0)))
     with transaction.atomic(using=using):
         some = list(past.order_by("seen_at").values_list("seen_at", flat=True)[:PRUNED_AT_ONCE])
@@ -155,7 +168,7 @@ def prune(*, using: str) -> int:
 
 
 def listen() -> None:
-    """Have every request that is observed counted."""
+    """Count every request that is observed, from now on."""
     signals.request_observed.connect(observations.receive, dispatch_uid=__name__)
 
 

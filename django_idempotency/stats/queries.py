@@ -1,4 +1,4 @@
-"""How the records stand, and what happened to them of late: cheap to ask, however large the table is."""
+"""The state of the records and what happened to them recently. Cheap to query, however large the table is."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from django_idempotency.stats.sessions import ByLock, by_lock
 from django_idempotency.stores.connections import record_database
 from django_idempotency.stores.database import ahead
 
-MOST = 100_000  # rows that are looked at; a count that reaches it means "or more"
+MOST = 100_000  # rows to look at; a count that reaches this means "or more"
 MINUTES, HOUR, DAY, WEEK = 60, 3600, 24 * 3600, 7 * 24 * 3600
 
-# --- How they stand --------------------------------------------------------------------------------------------------
+# --- Current state ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Of the table, as the database estimates it; ``None`` where it doesn't.
+    """The size of the table, as the database estimates it; ``None`` for what it doesn't.
 
-    ``bytes``: with the indexes. ``dead_rows``, ``dead_bytes``: deleted or outdated, and not yet vacuumed.
+    ``bytes``: including indexes. ``dead_rows``, ``dead_bytes``: deleted or outdated, but not vacuumed yet.
     """
 
     rows: int | None = None
@@ -46,9 +46,9 @@ class Size:
 class Alarms:
     """What an operator should look at.
 
-    ``stuck``: lease ran out, and no owner at work (on databases other than PostgreSQL, owners in atomic mode may be);
-    ``stuck_oldest``: seconds since the first of these leases ran out. ``on_hold``: waiting for an operator;
-    ``on_hold_oldest``: for how many seconds the first of them.
+    ``stuck``: records whose lease has lapsed and that no owner works on (on databases other than PostgreSQL, owners in
+    atomic mode may still be at work). ``stuck_oldest``: seconds since the first of these leases lapsed. ``on_hold``:
+    records that wait for an operator. ``on_hold_oldest``: seconds for which the first of them has waited.
     """
 
     stuck: int
@@ -59,7 +59,7 @@ class Alarms:
 
 @dataclass(frozen=True, kw_only=True)
 class Pending(ByLock, Alarms):
-    """Started or processing, their ages since the claim, those without a record, and the alarms."""
+    """Records that are started or processing, seconds since their claims, runs without a record, and the alarms."""
 
     pending: int
     pending_p50: float
@@ -70,7 +70,7 @@ class Pending(ByLock, Alarms):
 
 @dataclass(frozen=True, kw_only=True)
 class Due:
-    """Past ``purge_at``; ``lag``: for how long the oldest of them."""
+    """Records past ``purge_at``. ``lag``: seconds for which the oldest of them has been due."""
 
     due: int
     lag: float
@@ -78,12 +78,12 @@ class Due:
 
 @dataclass(frozen=True, kw_only=True)
 class Stats(Due, Pending, Size):
-    """All of it. Counts of up to ``MOST``, ages in seconds."""
+    """All of these figures. Counts go up to ``MOST``, ages are in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Counts over the whole table. ``deduplicated``: the share of requests that got a replay."""
+    """Counts over the whole table. ``deduplicated``: the share of requests, 0 to 1, that got a replay."""
 
     completed: int
     failed: int
@@ -94,13 +94,13 @@ class Totals:
 
 
 def stats(*, using: str | None = None) -> Stats:
-    """Return what the indexes alone can tell. ``using``: the database's alias, by default the settings'."""
+    """Return the figures that indexes can provide. ``using``: alias of the database; by default the settings'."""
     parts = (size(using=using), pending(using=using), due(using=using))
     return Stats(**{name: value for part in parts for name, value in asdict(part).items()})
 
 
 def pending(*, using: str | None = None, most: int = MOST) -> Pending:
-    """Of up to ``most`` rows: those whose lease ran out, or runs out, first."""
+    """Return figures of up to ``most`` pending rows, those whose lease ends first. ``using``: as for ``stats``."""
     ages = _pending_ages(IdempotencyRecord.objects.using(record_database(using)), most)
     return Pending(
         pending=len(ages),
@@ -114,7 +114,7 @@ def pending(*, using: str | None = None, most: int = MOST) -> Pending:
 
 
 def alarms(*, using: str | None = None, most: int = MOST) -> Alarms:
-    """Of up to ``most`` rows each, through their indexes. ``using``: as for ``stats``."""
+    """Return the alarms, each of up to ``most`` rows, through their indexes. ``using``: as for ``stats``."""
     rows = IdempotencyRecord.objects.using(record_database(using))
     stuck, on_hold = rows.abandoned(), rows.awaiting_operator()
     return Alarms(
@@ -126,13 +126,13 @@ def alarms(*, using: str | None = None, most: int = MOST) -> Alarms:
 
 
 def due(*, using: str | None = None, most: int = MOST) -> Due:
-    """Of up to ``most`` rows."""
+    """Return figures of up to ``most`` rows that are due. ``using``: as for ``stats``."""
     purgeable = IdempotencyRecord.objects.using(record_database(using)).purgeable()
     return Due(due=purgeable[:most].count(), lag=_seconds_since("purge_at", purgeable.order_by("purge_at")))
 
 
 def totals(*, using: str | None = None) -> Totals:
-    """Return what takes a look at every record. ``using``: as for ``stats``."""
+    """Return the figures that need a scan of all records. ``using``: as for ``stats``."""
     unanswered = Q(status=Status.FAILED, response_status__isnull=True)
     counted = IdempotencyRecord.objects.using(record_database(using)).aggregate(
         completed=Count("pk", filter=Q(status=Status.COMPLETED)),
@@ -157,13 +157,13 @@ def _percentile(ages: list[float], percent: int) -> float:
 
 
 def _seconds_since(column: str, rows: RecordQuerySet) -> float:
-    """Of the first of ``rows``; 0 without one."""
+    """Return the seconds since ``column`` of the first of ``rows``; 0 if there are none."""
     since = ExpressionWrapper(DatabaseNow() - F(column), output_field=DurationField())
     longest: timedelta | None = rows.values_list(since, flat=True).first()
     return longest.total_seconds() if longest else 0.0
 
 
-# A partitioned table is the sum of its partitions.
+# The size of a partitioned table is the sum of its partitions.
 _SIZE = {
     "postgresql": """
         SELECT sum(nullif(reltuples, -1))::bigint, sum(pg_total_relation_size(oid))::bigint,
@@ -182,7 +182,7 @@ _SIZE = {
 
 
 def size(*, using: str | None = None) -> Size:
-    """From the database's own statistics; nothing on SQLite."""
+    """Return the size by the database's own statistics; all ``None`` on SQLite. ``using``: as for ``stats``."""
     connection = connections[record_database(using)]
     statement = _SIZE.get(connection.vendor)
     if statement is None:
@@ -193,20 +193,20 @@ def size(*, using: str | None = None) -> Size:
     return Size(rows=rows, bytes=total, table_bytes=table, index_bytes=indexes, dead_rows=dead_rows, dead_bytes=dead)
 
 
-# --- What happened of late -------------------------------------------------------------------------------------------
+# --- Recent activity -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Activity:
-    """What happened to keys, and to events of the outbox, in a span of time, by the counters.
+    """What happened to keys, and to events of the outbox, in a span of time, according to the counters.
 
-    ``requests``: those with a key that got an outcome. ``deduplicated``: the share of them that got a replay.
-    ``conflicts``: came while the first was running. ``unknown``: no more is known of their key (``max_request_age``).
-    ``forbidden``: their callers may not see the stored response (``may_replay``). ``not_admitted``: their keys were
-    new, and were refused by ``admit`` or a limit.
-    ``lost``: claims that a rival was quicker to run, counted as the duplicates that they are. ``stale_writes``: owners
-    that came back too late. ``store_errors``: the store could not be reached. ``outbox_failed``: refusals of events
-    that were to be tried again, each counted.
+    ``requests``: requests with a key that got an outcome. ``deduplicated``: the share of them, 0 to 1, that got a
+    replay. ``conflicts``: they came while the first was running. ``too_old``: nothing is known of their key any more
+    (``max_request_age``). ``forbidden``: their callers may not see the stored response (``may_replay``).
+    ``not_admitted``: their keys were new, and ``admit`` or a limit refused them.
+    ``lost``: claims that were lost to a quicker rival; they are counted as the duplicates that they are.
+    ``stale_writes``: owners that came back too late. ``store_errors``: the store could not be reached.
+    ``outbox_failed``: refusals of events that are tried again; each refusal is counted.
     """
 
     requests: int = 0
@@ -233,7 +233,7 @@ class Activity:
 
     @classmethod
     def of(cls, counts: Mapping[str, int]) -> Activity:
-        """Of counts by the name of the event, which is that of its signal."""
+        """Return the activity for ``counts`` by the name of the event, which is that of its signal."""
 
         def sum_of(*events: str) -> int:
             return sum(counts.get(event, 0) for event in events)
@@ -267,24 +267,24 @@ class Activity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """What happened from ``since`` on, until the next span begins."""
+    """What happened from ``since`` until the next span begins."""
 
     since: datetime
     activity: Activity
 
 
 def activity(seconds: float, *, view: str = "", using: str | None = None) -> Activity:
-    """Return what happened in the last ``seconds``, to within the five minutes of a counter.
+    """Return what happened in the last ``seconds``, with the precision of a counter, which is five minutes.
 
-    ``view``: at this one alone, by its dotted name. ``using``: as for ``stats``.
+    ``view``: only at this view, by its dotted name. ``using``: as for ``stats``.
     """
     return Activity.of(dict(_counters(seconds, using, view).values_list("event").annotate(Sum("count"))))
 
 
 def history(seconds: float, *, step: int = 15 * MINUTES, view: str = "", using: str | None = None) -> list[Span]:
-    """Return the last ``seconds`` by spans of ``step`` seconds; no spans at all if nothing was counted.
+    """Return the last ``seconds`` in spans of ``step`` seconds; an empty list if nothing was counted.
 
-    ``step``: five minutes or a multiple of them. ``view``, ``using``: as for ``activity``.
+    ``step``: five minutes or a multiple of that. ``view``, ``using``: as for ``activity``.
     """
     since = F("since") if step % HOUR else TruncHour("since", tzinfo=UTC)
     counted = _counters(seconds, using, view).annotate(begun=since).values_list("begun", "event").annotate(Sum("count"))
@@ -296,7 +296,7 @@ def history(seconds: float, *, step: int = 15 * MINUTES, view: str = "", using: 
 
 
 def spans(counts: Iterable[tuple[datetime, str, int]], seconds: float, *, now: datetime, step: int) -> list[Span]:
-    """Counters (since, event, count) by steps of so many seconds. Pure."""
+    """Return the counters (since, event, count) of the last ``seconds`` in spans of ``step`` seconds. Pure."""
     by_step: dict[int, dict[str, int]] = {}
     for since, event, count in counts:
         events = by_step.setdefault(int(since.timestamp() // step), {})
@@ -321,10 +321,10 @@ def views(seconds: float, *, using: str | None = None) -> dict[str, Activity]:
 class Observed:
     """What was observed in a span of time, with ``OBSERVE``.
 
-    ``keyed``, ``unkeyed``: requests with a key and without. ``duplicates_keyed``: would have got a replay, or a 409.
-    ``duplicates_unkeyed``: likely duplicates, which would be prevented if their clients sent keys. ``views``: the
-    duplicates of each view. ``clients``: by the name of a client, its requests with a key and without, most without
-    first.
+    ``keyed``, ``unkeyed``: requests with and without a key. ``duplicates_keyed``: they would have got a replay or a
+    409. ``duplicates_unkeyed``: likely duplicates, which would be prevented if their clients sent keys. ``views``: the
+    duplicates of each view. ``clients``: for each client by name, its requests with and without a key; the clients
+    with the most requests without a key come first.
     """
 
     keyed: int
@@ -363,7 +363,7 @@ def observed(seconds: float, *, using: str | None = None) -> Observed:
 
 
 def busiest(views: Mapping[str, Activity], name: str, *, most: int = 10) -> list[tuple[str, Activity]]:
-    """The views with the most ``name``, such as ``"replays"``, and at least one. Pure."""
+    """Return the views with the highest ``name``, such as ``"replays"``, leaving out those with none. Pure."""
     found = [(view, of_view) for view, of_view in views.items() if getattr(of_view, name)]
     return sorted(found, key=lambda each: (-getattr(each[1], name), each[0]))[:most]
 
@@ -373,15 +373,15 @@ def _counters(seconds: float, using: str | None, view: str = "") -> QuerySet[Ide
     return (begun.filter(view=view) if view else begun).order_by()
 
 
-# --- Where it goes ---------------------------------------------------------------------------------------------------
+# --- Projection ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Projection:
-    """What the table comes to if things go on as on the last day; ``None`` as long as that is not known.
+    """The size that the table will reach if activity stays as on the last day; ``None`` while that is not known.
 
-    ``rows_per_day``: responses stored. ``expected_rows``: as many as that makes in the project's retention.
-    ``expected_bytes``: at the size that a row takes now.
+    ``rows_per_day``: responses stored. ``expected_rows``: the rows that this gives within the project's retention.
+    ``expected_bytes``: their size, at the present size of a row.
     """
 
     rows_per_day: float | None = None
@@ -390,7 +390,7 @@ class Projection:
 
 
 def projection(size: Size, *, using: str | None = None) -> Projection:
-    """Project ``size`` by the counters of the last day, or of less if there are none. ``using``: as for ``stats``."""
+    """Project ``size`` by the counters of the last day, or of less if they began later. ``using``: as for ``stats``."""
     begun = IdempotencyCounter.objects.using(record_database(using)).order_by("since")
     age = ExpressionWrapper(DatabaseNow() - F("since"), output_field=DurationField())
     oldest: timedelta | None = begun.values_list(age, flat=True).first()
@@ -401,7 +401,7 @@ def projection(size: Size, *, using: str | None = None) -> Projection:
 
 
 def project(size: Size, completed: int, *, seconds: float, kept_for: float) -> Projection:
-    """Of so many responses stored in so many seconds. Pure."""
+    """Project ``size`` by ``completed`` responses stored in ``seconds``; empty for less than an hour. Pure."""
     if seconds < HOUR:
         return Projection()
     per_second = completed / seconds
@@ -414,32 +414,38 @@ def project(size: Size, completed: int, *, seconds: float, kept_for: float) -> P
     )
 
 
-# --- In time ---------------------------------------------------------------------------------------------------------
+# --- Time limits -----------------------------------------------------------------------------------------------------
 
 
 def at_most(seconds: float, using: str) -> AbstractContextManager[None]:
-    """Each statement in the block fails after so many seconds; on SQLite there is no such thing."""
+    """Make each query in the block fail after so many seconds. SQLite has no such limit."""
     connection: Any = connections[using]
     if connection.vendor == "postgresql":
         return _postgresql_at_most(seconds, using)
-    if getattr(connection, "mysql_is_mariadb", False):
-        limited = f"SET STATEMENT max_statement_time = {seconds:.3f} FOR "
+    if connection.vendor == "mysql":
+        mariadb = connection.mysql_is_mariadb  # asked for inside the wrapper, it would be a query in the wrapper
         wrapper: AbstractContextManager[None] = connection.execute_wrapper(
-            lambda execute, sql, *details: execute(limited + sql, *details)
+            lambda execute, sql, *details: execute(_limited(sql, seconds, mariadb=mariadb), *details)
         )
         return wrapper
     return nullcontext()
 
 
+def _limited(sql: str, seconds: float, *, mariadb: bool) -> str:
+    if mariadb:
+        return f"SET STATEMENT max_statement_time = {seconds:.3f} FOR {sql}"
+    return sql.replace("SELECT", f"SELECT /*+ MAX_EXECUTION_TIME({max(1, round(seconds * 1000))}) */", 1)
+
+
 @contextmanager
 def _postgresql_at_most(seconds: float, using: str) -> Iterator[None]:
     connection = connections[using]
-    own_transaction = connection.get_autocommit()  # with which the timeout ends
+    own_transaction = connection.get_autocommit()  # the timeout ends with it
     with transaction.atomic(using=using):
         before = None if own_transaction else _timeout(using)
         _set_timeout(f"{max(1, round(seconds * 1000))}ms", using)
         yield
-        if before is not None and not connection.needs_rollback:  # which would end it with the savepoint
+        if before is not None and not connection.needs_rollback:  # a rollback to the savepoint resets it
             _set_timeout(before, using)
 
 

@@ -1,4 +1,4 @@
-"""What the database's own views tell of its sessions, and of claims that are locks, which no table shows."""
+"""What the database's own views say about its sessions and about claims by lock, which no table shows."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SELECT
 
 @dataclass(frozen=True, kw_only=True)
 class ByLock:
-    """Runs in progress whose claims are locks; ``None`` where the database does not tell.
+    """Runs in progress whose claims are locks; ``None`` if the database does not say.
 
-    ``pending_by_lock_oldest``: seconds since the first of their transactions began, of those that this role may see.
+    ``pending_by_lock_oldest``: seconds since the first of their transactions began, among those that this role may see.
     """
 
     pending_by_lock: int | None = None
@@ -31,7 +31,7 @@ class ByLock:
 
 
 def by_lock(*, using: str | None = None) -> ByLock:
-    """Count the sessions of PostgreSQL that have such a lock. ``using``: the database's alias, or the settings'."""
+    """Count PostgreSQL sessions with such a lock. ``using``: alias of the database; that of the settings by default."""
     found = ask_postgresql(COUNT, [], using=record_database(using))
     if not found:
         return ByLock()
@@ -40,14 +40,18 @@ def by_lock(*, using: str | None = None) -> ByLock:
 
 
 def ask_postgresql(statement: str, parameters: Sequence[Any], *, using: str) -> list[tuple[Any, ...]] | None:
-    """Return the rows; ``None`` from a database that only speaks PostgreSQL's protocol, or that refuses a view."""
+    """Return the rows; ``None`` if the database is not PostgreSQL, or if the statement fails.
+
+    It may fail in a database that only speaks PostgreSQL's protocol, or that refuses access to a view. Raises
+    ``OperationalError`` if the statement took too long or the connection was lost.
+    """
     if connections[using].vendor != "postgresql":
         return None
     try:
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
             cursor.execute(statement, parameters)
             return list(cursor.fetchall())
-    except OperationalError:  # not in time, or the connection is lost
+    except OperationalError:  # too slow, or the connection was lost
         raise
     except DatabaseError:
         return None

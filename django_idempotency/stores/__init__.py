@@ -32,9 +32,7 @@ def store_for(policy: Policy, operation: Operation | None = None) -> Store:
 def stores_of(policy: Policy) -> Iterator[Store]:
     """Yield every store that may keep a record under ``policy``: with a callable ``using``, one for each shard.
 
-    A store outside the database is one, whatever ``using`` says.
-
-    Raises what ``store_for`` does.
+    A store outside the database is yielded once, whatever ``using`` says. Raises what ``store_for`` raises.
     """
     if not callable(policy.using):
         yield store_for(policy)

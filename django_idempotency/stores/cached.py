@@ -1,8 +1,8 @@
 """Records in a database, with a cache of their responses in front.
 
-A record that is done is served from the cache, without a statement, to a request that is the same: whatever differs in
-scope, key or fingerprint, and whatever is not done, is the database's to decide. So is everything while the cache can't
-be read. The cache is never believed for longer than ``max_age`` seconds, by its own clock.
+A record that is done is served from the cache, without a statement, if the request is the same. The database decides
+about a request that differs in scope, key or fingerprint, about a record that is not done, and about everything while
+the cache can't be read. The cache is never trusted for longer than ``max_age`` seconds, by its own clock.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
+from urllib.parse import quote
 from uuid import UUID
 
 from django.core.cache import caches
@@ -35,6 +36,7 @@ from django_idempotency.policy import Mode, Policy
 from django_idempotency.stores.base import Owned, Seen, Store
 from django_idempotency.stores.codec import EPOCH, is_encrypted
 from django_idempotency.stores.configured import configured
+from django_idempotency.stores.connections import tenant
 from django_idempotency.stores.database import DatabaseStore, database_store
 
 T = TypeVar("T")
@@ -42,7 +44,7 @@ T = TypeVar("T")
 VERSION = b"2"
 DIGEST = 16
 STRIPES = 256
-FORGOTTEN = b""  # in place of an entry: none, and what was read earlier does not replace it
+FORGOTTEN = b""  # in place of an entry: there is none, and a record that was read earlier does not replace it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +52,8 @@ class CacheOptions:
     """The ``OPTIONS`` of a cached store. Times are in seconds.
 
     ``cache``: alias in ``CACHES``. ``prefix``: what its keys begin with.
-    ``max_age``: how long an entry is believed after it was written. ``max_body_size``: bytes; others are not cached.
-    ``patience``: a cache that took longer to answer, or failed, is left alone for ``pause``.
+    ``max_age``: how long an entry is trusted after it was written. ``max_body_size``: bytes; larger bodies are not
+    cached. ``patience``: a cache that takes longer to answer, or fails, is left alone for ``pause``.
     """
 
     cache: str = option("default", text("an alias in CACHES"))
@@ -66,44 +68,57 @@ class CacheOptions:
 
     @property
     def longest(self) -> float:
-        """Seconds for which a response may be replayed after the record changed behind the cache's back.
+        """Seconds for which a response may be replayed after the record changed without the cache knowing.
 
-        An entry may be as old as ``max_age`` when it is written, and is believed for as long again.
+        An entry may be as old as ``max_age`` when it is written, and is trusted for as long again.
         """
         return 2 * self.max_age
 
 
+class _Misses:
+    """Lets one thread of this process at a time miss a record. ``count``: how many misses have been answered."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def one_at_a_time(self, seconds: float) -> Iterator[None]:
+        """Wait for the others, ``seconds`` at most."""
+        held = self._lock.acquire(timeout=seconds)
+        try:
+            yield
+        finally:
+            if held:
+                self.count += 1
+                self._lock.release()
+
+
 _guards: dict[str, CacheGuard] = {}
-_stripes = [threading.Lock() for _ in range(STRIPES)]
-
-
-@contextmanager
-def _one_at_a_time(id: UUID, seconds: float) -> Iterator[None]:
-    """Have one thread of this process at a time miss a record; the others wait so many seconds at most."""
-    lock = _stripes[id.int % STRIPES]
-    held = lock.acquire(timeout=seconds)
-    try:
-        yield
-    finally:
-        if held:
-            lock.release()
+_first_schemas: dict[str, tuple[str, ...]] = {}  # by alias: where the first claim of this process looked for the table
+_several_schemas: set[str] = set()
+_stripes = [_Misses() for _ in range(STRIPES)]
 
 
 class _Cached:
-    """What a database's store does differently with a cache in front; mixed in before its class."""
+    """What a database's store does differently with a cache in front. This is mixed in before the store's class."""
 
     options: CacheOptions
     policy: Policy
     name: str
 
     def claim(self, operation: Operation, token: UUID) -> Claimed | Seen | Owned | None:
+        misses = _stripes[operation.id.int % STRIPES]
+        answered = misses.count
         if found := self._cached(operation):
-            return Seen(found)
-        with _one_at_a_time(operation.id, self.options.patience):
-            if found := self._cached(operation):
-                return Seen(found)
+            return Seen(found, schemas=self._schemas())
+        with misses.one_at_a_time(self.options.patience):
+            if misses.count != answered and (found := self._cached(operation)):  # another thread may have cached it
+                return Seen(found, schemas=self._schemas())
             begun = time.monotonic()
             seen: Claimed | Seen | Owned | None = super().claim(operation, token)  # type: ignore[misc]
+            if isinstance(seen, Claimed | Seen):
+                self._note(seen.schemas)
             if isinstance(seen, Seen) and time.monotonic() - begun < self.options.max_age:
                 self._keep_record(seen.record)
             return seen
@@ -117,7 +132,7 @@ class _Cached:
             begun, status = time.monotonic(), Status.FAILED if failure else Status.COMPLETED
             created_at: datetime | None = self.created_at(claim)  # type: ignore[attr-defined]
             if created_at is None and is_encrypted(response):
-                return written  # it can't be decrypted without: a replay puts it into the cache
+                return written  # it can't be decrypted without the time: a replay will cache it
 
             def keep() -> None:
                 if time.monotonic() - begun < self.options.max_age:
@@ -132,10 +147,28 @@ class _Cached:
             _forget([record.id], self.name, self.options)
         return deleted
 
+    # --- tenants with a schema each
+
+    def _schemas(self) -> tuple[str, ...]:
+        schema = tenant(self.name)
+        return (schema,) if schema else ()
+
+    def _note(self, schemas: tuple[str, ...]) -> None:
+        """Stop using the cache if tenants have a schema each that only the server knows: entries are not told apart."""
+        if not schemas or tenant(self.name) is not None or self.name in _several_schemas:
+            return
+        first = _first_schemas.setdefault(self.name, schemas)
+        if schemas != first:
+            _several_schemas.add(self.name)
+            told = "idempotency: the database %r has several schemas (%s; %s), so no cache is used in front of it"
+            log(logging.WARNING, "cache_error", told, self.name, ", ".join(first), ", ".join(schemas))
+
     # --- the cache
 
     def _ask_cache(self, what: Callable[[Any], T]) -> T | None:
         options = self.options
+        if self.name in _several_schemas:
+            return None
         guard = _guards.setdefault(options.cache, CacheGuard())
         return guard.ask(what, options.cache, patience=options.patience, pause=options.pause)
 
@@ -163,9 +196,9 @@ class _Cached:
         *,
         newest: bool = False,
     ) -> None:
-        """Write an entry. What was read replaces none, as it may be older by now; what was committed just now does.
+        """Write an entry. A response that was read replaces none, as it may be outdated; one just committed does.
 
-        Unless it is gone again: between COMMIT and here are the hooks of the project, and an erasure may be, too.
+        It does not if it is gone again: the project's hooks run between COMMIT and here, and so may an erasure.
         """
         if left < 1 or len(response.body or b"") > self.options.max_body_size:
             return
@@ -181,7 +214,7 @@ class _Cached:
 
 
 class CachedStore(DatabaseStore):
-    """A database's store, by the database's vendor, with a cache in front. ``STORES`` names this one."""
+    """A database's store, chosen by the database's vendor, with a cache in front. Name this class in ``STORES``."""
 
     @classmethod
     def configure(cls, **options: Any) -> CacheOptions:
@@ -206,9 +239,9 @@ def _behind_a_cache(plain: type[DatabaseStore]) -> type[DatabaseStore]:
 
 
 def forget(ids: Collection[UUID], using: str) -> float:
-    """Have the caches in front of the database ``using`` replay these records no more; call it once they are changed.
+    """Stop the caches in front of the database ``using`` from replaying these records. Call it once they are changed.
 
-    Returns for how many seconds one of the caches may replay them all the same: 0 unless it could not be reached, or
+    Return for how many seconds one of the caches may replay them all the same: 0 unless it could not be reached, or
     is in the memory of each process.
     """
     of_stores = (configured(alias).options for alias in conf().stores)
@@ -216,7 +249,7 @@ def forget(ids: Collection[UUID], using: str) -> float:
 
 
 def _forget(ids: Collection[UUID], using: str, options: CacheOptions) -> float:
-    """Marks stay for as long as a response that was read before could be written to the cache."""
+    """Mark the records for as long as a response that was read before could be written to the cache."""
     marks = {_key(id, using, options): FORGOTTEN for id in ids}
     try:
         cache = caches[options.cache]
@@ -231,7 +264,8 @@ def _forget(ids: Collection[UUID], using: str, options: CacheOptions) -> float:
 
 
 def _key(id: UUID, using: str, options: CacheOptions) -> str:
-    return f"{options.prefix}{using}:{id.hex}"
+    schema = tenant(using)
+    return f"{options.prefix}{using}:{id.hex}" + (f":{quote(schema)}" if schema else "")
 
 
 def _packed(operation: Operation, status: Status, response: StoredResponse, created_at: datetime) -> bytes:
@@ -243,7 +277,7 @@ def _packed(operation: Operation, status: Status, response: StoredResponse, crea
 
 
 def _unpacked(packed: bytes, operation: Operation) -> Snapshot | None:
-    """The entry as a record, if it is whole and of the same request."""
+    """Return the entry as a record; ``None`` unless it is intact and of the same request."""
     digest, text = packed[:DIGEST], packed[DIGEST:]
     if hashlib.blake2b(text, digest_size=DIGEST).digest() != digest or text[:1] != VERSION:
         return None

@@ -1,7 +1,7 @@
-"""A response in the form in which a record keeps it: as it is, or encrypted.
+"""A response in the form in which a record stores it: as it is, or encrypted.
 
-Nothing here raises. What can't be encrypted is not stored, and what can't be decrypted is not replayed: the record
-stands without its response, a replay says so, and the log says why, without a word of the response.
+Nothing here raises. What can't be encrypted is not stored, and what can't be decrypted is not replayed. The record
+remains without its response, a replay says so, and the log says why, without quoting the response.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from django_idempotency.models import IdempotencyRecord, in_utc
 from django_idempotency.outcomes import Operation, Snapshot, StoredResponse
 from django_idempotency.policy import REQUIRE, Policy
 
-# Stands where the headers were, with the id of the key. No header is called that: a colon can't be in a name.
+# Replaces the headers, with the id of the key. No header has this name, because a name can't contain a colon.
 ENCRYPTED = ":encrypted"
 LENGTH = 4
 VERSION = b"2"
@@ -30,9 +30,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One life of a record: from a claim that made it, or began it anew, to its end. Only there can a response be read.
+    """One life of a record: from a claim that made it, or began it anew, to its end.
 
-    ``created_at``: the database's time, in UTC.
+    A response can be read only in its own life. ``created_at``: the database's time, in UTC.
     """
 
     id: UUID
@@ -54,16 +54,16 @@ def life_of(record: IdempotencyRecord) -> Life:
 
 
 def encoded(response: StoredResponse, life: Life, policy: Policy) -> StoredResponse:
-    """Return a response as a record stores it in its ``life``: as it is, or encrypted, or without what can't be."""
+    """Return a response as a record stores it in its ``life``: as it is, encrypted, or without what can't be."""
     if not policy.encrypt:
         return response
     return encrypted(response, life, policy.encrypt_padding) or response.without_content()
 
 
 def encrypted(response: StoredResponse, life: Life, padding: float, least: int = 0) -> StoredResponse | None:
-    """Return a response encrypted with the newest key, to be read in ``life``, headers too; ``None`` if it can't be.
+    """Return a response, headers included, encrypted with the newest key for ``life``; ``None`` if it can't be.
 
-    What is encrypted is made as long as ``least`` bytes, and then a multiple of ``padding`` bytes, unless that is 0.
+    The content is padded to at least ``least`` bytes, and then to a multiple of ``padding`` bytes, unless that is 0.
     """
     if not response.has_content:
         return response
@@ -73,7 +73,7 @@ def encrypted(response: StoredResponse, life: Life, padding: float, least: int =
         key = conf().encryption[0]
         text = encrypt(_padded(_packed(response), padding, least), key, _bound(response, life))
         return StoredResponse(response.status, ((ENCRYPTED, key_id(key)),), text)
-    except Exception as error:  # a replay without its content is better than a response that is lost
+    except Exception as error:  # a replay without its content is better than a lost response
         log_lost_response("could not be encrypted, and is not stored", life.id, error)
         return None
 
@@ -94,10 +94,10 @@ def decoded(response: StoredResponse, life: Life) -> StoredResponse:
         from django_idempotency.stores.encryption import decrypt
 
         keys = {key_id(key): key for key in conf().encryption}
-        if response.body is None:  # dropped since
+        if response.body is None:  # it was dropped
             return response.without_content()
         return _unpacked(response.status, decrypt(response.body, keys[response.headers[0][1]], _bound(response, life)))
-    except Exception as error:  # a missing key or package, a damaged row: whichever it is, the key must not run again
+    except Exception as error:  # a missing key or package, a damaged row: in any case, the key must not run again
         _report("could not be decrypted, and is not replayed", life, response.headers[0][1], error)
         return response.without_content()
 
@@ -126,7 +126,7 @@ def is_encrypted(response: StoredResponse) -> bool:
 def encryption_key_of(headers: Any, has_body: bool) -> str | None:
     """Return the id of the key that a stored response needs, an empty text if it is in clear, ``None`` without content.
 
-    Of an encrypted one nothing is left once its body is dropped.
+    An encrypted response has no content left once its body is dropped.
     """
     response = StoredResponse.of(200, headers, b"")
     if is_encrypted(response):
@@ -135,7 +135,7 @@ def encryption_key_of(headers: Any, has_body: bool) -> str | None:
 
 
 def key_id(key: bytes) -> str:
-    """Return what distinguishes an encryption key from others, and reveals nothing of it."""
+    """Return an id that distinguishes an encryption key from others and reveals nothing about it."""
     return hashlib.sha256(b"django-idempotency key " + key).hexdigest()[:8]
 
 
@@ -158,7 +158,7 @@ def _unpacked(status: int, packed: bytes) -> StoredResponse:
 
 
 def _bound(response: StoredResponse, life: Life) -> bytes:
-    """With this an encrypted response can be read only in one life of its own record, beside its own status."""
+    """Return what binds an encrypted response to one life of its own record, and to its own status."""
     who = [text.encode("utf-8", "surrogatepass") for text in (life.scope, life.key)]
     created = ((life.created_at - EPOCH) // timedelta(microseconds=1)).to_bytes(8, "big")
     return digest([VERSION, *who, life.fingerprint, created, response.status.to_bytes(2, "big")])

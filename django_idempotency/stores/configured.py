@@ -22,26 +22,26 @@ DEFAULT = "default"
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """One entry of ``STORES``: the class of the store, and what its ``OPTIONS`` come to."""
+    """One entry of ``STORES``: the class of the store, and what it returned for its ``OPTIONS``."""
 
     alias: str
     backend: type[Store]
     options: Any
 
     def store(self, policy: Policy, operation: Operation | None = None) -> Store:
-        """Bind the store. Raises ``ImproperlyConfigured`` where it can't keep what the policy promises."""
+        """Bind the store. Raises ``ImproperlyConfigured`` if it can't keep what the policy promises."""
         if why := self.objection(policy):
             raise ImproperlyConfigured(why)
         return self.backend.bind(policy, operation, self.alias, self.options)
 
     def objection(self, policy: Policy) -> str | None:
-        """Return why ``policy`` can't have this store; ``None`` if it can."""
+        """Return why ``policy`` can't use this store; ``None`` if it can."""
         if policy.mode != Mode.ATOMIC or self.backend.supports_atomic():
             return None
         return (
             f"The policy is in atomic mode, but the store {self.alias!r} ({self.backend.__name__}) can't commit a "
-            "view's effects together with the record of its key; "
-            'state mode="lease", or a store in the database of the effects.'
+            'view\'s effects together with the record of its key; set mode="lease", or use a store in the database '
+            "of the effects."
         )
 
 
@@ -62,7 +62,7 @@ def _made(alias: str, path: str, options: Any) -> Configured:
     except ImportError as error:
         raise ImproperlyConfigured(f"STORES: the store {alias!r} can't be imported: {error}") from error
     if not (isinstance(backend, type) and issubclass(backend, Store)):
-        raise ImproperlyConfigured(f"STORES: {path} of {alias!r} is no {Store.__module__}.{Store.__qualname__}.")
+        raise ImproperlyConfigured(f"STORES: {path} of {alias!r} is not a {Store.__module__}.{Store.__qualname__}.")
     try:
         return Configured(alias, backend, backend.configure(**options))
     except (ImproperlyConfigured, TypeError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import router
+from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_idempotency.conf import conf
@@ -17,13 +17,13 @@ from django_idempotency.policy import Policy
 def alias(policy: Policy, operation: Operation | None = None) -> str:
     """Return the alias of the database of the record of ``operation``.
 
-    ``operation``: may be left out where the policy keeps all records in one database. Raises ``ImproperlyConfigured``
-    where it is left out and needed, and for a database that ``SHARDS`` does not name.
+    ``operation``: may be left out if the policy keeps all records in one database. Raises ``ImproperlyConfigured`` if
+    it is left out but needed, and for a database that ``SHARDS`` does not name.
     """
     if not callable(policy.using):
         return policy.using or router.db_for_write(IdempotencyRecord)
     if operation is None:
-        raise ImproperlyConfigured("`using` chooses a database for each operation, and there is no operation here.")
+        raise ImproperlyConfigured("`using` chooses a database for each operation, but there is no operation here.")
     chosen, shards = operation.database or policy.using(operation), conf().shards
     if chosen not in shards:  # no maintenance would ever look there
         raise ImproperlyConfigured(f"`using` chose the database {chosen!r}, which is not in SHARDS {list(shards)!r}.")
@@ -33,6 +33,12 @@ def alias(policy: Policy, operation: Operation | None = None) -> str:
 def aliases(policy: Policy) -> tuple[str, ...]:
     """Return the aliases of all databases in which ``policy`` may keep records."""
     return tuple(conf().shards) if callable(policy.using) else (alias(policy),)
+
+
+def tenant(using: str) -> str | None:
+    """Return the schema that is set for the connection ``using``, as by django-tenants; ``None`` if it has no such."""
+    schema: str | None = getattr(connections[using], "schema_name", None)
+    return schema
 
 
 def databases() -> tuple[str, ...]:
@@ -49,18 +55,18 @@ def record_database(using: str | None = None) -> str:
         return using
     found = aliases(conf().policy)
     if len(found) != 1:
-        raise ImproperlyConfigured(f"The records are in several databases: state using=…, one of {list(found)!r}.")
+        raise ImproperlyConfigured(f"The records are in several databases: pass using=…, one of {list(found)!r}.")
     return found[0]
 
 
 def has_psycopg3(connection: BaseDatabaseWrapper) -> bool:
-    """Whether it is a connection to PostgreSQL by psycopg 3, which Django prefers to psycopg2."""
+    """Whether ``connection`` is to PostgreSQL by psycopg 3, which Django prefers to psycopg2."""
     driver: Any = getattr(connection, "Database", None)
     return connection.vendor == "postgresql" and driver.__name__ == "psycopg"
 
 
 def in_foreign_transaction(connection: BaseDatabaseWrapper) -> bool:
-    """Whether a transaction is open that is not one of Django's own test cases', or will be, with autocommit off."""
+    """Whether a transaction other than those of Django's test cases is open, or will be because autocommit is off."""
     if not connection.in_atomic_block:
         return not (connection.settings_dict["AUTOCOMMIT"] if connection.connection is None else connection.autocommit)
     blocks = getattr(connection, "atomic_blocks", [])

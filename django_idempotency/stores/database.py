@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from django.db import DatabaseError, IntegrityError, connections, transaction
+from django.db import DatabaseError, IntegrityError, InterfaceError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Case, DurationField, ExpressionWrapper, F, Max, Q, QuerySet, Value, When
 from django.db.models.expressions import Combinable
@@ -26,9 +26,10 @@ from django_idempotency.stores.connections import alias as database_of
 from django_idempotency.stores.connections import in_foreign_transaction
 from django_idempotency.stores.errors import is_missing_savepoint, store_errors
 from django_idempotency.stores.own_connections import own_connection
+from django_idempotency.stores.savepoints import Savepoints
 from django_idempotency.stores.transactions import CommitHooks, atomic, discard_if_abandoned, roll_back_left_open
 
-# What a record says from the moment its row is locked until it is completed: others see it only if the application
+# The reason in a record from the moment its row is locked until it is completed. Others see it only if the application
 # commits the transaction in between.
 COMMITTED_EARLY = gettext_noop("its transaction was committed before the run had ended")
 SAVEPOINT = "django_idempotency_run"
@@ -38,7 +39,7 @@ TIMES = ("created_at", "locked_at", "locked_until", "expires_at", "now")
 
 
 def ahead(seconds: float) -> Combinable:
-    """The database's time ``seconds`` from now."""
+    """Return the database's time ``seconds`` from now."""
     return DatabaseNow() + Value(timedelta(seconds=seconds))
 
 
@@ -47,7 +48,7 @@ BY_LOCK: dict[str, type[DatabaseStore]] = {}  # the same, for policies whose cla
 
 
 def database_store(policy: Policy, operation: Operation | None = None) -> DatabaseStore:
-    """Return the store in the database of the record of ``operation``, by the database's vendor."""
+    """Return the store for the database of the record of ``operation``, chosen by the database's vendor."""
     using = database_of(policy, operation)
     vendor = connections[using].vendor
     kind = BY_VENDOR.get(vendor, DatabaseStore)
@@ -82,6 +83,9 @@ class DatabaseStore(Store):
     def transaction(self) -> AbstractContextManager[None]:
         return atomic(self.name, durable=True)
 
+    def savepoints(self) -> Callable[[Callable[[], None]], None]:
+        return Savepoints(self.name, self.must_roll_back).run
+
     def roll_back_left_open(self, error: BaseException) -> None:
         roll_back_left_open(self.connection, error)
 
@@ -113,7 +117,7 @@ class DatabaseStore(Store):
             **_kept_until(self.policy),
         )
         try:
-            with atomic(self.name), _without_waiting_long(self.connection):
+            with _without_waiting_long(self.connection):
                 record.save(using=self.name, force_insert=True)
         except IntegrityError:
             return None
@@ -138,7 +142,7 @@ class DatabaseStore(Store):
             record = _first(_for_update(rows, nowait=self.policy.lock == RowLock.NOWAIT))
             if record is not None:
                 yield record
-            else:  # SKIP LOCKED can't tell a locked row from none
+            else:  # SKIP LOCKED can't tell a locked row from a missing one
                 yield Unlocked.BUSY if rows.exists() else Unlocked.ABSENT
 
     def reassign(self, record: Snapshot, operation: Operation, token: UUID) -> Claimed:
@@ -171,12 +175,12 @@ class DatabaseStore(Store):
 
     def now(self) -> datetime:
         no_rows = self.rows.filter(pk=UUID(int=0))
-        with store_errors():  # an aggregate of no rows is a row all the same
+        with store_errors():  # an aggregate of no rows still returns one row
             now: datetime = no_rows.aggregate(now=Coalesce(Max("created_at"), DatabaseNow()))["now"]
         return in_utc(now, self.name)
 
     def lock(self, claim: Claimed) -> Claimed | None:
-        """An UPDATE locks the row, and where there are no row locks the whole database: either is the proof of life."""
+        """Lock by an UPDATE: the row, or the whole database if it has no row locks. Either is the proof of life."""
         try:
             with store_errors():
                 if self._owned_by(claim).update(reason=COMMITTED_EARLY) != 1:
@@ -187,10 +191,27 @@ class DatabaseStore(Store):
         return replace(claim, transaction=SAVEPOINT)
 
     def lock_many(self, claims: Sequence[Claimed]) -> set[UUID]:
-        """Without the mark of ``lock``: what a batch commits without a response is run again, alone."""
+        """Lock without the mark that ``lock`` leaves: what a batch commits without a response is run again, alone."""
         in_order = sorted(claims, key=lambda claim: claim.id)
         with store_errors():
-            return {claim.token for claim in in_order if self._owned_by(claim).update(updated_at=F("updated_at")) == 1}
+            return {claim.token for claim in in_order if self._owned_by(claim).update(updated_at=DatabaseNow()) == 1}
+
+    def watch_transaction(self, claim: Claimed) -> Callable[[], None]:
+        """Watch a savepoint. Once it is gone, the time that ``lock_many`` wrote tells whether that was by a COMMIT."""
+        with store_errors():
+            self._execute(self.connection.ops.savepoint_create_sql(SAVEPOINT))
+            written = self._owned_by(claim).values_list("updated_at", flat=True)
+            locked = list(written)
+
+        def expect() -> None:
+            try:
+                self._expect_transaction(replace(claim, transaction=SAVEPOINT))
+            except TransactionEnded:
+                with store_errors():
+                    if list(written.all()) != locked:
+                        raise
+
+        return expect
 
     def complete(self, claim: Claimed, response: StoredResponse, *, failure: bool = False) -> bool:
         self._expect_transaction(claim)
@@ -218,11 +239,11 @@ class DatabaseStore(Store):
         committed = self._was_committed(claim)
         held = Case(When(committed, then=Value(True)), default=Value(on_hold))
         told = Case(When(committed, then=Value(COMMITTED_EARLY)), default=Value(reason))
-        # MariaDB's assignments see those before them: the reason comes last.
+        # In MariaDB, assignments see the effect of earlier ones, so the reason comes last.
         return self._end(claim, on_hold=held, **_ended(Status.FAILED, self.policy), reason=told)
 
     def _was_committed(self, claim: Claimed) -> Any:
-        """Whether what the record's transaction wrote is committed, although the record is not completed."""
+        """Return the condition that the record's transaction is committed, although the record is not completed."""
         return Q(reason=COMMITTED_EARLY)
 
     def has_released(self, claim: Claimed) -> bool:
@@ -248,6 +269,7 @@ class DatabaseStore(Store):
     def leases_left(self, records: Mapping[UUID, UUID]) -> dict[UUID, timedelta]:
         left = ExpressionWrapper(F("locked_until") - DatabaseNow(), output_field=DurationField())
         with store_errors():
+            try_to_write(self.rows)
             rows = self._of(records).annotate(left=left).values_list("token", "left")
             return {token: lasts for token, lasts in rows if token}
 
@@ -272,7 +294,7 @@ class DatabaseStore(Store):
             return same and bool(self.rows.filter(pk=record.id)._raw_delete(self.name))
 
     def _owned_by(self, claim: Claimed) -> QuerySet[IdempotencyRecord]:
-        # By id and token only: with the status named here, PostgreSQL would walk the partial index of all live rows.
+        # By id and token only: with the status, too, PostgreSQL would walk the partial index of all live rows.
         return self.rows.filter(pk=claim.id, token=claim.token)
 
     def count_replays(self, counts: dict[UUID, int]) -> None:
@@ -281,21 +303,38 @@ class DatabaseStore(Store):
                 self.rows.filter(pk=id).update(replays=F("replays") + count, last_replayed_at=DatabaseNow())
 
 
-def _without_waiting_long(connection: Any) -> AbstractContextManager[None]:
-    """Wait a second at most for a row lock: enough for a rival to commit its insert, too short for an owner to finish.
+@contextmanager
+def _without_waiting_long(connection: Any) -> Iterator[None]:
+    """Open a transaction that waits a second at most for a row lock.
 
-    An INSERT of a key that is there waits for its owner: on MariaDB 50 seconds by default, on PostgreSQL without end.
+    That is enough for a rival to commit its insert, and too short for an owner to finish. An INSERT of an existing key
+    waits for its owner: on MariaDB and MySQL 50 seconds by default, on PostgreSQL without a limit.
     """
-    if connection.vendor == "postgresql":
+    with ExitStack() as stack:
+        if connection.vendor == "mysql" and not connection.mysql_is_mariadb:
+            stack.enter_context(_lock_wait_of_the_session(connection))
+        stack.enter_context(atomic(connection.alias))
+        if connection.vendor == "postgresql":
+            with connection.cursor() as cursor:
+                cursor.execute("SET LOCAL lock_timeout = '1s'")
+        elif getattr(connection, "mysql_is_mariadb", False):
+            limited = "SET STATEMENT innodb_lock_wait_timeout = 1 FOR "
+            stack.enter_context(
+                connection.execute_wrapper(lambda execute, sql, *details: execute(limited + sql, *details))
+            )
+        yield
+
+
+@contextmanager
+def _lock_wait_of_the_session(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """Limit it by the session: MySQL takes it neither for a statement nor for a transaction."""
+    try:
         with connection.cursor() as cursor:
-            cursor.execute("SET LOCAL lock_timeout = '1s'")
-    if not getattr(connection, "mysql_is_mariadb", False):
-        return nullcontext()
-    limited = "SET STATEMENT innodb_lock_wait_timeout = 1 FOR "
-    wrapper: AbstractContextManager[None] = connection.execute_wrapper(
-        lambda execute, sql, *details: execute(limited + sql, *details)
-    )
-    return wrapper
+            cursor.execute("SET @django_idempotency = @@innodb_lock_wait_timeout, innodb_lock_wait_timeout = 1")
+        yield
+    finally:
+        with suppress(DatabaseError, InterfaceError), connection.cursor() as cursor:  # it broke: so has the session
+            cursor.execute("SET innodb_lock_wait_timeout = @django_idempotency")
 
 
 def _first(rows: QuerySet[IdempotencyRecord]) -> Snapshot | None:
@@ -304,7 +343,7 @@ def _first(rows: QuerySet[IdempotencyRecord]) -> Snapshot | None:
 
 
 def snapshot(row: Any, using: str) -> Snapshot:
-    """A record of a row's values, in the order of the snapshot's fields."""
+    """Return a record made of a row's values, which are in the order of the snapshot's fields."""
     record = dict(zip(Snapshot.__dataclass_fields__, row, strict=True))
     for name in TIMES:
         if record[name] is not None:
@@ -316,6 +355,15 @@ def snapshot(row: Any, using: str) -> Snapshot:
         if isinstance(record[name], memoryview):  # as psycopg2 reads it
             record[name] = bytes(record[name])
     return Snapshot(**record)
+
+
+def try_to_write(rows: QuerySet[IdempotencyRecord]) -> None:
+    """Raise ``DatabaseError`` if no record can be updated, as in a read-only database. This locks nothing.
+
+    On SQLite, it would take the write lock of the whole database, so it is not tried there.
+    """
+    if connections[rows.db].features.has_select_for_update:
+        rows.filter(pk=UUID(int=0)).update(updated_at=F("updated_at"))
 
 
 def _for_update(rows: QuerySet[IdempotencyRecord], *, nowait: bool | None = None) -> QuerySet[IdempotencyRecord]:

@@ -1,10 +1,10 @@
-"""How PostgreSQL is given the statements of every request, by whichever driver there is."""
+"""Send the statements of every request to PostgreSQL, by whichever driver is installed."""
 
 from __future__ import annotations
 
 try:
-    from django_idempotency.stores.prepared import execute, learn
+    from django_idempotency.stores.prepared import execute, learn, send
 except ImportError:  # psycopg 3, which Django prefers to psycopg2, is not installed
-    from django_idempotency.stores.cursors import execute, learn
+    from django_idempotency.stores.cursors import execute, learn, send
 
-__all__ = ["execute", "learn"]
+__all__ = ["execute", "learn", "send"]

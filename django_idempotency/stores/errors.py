@@ -1,34 +1,33 @@
-"""Errors of databases, by their codes: which mean that the store is away, and which that another session blocked it."""
+"""Database errors by code: which mean that the store is unavailable, and which that another session blocked it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-from django.db import IntegrityError, InterfaceError, InternalError, OperationalError, ProgrammingError
+from django.db import IntegrityError, InterfaceError, OperationalError
 
 from django_idempotency.exceptions import StoreConflict, StoreRefused, StoreUnavailable
 from django_idempotency.logs import cause, log
 
-# The CHECKs of partitioning: of a table before it becomes the first partition, and of a partition that is to go.
+# The CHECKs of partitioning: on a table before it becomes the first partition, and on a partition to be dropped.
 UNTIL, RETIRED = "idempotency_record_until", "idempotency_record_retired"
 NO_PARTITION = "There is no partition for a new record. Run manage.py idempotency_partitions ensure, and schedule it."
 
-# PostgreSQL, where another connection may help: a server that only reads, such as the primary before a failover; a
-# transaction that was idle, or lasted, for too long; a prepared statement that is gone, because a pool sent
-# DISCARD ALL or DEALLOCATE ALL; and a table that was dropped while the claim's function was compiled, which waited for
-# it: "could not open relation with OID …", an internal error.
+# PostgreSQL errors for which another connection may help: the server is read-only, such as the old primary after a
+# failover; a transaction was idle, or lasted, for too long; a prepared statement is gone, because a pool sent
+# DISCARD ALL or DEALLOCATE ALL; and a table was dropped while the compilation of the claim's function waited for it
+# ("could not open relation with OID …", an internal error).
 STALE_STATES = ("25006", "25P03", "25P04", "26000", "XX000")
-# MariaDB and MySQL: a connection that an exception left in the middle of a statement. The driver itself raises this, in
-# closing a cursor, where Django translates no errors.
+# MariaDB and MySQL: an exception left the connection in the middle of a statement. The driver itself raises this when
+# it closes a cursor, where Django translates no errors.
 OUT_OF_SYNC = 2014
 # PostgreSQL: lock not available, serialization failure, deadlock.
 CONFLICT_STATES = ("55P03", "40001", "40P01")
 # MariaDB and MySQL: lock wait timeout, deadlock, record changed since last read, lock not available.
 CONFLICT_NUMBERS = (1205, 1213, 1020, 3572)
-# A limit of the database's own on how long a statement may take; or it was cancelled.
+# A statement exceeded the database's own limit on its duration, or was cancelled.
 TOO_LONG_STATES, TOO_LONG_NUMBERS = ("57014",), (1969, 1317, 3024)
 
 # PostgreSQL: savepoint does not exist, no transaction. MariaDB: savepoint does not exist.
@@ -45,29 +44,36 @@ def sqlstate(error: Exception) -> str | None:
     return code
 
 
-@contextmanager
-def store_errors() -> Iterator[None]:
-    """Turn the database's own failures into ``StoreUnavailable``."""
-    try:
-        yield
-    except (OperationalError, InterfaceError) as error:
-        raise _kind(error)(str(error).strip()) from error
-    except (InternalError, ProgrammingError) as error:
-        if not _is_stale(error):
-            raise
-        raise StoreUnavailable(str(error).strip()) from error
-    except IntegrityError as error:
-        violated = _violated_check(error)
-        if violated == RETIRED:  # a statement as old as what is being dropped: the next one goes elsewhere
-            raise StoreConflict(str(error).strip()) from error
-        if violated in ("", UNTIL):
-            log(logging.CRITICAL, "no_partition", "%s (%s)", NO_PARTITION, cause(error))
-            raise StoreRefused(NO_PARTITION) from error
-        raise
-    except Exception as error:  # psycopg and libpq raise their own, which Django does not wrap
-        if not _is_stale(error):
-            raise
-        raise StoreUnavailable(str(error).strip()) from error
+class store_errors:  # a generator would cost more than everything else around a statement
+    """Turn the database's own failures inside the block into ``StoreUnavailable``."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, Exception) and (failure := _as_failure(error)) is not None:
+            raise failure from error
+
+
+def _as_failure(error: Exception) -> StoreUnavailable | None:
+    """Return what an error means for callers of a store; ``None`` if it is not one of the database's own failures."""
+    match error:
+        case OperationalError() | InterfaceError():
+            return _kind(error)(str(error).strip())
+        case IntegrityError():
+            return _as_violation(error)
+        case _:  # psycopg and libpq also raise errors of their own, which Django does not wrap
+            return StoreUnavailable(str(error).strip()) if _is_stale(error) else None
+
+
+def _as_violation(error: IntegrityError) -> StoreUnavailable | None:
+    violated = _violated_check(error)
+    if violated == RETIRED:  # the statement is as old as the partition being dropped; the next one goes elsewhere
+        return StoreConflict(str(error).strip())
+    if violated in ("", UNTIL):
+        log(logging.CRITICAL, "no_partition", "%s (%s)", NO_PARTITION, cause(error))
+        return StoreRefused(NO_PARTITION)
+    return None
 
 
 def _is_stale(error: Exception) -> bool:
@@ -81,9 +87,9 @@ def _kind(error: Exception) -> type[StoreUnavailable]:
 
 
 def _violated_check(error: IntegrityError) -> str | None:
-    """The name of a CHECK in PostgreSQL; empty where there was no partition for a row, which counts as one.
+    """Return the name of a violated CHECK in PostgreSQL; empty if a row had no partition, which counts as one.
 
-    ``None`` for one that is not named, nor its table: another server passed the error on, as Citus does for its own.
+    ``None`` if neither it nor its table is named: another server passed the error on, as Citus does for its own.
     """
     driver: Any = error.__cause__
     if sqlstate(error) != CHECK_VIOLATION:

@@ -1,7 +1,7 @@
-"""Claims by lock, on PostgreSQL: nothing is written before the end, and the record comes finished.
+"""Claims by lock, on PostgreSQL: nothing is written before the end, and the record is inserted finished.
 
-The business transaction takes the locks of the key in its first statement, and has them until it ends. A key that has a
-record already, of whatever kind of claim, is left to the protocol of records.
+The business transaction takes the locks of the key in its first statement, and holds them until it ends. A key that
+already has a record, from any kind of claim, is left to claims by record.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import replace
 from uuid import UUID
 
 from django.db import IntegrityError, ProgrammingError
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_idempotency.exceptions import TransactionEnded
 from django_idempotency.logs import cause, is_due, log
@@ -28,7 +29,6 @@ from django_idempotency.stores.errors import UNIQUE_VIOLATION, sqlstate, store_e
 from django_idempotency.stores.postgresql import (
     ASK_FOR_FUNCTION_EVERY,
     CLAIM_BY_LOCK,
-    COMMITTED,
     NO_FUNCTION_STATES,
     TABLE,
     TRANSACTION,
@@ -38,8 +38,8 @@ from django_idempotency.stores.postgresql import (
 )
 from django_idempotency.stores.transactions import ACTIVE, libpq_status
 
-# The numbers of the transaction and of the table are those of the claim, or nothing is inserted: the lock is gone with
-# the transaction, and under another search_path the record would be another tenant's.
+# Nothing is inserted unless the numbers of the transaction and of the table are those of the claim: the lock is gone
+# with the transaction, and under another search_path the record would be another tenant's.
 INSERT = f"""
 INSERT INTO {TABLE} (
     id, scope, key, method, path, fingerprint, mode, hold_on_crash, trace, created_at, status, on_hold, reason,
@@ -51,15 +51,13 @@ SELECT
 WHERE pg_current_xact_id() = %s::xid8 AND {TABLE_NUMBER} = %s::bigint
 """
 
-HAS_COMMITTED = f"SELECT {COMMITTED}"
-
 PATIENCE, PAUSE = 2.0, 0.01  # seconds
 
-# How often a message is tried is counted in its record, from the first run on that failed.
+# A message's attempts are counted in its record, from the first run that failed.
 COUNTED = (EntryPoint.CONSUMER, EntryPoint.CELERY)
 NO_FUNCTION = (
-    "The function django_idempotency_claim_by_lock is missing, or this role may not EXECUTE it: claims are records "
-    "meanwhile. Run manage.py migrate, or grant EXECUTE."
+    "The function django_idempotency_claim_by_lock is missing, or this role may not EXECUTE it: until that changes, "
+    "claims are made by record. Run manage.py migrate, or grant EXECUTE."
 )
 _without_function: dict[str, float] = {}
 
@@ -67,7 +65,7 @@ Columns = tuple[object, ...]
 
 
 class LockClaimStore(PostgreSQLStore):
-    """A record's store whose claims are locks wherever there is no record."""
+    """A store whose claims are locks for keys that have no record."""
 
     def claim(self, operation: Operation, token: UUID) -> Claimed | Seen | Owned | None:
         try:
@@ -76,11 +74,11 @@ class LockClaimStore(PostgreSQLStore):
             return super().claim(operation, token)
 
     def _claim_by_lock(self, operation: Operation, token: UUID) -> Claimed | Seen | Owned | None:
-        """Claim in the business transaction, and leave it open for the run; in no other case is it left open.
+        """Claim in the business transaction. Leave it open for the run, but in no other case.
 
-        Raises ``NotByLock``.
+        Raises ``NotByLock`` if the claim has to be a record.
         """
-        if time.monotonic() < _without_function.get(self.name, -math.inf):
+        if time.monotonic() < _without_function.get(self.name, -math.inf) or self.is_distributed:
             raise NotByLock
         try:
             return self._open_and_claim(operation, token)
@@ -97,13 +95,13 @@ class LockClaimStore(PostgreSQLStore):
 
     def _open_and_claim(self, operation: Operation, token: UUID) -> Claimed | Seen | Owned | None:
         with store_errors(), ExitStack() as opened:
-            self._expect_a_sound_connection()
+            connection = self._sound_connection()
             opened.enter_context(self.transaction())
-            row = execute(CLAIM_BY_LOCK, (operation.id, request_lock(operation)), self.name).row
+            row = execute(CLAIM_BY_LOCK, (operation.id, request_lock(operation)), connection).row
             if row is None:
                 raise NotByLock
             process, schemas, created, transaction, place, *_old = row
-            learn(process, self.name)
+            learn(process, connection)
             if created:
                 return Claimed(
                     operation,
@@ -117,15 +115,17 @@ class LockClaimStore(PostgreSQLStore):
                 )
         return self._met(row)
 
-    def _expect_a_sound_connection(self) -> None:
-        """Have a connection that can begin a transaction: a claim that is a record finds out by its first statement.
+    def _sound_connection(self) -> BaseDatabaseWrapper:
+        """Return the connection, able to begin a transaction. In a claim by record, the first statement finds that out.
 
-        A signal's exception may have left one in the middle of a statement. Of one that was discarded, the list of
-        blocks is left until it is made again.
+        An exception from a signal's handler may have left it in the middle of a statement. A discarded connection keeps
+        its list of blocks until it is opened again.
         """
-        if libpq_status(self.connection) == ACTIVE:
-            self.connection.close()
-        self.connection.ensure_connection()
+        connection = self.connection
+        if libpq_status(connection) == ACTIVE:
+            connection.close()
+        connection.ensure_connection()
+        return connection
 
     def complete(self, claim: Claimed, response: StoredResponse, *, failure: bool = False) -> bool:
         if not claim.by_lock:
@@ -135,7 +135,7 @@ class LockClaimStore(PostgreSQLStore):
         return self._write(claim, (status.value, False, "", *content))
 
     def fail(self, claim: Claimed, reason: str, *, on_hold: bool = False) -> bool:
-        """Leave nothing, but for a message whose attempts are counted, and for what an operator has to decide."""
+        """Write nothing, except for a message whose attempts are counted and for what an operator has to decide."""
         if not claim.by_lock:
             return super().fail(claim, reason, on_hold=on_hold)
         committed_early = self._has_committed(claim)
@@ -146,22 +146,18 @@ class LockClaimStore(PostgreSQLStore):
             return self._write(replace(claim, transaction=None), (Status.FAILED.value, held, told, *content))
         return True
 
-    def _has_committed(self, claim: Claimed) -> bool:
-        """Whether the run's transaction is committed: of a run that failed, by a COMMIT behind Django's back."""
-        with store_errors():
-            return execute(HAS_COMMITTED, (claim.transaction,), self.name).row == (True,)
-
     def release(self, claim: Claimed) -> bool:
         if not claim.by_lock:
             return super().release(claim)
         with store_errors():
-            if claim.transaction and execute(TRANSACTION, (), self.name).row != (claim.transaction,):
+            if claim.transaction and execute(TRANSACTION, (), self.connection).row != (claim.transaction,):
                 raise TransactionEnded
         return True
 
     def _write(self, claim: Claimed, columns: Columns) -> bool:
-        """Insert the record of a run that has ended; false if there is one. In the claim's transaction, or in a new one
-        where that was rolled back.
+        """Insert the record of a run that has ended; return false if there is one already.
+
+        Use the claim's transaction, or a new one if that was rolled back.
         """
         if claim.transaction:
             return self._write_here(claim, columns)
@@ -173,7 +169,7 @@ class LockClaimStore(PostgreSQLStore):
             return self._write_here(replace(claim, transaction=again.transaction), columns)
 
     def _claim_again(self, claim: Claimed) -> Claimed | None:
-        """Claim once more, and ask again while another caller just looks."""
+        """Claim once more, and repeat that while another caller is only looking."""
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
@@ -190,9 +186,9 @@ class LockClaimStore(PostgreSQLStore):
         try:
             with store_errors():
                 inserted = execute(
-                    stated(INSERT, self.policy), (*what, *columns, claim.transaction, claim.place), self.name
+                    stated(INSERT, self.policy), (*what, *columns, claim.transaction, claim.place), self.connection
                 )
-                if not inserted.rows and execute(TRANSACTION, (), self.name).row != (claim.transaction,):
+                if not inserted.rows and execute(TRANSACTION, (), self.connection).row != (claim.transaction,):
                     raise TransactionEnded
         except IntegrityError as error:
             if sqlstate(error) != UNIQUE_VIOLATION:
@@ -202,9 +198,9 @@ class LockClaimStore(PostgreSQLStore):
         return bool(inserted.rows)
 
     def look_after_commit(self, claim: Claimed) -> Snapshot | Unlocked:
-        """Look with the locks of the claim: they are free once the server is done with its transaction.
+        """Look with the locks of the claim, which are free once the server is done with its transaction.
 
-        Twice where nothing is there: above READ COMMITTED the first look may have begun before they were free.
+        Look twice if nothing is there: above READ COMMITTED, the first look may have begun before they were free.
         """
         found = self._look_with_locks(claim)
         return self._look_with_locks(claim) if found is Unlocked.ABSENT else found

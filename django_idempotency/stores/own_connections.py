@@ -1,4 +1,4 @@
-"""Connections that background threads have for themselves: from no pool, and never waiting longer than they may."""
+"""Connections that background threads have to themselves: from no pool, and with a limit to every wait."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Options = dict[str, Any]
 def own_connection(name: str, *, seconds: float, schemas: Sequence[str] = ()) -> Iterator[None]:
     """Have this thread use a connection of its own to the database ``name`` inside the block.
 
-    Connecting, a statement, a lock and the block as a whole may each take ``seconds``; then they fail as they would if
-    the database were away. ``schemas``: where PostgreSQL looks for the tables first.
+    Connecting, a statement, a lock and the block as a whole may each take ``seconds``. After that, they fail as if the
+    database were away. ``schemas``: where PostgreSQL looks for the tables first.
     """
     connection = _own(name, seconds)
     with _cut_off_after(seconds, connection):
@@ -81,7 +81,7 @@ _OPTIONS: dict[str, Callable[[Options, float], Options]] = {
 
 # --- What each statement is sent with, on PostgreSQL -----------------------------------------------------------------
 
-# For one transaction alone: behind a pooler the session belongs to another client in the next one.
+# For one transaction only: behind a pooler, the session belongs to another client in the next one.
 LIMITS = "SELECT set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true)"
 SCHEMAS = "SELECT set_config('search_path', %s || current_setting('search_path'), true)"
 
@@ -110,7 +110,10 @@ def _limiting(connection: BaseDatabaseWrapper, seconds: float, schemas: Sequence
 
 @contextmanager
 def _cut_off_after(seconds: float, connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """A server that is frozen, or a proxy that has lost it, confirms each packet, and no timeout of TCP's passes."""
+    """Cut the connection off after ``seconds``.
+
+    A frozen server, or a proxy that has lost it, confirms each packet, so that no TCP timeout expires.
+    """
     timer = threading.Timer(seconds, _cut_off, [connection])
     timer.daemon = True
     with suppress(RuntimeError):  # no thread can be started: TCP's own timeouts remain

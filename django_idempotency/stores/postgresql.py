@@ -1,6 +1,6 @@
 """Records in PostgreSQL: the statements of every request, written out so that each is one round trip.
 
-What happens rarely (taking over, holding) is the portable store's.
+Rare operations (taking over, holding) are left to the portable store.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
@@ -18,7 +18,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import IntegrityError, ProgrammingError
-from django.db.models import BooleanField
+from django.db.models import BooleanField, Value
 from django.db.models.expressions import RawSQL
 
 from django_idempotency.exceptions import StoreConflict, StoreRefused, TransactionEnded
@@ -35,15 +35,16 @@ from django_idempotency.stores.claim_function import (
 )
 from django_idempotency.stores.cursors import Result
 from django_idempotency.stores.database import BY_VENDOR, DatabaseStore, snapshot
+from django_idempotency.stores.distribution import in_shards, is_distributed
 from django_idempotency.stores.drivers import execute, learn
 from django_idempotency.stores.errors import UNIQUE_VIOLATION, sqlstate, store_errors
 from django_idempotency.stores.transactions import IN_ERROR, atomic, libpq_status
 
 TABLE = IdempotencyRecord._meta.db_table
 
-# One call, one row, whatever is there: the new record, or the old one with the database's time and whether its row lock
-# is free. The function is in claim_function.py. With it come the number of the server's process, which tells whether a
-# pooler stands between, and the schemas in which it looked for the table, where the lease is to be renewed.
+# One call returns one row in any case: the new record, or the old one with the database's time and whether its row lock
+# is free. The function is in claim_function.py. The row also has the number of the server's process, which tells
+# whether there is a pooler in between, and the schemas in which it looked for the table, where the lease is renewed.
 CLAIM = """
 SELECT pg_backend_pid(), current_schemas(false), * FROM django_idempotency_claim(
     %s, %s, %s, %s, %s, %s, %s, %s,
@@ -51,18 +52,18 @@ SELECT pg_backend_pid(), current_schemas(false), * FROM django_idempotency_claim
 )
 """
 
-# The claim that needs no record; and whether a claim of that kind has a key.
+# The claim by lock, which needs no record, and whether a key has such a claim.
 CLAIM_BY_LOCK = """
 SELECT pg_backend_pid(), current_schemas(false), * FROM django_idempotency_claim_by_lock(%s, %s)
 """
 SAME = {"same": True, "other": False}
 HAS_OWNER = f"SELECT NOT pg_try_advisory_xact_lock_shared({OWNER_LOCK.format(id='%s')})"
 
-# By id and token, and the time of creation where it is known, which leads to the partition. Not by the status:
-# PostgreSQL would walk the partial index of all live rows. And first by the place where the claim put the row: that
-# reads no index, in whose pages serializable transactions with different keys would meet.
-# The number of the transaction is for the statement that completes the record: other code may end the transaction in
-# between, past Django.
+# These find a row by id and token, and by the time of creation if it is known, which leads to the partition. They don't
+# use the status: PostgreSQL would walk the partial index of all live rows. The first attempt also uses the place where
+# the claim put the row. That reads no index, in whose pages serializable transactions with different keys would meet.
+# The statement that completes the record needs the number of the transaction, because other code may end the
+# transaction in between without Django knowing.
 LOCK = f"SELECT pg_current_xact_id()::text FROM {TABLE} WHERE id = %s AND token = %s{{known}} FOR NO KEY UPDATE"
 
 COMPLETE = f"""
@@ -76,12 +77,13 @@ WHERE id = %s AND token = %s{{known}}
 
 RELEASE = f"DELETE FROM {TABLE} WHERE id = %s AND token = %s{{known}}"
 TRANSACTION = "SELECT pg_current_xact_id_if_assigned()::text"
-# After a crash PostgreSQL may give the number of a transaction that it lost to another one. With that transaction it
-# lost all that it wrote: the deletion of the row, or its lock, which else stays in xmax until VACUUM or a write removes
-# it. So a missing lock tells something only where the server was started after the claim.
+OWN_TRANSACTION = "SELECT pg_current_xact_id()::text"
+# After a crash, PostgreSQL may give the number of a lost transaction to another one. Everything that the lost
+# transaction wrote is lost, too: the deletion of the row, or its lock, which otherwise stays in xmax until VACUUM or a
+# write removes it. So a missing lock means something only if the server was started after the claim.
 COMMITTED = "coalesce(pg_xact_status(%s::xid8) = 'committed', false)"
 WAS_COMMITTED = f"{COMMITTED} AND ({TABLE}.xmax <> '0' OR pg_postmaster_start_time() < {TABLE}.locked_at)"
-HAS_DELETED = f"SELECT {COMMITTED} AND NOT EXISTS (SELECT FROM {TABLE} WHERE id = %s AND token = %s)"
+HAS_COMMITTED = f"SELECT {COMMITTED}"
 
 # In the order of the advisory locks that the function takes, so that two batches can't wait for each other.
 CLAIM_MANY = """
@@ -111,7 +113,7 @@ FROM unnest(%s::uuid[], %s::uuid[], %s::smallint[], %s::text[], %s::bytea[])
 WHERE record.id = done.id AND record.token = done.token
 """
 
-# What the application has set for the session: in another one the records may be those of another tenant.
+# Whether the application has changed the session: in another one, the records may be those of another tenant.
 IS_CHANGED = """
 SELECT current_user <> session_user OR (SELECT source = 'session' FROM pg_settings WHERE name = 'search_path')
 """
@@ -123,15 +125,15 @@ FROM unnest(%s::uuid[], %s::bigint[]) AS seen (id, count) WHERE {TABLE}.id = see
 
 
 def request_lock(operation: Operation) -> int:
-    """Return the number of the lock of a request: the same for the same key and content, whatever key digests them."""
+    """Return the number of a request's lock: the same for the same key and content, whichever key digests them."""
     text = operation.id.bytes + (operation.digest or operation.fingerprint)
     return REQUEST_LOCKS << 48 | int.from_bytes(hashlib.sha256(text).digest()[:6], "big")
 
 
 def stated(statement: str, policy: Policy, *known: str) -> str:
-    """``statement`` with what the policy settles written out: fewer parameters to convert on every request.
+    """Return ``statement`` with the policy's values written out: fewer parameters to convert on every request.
 
-    ``known``: columns that are to be equal to further parameters.
+    ``known``: columns that have to equal further parameters.
     """
     times = policy.lease, policy.retention, policy.kept_for
     return _stated(statement, policy.mode, policy.holds_on_crash, times, known)
@@ -144,7 +146,7 @@ def _stated(statement: str, mode: str, hold: bool, times: tuple[float, float, fl
     return statement.format(mode=str(mode), hold=hold, lease=lease, retention=retention, kept=kept, known=known)
 
 
-# No such function, or not for this role: it is asked for again after a while, as migrations may have run by then.
+# There is no such function, or not for this role. It is tried again after a while, as migrations may have run by then.
 NO_FUNCTION_STATES = ("42883", "42501")
 ASK_FOR_FUNCTION_EVERY = 60.0  # seconds
 NO_FUNCTION = (
@@ -167,10 +169,10 @@ class PostgreSQLStore(DatabaseStore):
         return time.monotonic() < _without_function.get(self.name, -math.inf)
 
     def _do_without_function(self, error: ProgrammingError) -> None:
-        """Note that the function is missing; raise ``error`` if that is not it.
+        """Note that the function is missing; raise ``error`` if it has another cause.
 
-        In a plain table a constraint makes a key unique, and the claim may be a look and an insert. In a partitioned
-        one nothing does: raises ``StoreRefused``.
+        In a plain table, a constraint makes a key unique, so the claim may be a look and an insert. In a partitioned
+        table nothing does, so this raises ``StoreRefused``.
         """
         missing = sqlstate(error) in NO_FUNCTION_STATES
         if not missing or self.connection.in_atomic_block:
@@ -182,10 +184,10 @@ class PostgreSQLStore(DatabaseStore):
         _without_function[self.name] = time.monotonic() + ASK_FOR_FUNCTION_EVERY
 
     def _claim_without_function(self, operation: Operation, token: UUID) -> Claimed | Seen | Owned | None:
-        """Look, then insert. In a partitioned table that is undone, and the function claims or is missing.
+        """Look, then insert. In a partitioned table, undo that and claim by the function, unless that is missing.
 
-        It may be another table than the one that was looked at: another tenant's, or one that was converted since. The
-        INSERT keeps it from being converted until COMMIT.
+        The table may not be the one that was looked at before: it may be another tenant's, or converted since. The
+        INSERT prevents a conversion until COMMIT.
         """
         with store_errors(), atomic(self.name):
             made = super().claim(operation, token)
@@ -212,16 +214,16 @@ class PostgreSQLStore(DatabaseStore):
         except IntegrityError as error:
             if sqlstate(error) != UNIQUE_VIOLATION:
                 raise
-            return None  # a record that was made without the function's lock
-        learn(process, self.name)
+            return None  # the record was made without the function's lock
+        learn(process, self.connection)
         if created:
             return Claimed(operation, token, created=created, place=place, schemas=tuple(schemas))
         if old[0] is None:
             return self._meet_owner(operation)
-        return Seen(snapshot(old, self.name), busy=free is False, schemas=tuple(schemas))  # NULL where it was not tried
+        return Seen(snapshot(old, self.name), busy=free is False, schemas=tuple(schemas))  # NULL if it was not tried
 
     def _meet_owner(self, operation: Operation) -> Seen | Owned | None:
-        """Ask whose lock was in the way of a record. What is locked in asking is free again with the answer."""
+        """Ask whose lock was in the way of a record. Locks taken to ask are free again with the answer."""
         asked = self._ask(CLAIM_BY_LOCK, (operation.id, request_lock(operation)))
         return self._met(asked)
 
@@ -243,7 +245,7 @@ class PostgreSQLStore(DatabaseStore):
             except IntegrityError as error:
                 if sqlstate(error) != UNIQUE_VIOLATION:
                     raise
-                return [None] * len(wanted)  # a record that was made without the function's lock
+                return [None] * len(wanted)  # the record was made without the function's lock
         return super().claim_many(wanted)
 
     def _claim_many_by_function(
@@ -276,13 +278,33 @@ class PostgreSQLStore(DatabaseStore):
             return False
         pool = connection.settings_dict["OPTIONS"].get("pool")
         if not (isinstance(pool, dict) and pool.get("reset")):
-            connection.connection.close()  # whoever the pool gave it to would get what was set for the session
+            connection.connection.close()  # the pool's next user of it would get what was set for the session
         return self.reconnect()
+
+    @property
+    def is_distributed(self) -> bool:
+        with store_errors():
+            return is_distributed(self.name)
 
     def lock_many(self, claims: Sequence[Claimed]) -> set[UUID]:
         with store_errors(), self.connection.cursor() as cursor:
-            cursor.execute(LOCK_MANY, ([claim.id for claim in claims], [claim.token for claim in claims]))
-            return {token for (token,) in cursor.fetchall()}
+            ids = [claim.id for claim in claims]
+            found: set[UUID] = set()
+            for part in in_shards(ids, self.name) if self.is_distributed else [ids]:
+                cursor.execute(LOCK_MANY, (part, [claim.token for claim in claims]))
+                found.update(token for (token,) in cursor.fetchall())
+            return found
+
+    def watch_transaction(self, claim: Claimed) -> Callable[[], None]:
+        begun = replace(claim, transaction=self._ask(OWN_TRANSACTION, ())[0])
+
+        def expect() -> None:
+            with store_errors():
+                (current,) = execute(TRANSACTION, (), self.connection).row or (None,)
+            if current != begun.transaction and not self._has_committed(begun):
+                raise TransactionEnded
+
+        return expect
 
     def complete_many(self, results: Sequence[tuple[Claimed, StoredResponse]]) -> int:
         done = [(c.id, c.token, r.status, json.dumps(r.headers), r.body) for c, r in results]
@@ -293,12 +315,12 @@ class PostgreSQLStore(DatabaseStore):
 
     def _ask(self, statement: str, values: Any) -> Any:
         with store_errors():
-            if row := execute(statement, values, self.name).row:
+            if row := execute(statement, values, self.connection).row:
                 return row
             with atomic(self.name):
                 with self.connection.cursor() as cursor:
                     cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-                return execute(statement, values, self.name).row
+                return execute(statement, values, self.connection).row
 
     def must_roll_back(self) -> bool:
         return super().must_roll_back() or libpq_status(self.connection) == IN_ERROR
@@ -308,7 +330,12 @@ class PostgreSQLStore(DatabaseStore):
             locked = self._owned(LOCK, (), claim)
         except StoreConflict:
             return None
-        return replace(claim, transaction=locked.row[0]) if locked and locked.row else None
+        if not locked or not locked.row:
+            return None
+        (transaction,) = locked.row
+        if self.is_distributed:  # that was the transaction on the row's server
+            transaction = self._ask(OWN_TRANSACTION, ())[0]
+        return replace(claim, transaction=transaction)
 
     def complete(self, claim: Claimed, response: StoredResponse, *, failure: bool = False) -> bool:
         status = Status.FAILED if failure else Status.COMPLETED
@@ -319,12 +346,28 @@ class PostgreSQLStore(DatabaseStore):
         return self._owned(RELEASE, (), claim) is not None
 
     def _was_committed(self, claim: Claimed) -> Any:
+        if self.is_distributed:
+            return Value(self._has_committed(claim), output_field=BooleanField())
         return RawSQL(WAS_COMMITTED, [claim.transaction], output_field=BooleanField())  # nosec B611  # a constant
+
+    def _has_committed(self, claim: Claimed) -> bool:
+        """Whether the run's transaction is committed. If the run failed, Django did not know of that COMMIT."""
+        with store_errors():
+            return execute(HAS_COMMITTED, (claim.transaction,), self.connection).row == (True,)
 
     def has_released(self, claim: Claimed) -> bool:
         with store_errors():
-            deleted = execute(HAS_DELETED, [claim.transaction, claim.id, claim.token], self.name)
-        return deleted.row == (True,)
+            return self._has_committed(claim) and not self._owned_by(claim).exists()
+
+    def renew(self, claims: Iterable[Claimed]) -> set[UUID]:
+        if not self.is_distributed:
+            return super().renew(claims)
+        by_id = {claim.id: claim for claim in claims}
+        return {
+            token
+            for part in in_shards(by_id, self.name)
+            for token in super(PostgreSQLStore, self).renew([by_id[id] for id in part])
+        }
 
     def created_at(self, claim: Claimed) -> datetime | None:
         return datetime.fromisoformat(claim.created) if claim.created else None
@@ -336,13 +379,13 @@ class PostgreSQLStore(DatabaseStore):
     # Note [Addressing by ctid]
     # ~~~~~~~~~~~~~~~~~~~~~~~~~
     # Under SERIALIZABLE an index scan locks pages of the index, so two requests with different keys could make each
-    # other fail. The claim returns where it has put the row (ctid), and a TID scan locks only that row. A place is good
-    # as long as the row is not written to; it may be another row's after VACUUM. So id and token are compared too, and
-    # if nothing is found at the place, the row is looked for by its id.
+    # other fail. The claim returns where it has put the row (ctid), and a TID scan locks only that row. A place is
+    # valid until the row is written to; after VACUUM it may be another row's. So id and token are compared too, and if
+    # nothing is found at the place, the row is looked up by its id.
     def _owned(self, statement: str, values: tuple[Any, ...], claim: Claimed) -> Result | None:
-        """What ``statement`` says of the record, still owned by ``claim``: at its place, or where a write put it.
+        """Execute ``statement`` on the record that ``claim`` still owns: at its place, or wherever a write put it.
 
-        Raises ``TransactionEnded`` if the claim's transaction is not the open one.
+        Return ``None`` if the claim is lost. Raises ``TransactionEnded`` if its transaction is not the open one.
         """
         created = {"created_at": claim.created} if claim.created else {}
         same = {"pg_current_xact_id()": claim.transaction} if claim.transaction else {}
@@ -350,10 +393,10 @@ class PostgreSQLStore(DatabaseStore):
             for place in [{"ctid": claim.place}, {}] if claim.place else [{}]:
                 known = {**place, **created, **same}
                 parameters = (*values, claim.id, claim.token, *known.values())
-                result = execute(stated(statement, self.policy, *known), parameters, self.name)
+                result = execute(stated(statement, self.policy, *known), parameters, self.connection)
                 if result.rows:
                     return result
-            if same and execute(TRANSACTION, (), self.name).row != (claim.transaction,):
+            if same and execute(TRANSACTION, (), self.connection).row != (claim.transaction,):
                 raise TransactionEnded
         return None
 

@@ -1,14 +1,14 @@
-"""How PostgreSQL is given the statements of every request: prepared where that is safe.
+"""Send the statements of every request to PostgreSQL, prepared if that is safe.
 
 psycopg's cursors cost the application more than a short statement does. So these statements are prepared under names
-of our own and called by libpq's blocking functions, past the cursors; other threads run meanwhile.
+of our own and called by libpq's blocking functions, without cursors. Other threads run meanwhile.
 https://www.postgresql.org/docs/current/libpq-exec.html
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
@@ -16,7 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import psycopg
-from django.db import ProgrammingError, connections
+from django.db import ProgrammingError
 from django.db.backends.postgresql.base import DatabaseWrapper
 from psycopg import pq
 from psycopg.adapt import PyFormat, Transformer
@@ -26,13 +26,13 @@ from django_idempotency.stores import cursors
 from django_idempotency.stores.cursors import Result
 
 
-def execute(statement: str, values: Sequence[Any], using: str) -> Result:
-    """Execute ``statement``, whose placeholders are all ``%s``, as a cursor of Django's would.
+def execute(statement: str, values: Sequence[Any], connection: Any) -> Result:
+    """Execute ``statement``, whose placeholders are all ``%s``, as a cursor of Django's ``connection`` would.
 
-    Prepared, it costs the server half. Behind a pooler in transaction mode it must not be: the next transaction may
-    have another process. With a ``prepare_threshold`` in the database's ``OPTIONS``, psycopg decides instead.
+    A prepared statement costs the server half as much. Behind a pooler in transaction mode none must be prepared: the
+    next transaction may have another process. With a ``prepare_threshold`` in the database's ``OPTIONS``, psycopg
+    decides instead.
     """
-    connection: Any = connections[using]
     connection.close_if_health_check_failed()
     connection.ensure_connection()
     if _may_prepare(connection) and not _needs_cursor(connection):
@@ -44,7 +44,23 @@ def execute(statement: str, values: Sequence[Any], using: str) -> Result:
             _session(connection.connection).forgetful = True
             if not connection.connection.autocommit:  # the transaction has failed
                 raise
-    return cursors.execute(statement, values, using)
+    return cursors.execute(statement, values, connection)
+
+
+def send(statements: Sequence[str], connection: Any) -> None:
+    """Execute ``statements`` of a transaction, which have neither values nor results, in one message.
+
+    If statements are watched, each is sent by a cursor.
+    """
+    connection.ensure_connection()
+    if not isinstance(connection, DatabaseWrapper) or _needs_cursor(connection):
+        return cursors.send(statements, connection)
+    connection.validate_thread_sharing()
+    connection.validate_no_broken_transaction()
+    inner = connection.connection
+    with connection.wrap_database_errors, inner.lock:
+        _check(inner.pgconn.exec_("; ".join(statements).encode()), inner)
+    return None
 
 
 # --- May it be prepared? ---------------------------------------------------------------------------------------------
@@ -56,11 +72,11 @@ GONE = "26000"  # invalid_sql_statement_name
 
 @dataclass(slots=True)
 class _Session:
-    """What is known of a connection.
+    """What is known about a connection.
 
-    ``direct``: how many claims were answered by the very process that it was opened to: no pooler stands between.
-    ``forgetful``: the prepared statements were thrown away, as by a pool that sends DISCARD ALL. ``numbers``: for
-    names that were never given, not even to a statement whose preparation was interrupted.
+    ``direct``: how many claims in a row were answered by the very process that the connection was opened to, with no
+    pooler in between. ``forgetful``: the prepared statements were discarded, as by a pool that sends DISCARD ALL.
+    ``numbers``: for names that were never used, not even for a statement whose preparation was interrupted.
     """
 
     direct: int = 0
@@ -77,11 +93,11 @@ def _session(connection: psycopg.Connection[Any]) -> _Session:
     return _sessions.setdefault(connection, _Session()) if session is None else session
 
 
-def learn(process: int, using: str) -> None:
+def learn(process: int, connection: Any) -> None:
     """Note that the server's ``process`` answered just now."""
-    connection = connections[using].connection
-    session = _session(connection)
-    session.direct = min(session.direct + 1, THRESHOLD) if connection.pgconn.backend_pid == process else 0
+    inner = connection.connection
+    session = _session(inner)
+    session.direct = min(session.direct + 1, THRESHOLD) if inner.pgconn.backend_pid == process else 0
 
 
 def _may_prepare(connection: Any) -> bool:
@@ -97,11 +113,11 @@ CURSORS = ("cursor", "_cursor", "create_cursor")
 def _needs_cursor(connection: Any) -> bool:
     """Whether statements are watched or changed on their way, or libpq's blocking call would do harm.
 
-    - A tool or a backend has a hand in every cursor. So django-tenants sets the ``search_path``: without it a claim
+    - A tool or a backend changes every cursor. That is how django-tenants sets the ``search_path``: without it, a claim
       would be made among another tenant's records.
     - Transactions begin in another way than by ``BEGIN``.
-    - A statement was left in the middle, by an exception of a signal's: libpq would throw its result away.
-    - All greenlets of gevent's would stand still, and with them the one that has the row locked.
+    - An exception from a signal's handler interrupted a statement: libpq would discard its result.
+    - All of gevent's greenlets would be blocked, including the one that has the row locked.
     """
     inner, gevent = connection.connection, sys.modules.get("gevent.monkey")
     replaced = any(map(vars(connection).__contains__, CURSORS)) or not _has_djangos_cursors(connection.__class__)
@@ -124,22 +140,46 @@ def _by_libpq(connection: Any, statement: str, values: Sequence[Any]) -> Result:
     connection.validate_thread_sharing()
     connection.validate_no_broken_transaction()
     inner = connection.connection
-    with connection.wrap_database_errors:
-        transformer = Transformer(inner)
+    with connection.wrap_database_errors, inner.lock:
+        transformer = _transformer(connection)
         parameters = transformer.dump_sequence(values, [PyFormat.AUTO] * len(values))
-        with inner.lock:
-            _begin(inner)
-            name = _prepare(inner, statement, tuple(transformer.types or ()))
-            result = _check(inner.pgconn.exec_prepared(name, parameters, transformer.formats), inner)
-        transformer.set_pgresult(result)
+        name = _prepare(inner, statement, tuple(transformer.types or ()))
+        if _is_to_begin(inner):
+            result = inner.pgconn.exec_(_beginning(name, map(transformer.as_literal, values)))
+        else:
+            result = inner.pgconn.exec_prepared(name, parameters, transformer.formats)
+        transformer.set_pgresult(_check(result, inner))
         row = transformer.load_row(0, tuple) if result.ntuples else None
+        transformer.set_pgresult(None)
     return Result(row, result.command_tuples or 0)
 
 
-def _begin(connection: psycopg.Connection[Any]) -> None:
-    """Begin the transaction, which psycopg leaves to the first statement."""
-    if not connection.autocommit and connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
-        _check(connection.pgconn.exec_(b"BEGIN"), connection)
+_transformers: WeakKeyDictionary[Any, tuple[bytes | None, Any]] = WeakKeyDictionary()
+
+
+def _transformer(connection: Any) -> Any:
+    """Return the transformer for all statements of a connection. It looks up once how each type is sent and read.
+
+    It is kept by Django's connection, not by psycopg's, to which it holds a reference: neither would ever be freed.
+    """
+    inner = connection.connection
+    encoding = inner.pgconn.parameter_status(b"client_encoding")
+    known, transformer = _transformers.get(connection, (None, None))
+    if transformer is None or transformer.connection is not inner or known != encoding:
+        transformer = Transformer(inner)
+        _transformers[connection] = encoding, transformer
+    return transformer
+
+
+def _is_to_begin(connection: psycopg.Connection[Any]) -> bool:
+    """Whether a transaction is to begin, which psycopg leaves to the first statement."""
+    return not connection.autocommit and connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
+
+
+def _beginning(name: bytes, literals: Iterable[bytes]) -> bytes:
+    """Return BEGIN and the transaction's first statement as one message, which saves a round trip."""
+    arguments = b", ".join(literals)
+    return b"BEGIN; EXECUTE %s%s" % (name, b"(%s)" % arguments if arguments else b"")
 
 
 def _prepare(connection: psycopg.Connection[Any], statement: str, types: tuple[int, ...]) -> bytes:

@@ -15,6 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stores.claim_function import KEY_LOCKS, is_partitioned
+from django_idempotency.stores.distribution import is_distributed
 
 TABLE = IdempotencyRecord._meta.db_table
 
@@ -26,7 +27,7 @@ SELECT place FROM django_idempotency_claim(
 AT_PLACE = f"SELECT count(*) FROM {TABLE} WHERE ctid = %s AND id = %s"
 KEY_LOCK = f"SELECT pg_try_advisory_xact_lock({KEY_LOCKS}, uuid_hash(%s))"
 ROW_LOCK = f"SELECT id FROM {TABLE} WHERE id = %s FOR NO KEY UPDATE SKIP LOCKED"
-# Past its time already, so that a cleanup deletes it if this process dies.
+# Already past its time, so that a cleanup deletes it if this process dies.
 RECORD = f"""
 INSERT INTO {TABLE} (
     id, scope, key, method, path, fingerprint, mode, status, created_at, updated_at, expires_at, purge_at
@@ -40,8 +41,9 @@ class Capabilities:
     """What was seen to work.
 
     ``function``: the role can claim by the function. ``place``: a row's ``ctid`` leads to it. ``key_locks``,
-    ``row_locks``: while one connection has the advisory lock of a key, or a row, locked, another one is refused it;
-    ``None`` where the role may write no row to try it on. ``partitioned``: the table is.
+    ``row_locks``: while one connection holds the advisory lock of a key, or the lock of a row, another one is refused
+    it; ``None`` if the role may write no row to try it on. ``partitioned``: the table is partitioned.
+    ``distributed``: its rows are on several servers, each with advisory locks of its own.
     """
 
     function: bool
@@ -49,15 +51,16 @@ class Capabilities:
     key_locks: bool
     row_locks: bool | None
     partitioned: bool
+    distributed: bool = False
 
     @property
     def unique(self) -> bool:
-        """Whether a key is claimed once at most: a plain table has a constraint, a partitioned one the function."""
-        return not self.partitioned or (self.function and self.key_locks)
+        """Whether a key is claimed once at most. A constraint ensures it in a plain table, else the function does."""
+        return not self.partitioned or (self.function and self.key_locks and not self.distributed)
 
 
 def probe(using: str) -> Capabilities:
-    """Find out what the database ``using`` can do, on two connections of its own; one record is there meanwhile.
+    """Find out what the database ``using`` can do, on two separate connections. Meanwhile it has one more record.
 
     Raises Django's ``OperationalError`` if it can't be reached.
     """
@@ -69,12 +72,13 @@ def probe(using: str) -> Capabilities:
             key_locks=_excludes(first, second, KEY_LOCK, uuid4()),
             row_locks=_locks_rows(first, second),
             partitioned=is_partitioned(first),
+            distributed=is_distributed(using),
         )
 
 
 @contextmanager
 def _connection(using: str) -> Iterator[BaseDatabaseWrapper]:
-    """Yield a connection outside of whatever transaction or pool this thread is in."""
+    """Yield a connection outside of any transaction or pool of this thread."""
     own = connections[using].copy()
     own.settings_dict["OPTIONS"] = {k: v for k, v in own.settings_dict["OPTIONS"].items() if k != "pool"}
     try:
@@ -85,7 +89,7 @@ def _connection(using: str) -> Iterator[BaseDatabaseWrapper]:
 
 
 def _tried(connection: BaseDatabaseWrapper, what: Callable[[], bool]) -> bool | None:
-    """Return what comes of it, and ``None`` if the database refuses. Nothing of it stays."""
+    """Return what ``what`` returns, or ``None`` if the database refuses. Everything is rolled back."""
     connection.set_autocommit(False)
     try:
         return what()
@@ -97,7 +101,7 @@ def _tried(connection: BaseDatabaseWrapper, what: Callable[[], bool]) -> bool | 
 
 
 def _claims(connection: BaseDatabaseWrapper) -> bool:
-    """Claim by the function; return whether the row is at the place that it tells."""
+    """Claim by the function; return whether the row is at the place that the function returned."""
     id = uuid4()
     with connection.cursor() as cursor:
         cursor.execute(CLAIM, [id, uuid4()])

@@ -1,4 +1,4 @@
-"""Records in Redis, Redis Cluster or Valkey, for lease mode: one hash a record, changed by scripts on the server.
+"""Records in Redis, Redis Cluster or Valkey, for lease mode: one hash per record, changed by scripts on the server.
 
 What it promises depends on how Redis is run; ``docs/stores.md`` says what can be lost, and when.
 """
@@ -6,10 +6,10 @@ What it promises depends on how Redis is run; ``docs/stores.md`` says what can b
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar, NoReturn
 from uuid import UUID
 
@@ -31,9 +31,9 @@ TAKEOVER_NOT_ACKNOWLEDGED = gettext_noop("too few acknowledgements of a takeover
 
 
 class RedisStore(Store):
-    """One script for each method that writes, fenced by the token, by the server's clock.
+    """Each method that writes runs one script, which is fenced by the token and uses the server's clock.
 
-    Lease mode only: no transaction holds a view's effects and its record in Redis together.
+    Lease mode only: no transaction can hold both a view's effects and its record in Redis.
     """
 
     options: RedisOptions
@@ -59,16 +59,16 @@ class RedisStore(Store):
 
     def claim(self, operation: Operation, token: UUID) -> Claimed | Seen | None:
         who = (token.hex, operation.scope, operation.key)
-        claim = Claimed(operation, token)
         try:
-            now, found = self._durably(scripts.CLAIM, operation.id, *who, *self._content(operation))
+            told = self._durably(scripts.CLAIM, operation.id, *who, *self._content(operation))
         except TooFew as error:
             self.connection.run(scripts.RELEASE, self._key(operation.id), token.hex)
             _refuse(error)
-        return Seen(_snapshot(operation.id, now, found)) if found else replace(claim, created=now.decode())
+        record = _shown(operation.id, told)
+        return Seen(record) if record else Claimed(operation, token, created=told.decode())
 
     def _content(self, operation: Operation) -> tuple[Any, ...]:
-        """What a claim writes of the operation and the policy."""
+        """Return what a claim writes of the operation and the policy."""
         policy = self.policy
         times = (_micro(policy.lease), _micro(policy.retention), self._kept_in_progress())
         hold = int(policy.holds_on_crash)
@@ -76,7 +76,10 @@ class RedisStore(Store):
         return (*what, str(policy.mode), hold, *times)
 
     def _kept_in_progress(self) -> int:
-        """Milliseconds. What an operator has to decide on may not expire."""
+        """Return the milliseconds to keep a record in progress.
+
+        One that an operator has to decide on may not expire.
+        """
         if self.policy.holds_on_crash:
             return FOREVER
         return _milli(self.policy.lease + self.options.abandoned_retention)
@@ -108,12 +111,10 @@ class RedisStore(Store):
                 raise StoreConflict(f"The record {shown_id(record.id)} changed while it was being put on hold.")
 
     def read(self, id: UUID) -> Snapshot | None:
-        now, found = self.connection.run(scripts.READ, self._key(id))
-        return _snapshot(id, now, found) if found else None
+        return _shown(id, self.connection.run(scripts.READ, self._key(id)))
 
     def now(self) -> datetime:
-        now, _nothing = self.connection.run(scripts.READ, self._key(UUID(int=0)))
-        return _moment(now)
+        return _moment(self.connection.run(scripts.READ, self._key(UUID(int=0))))
 
     # --- running
 
@@ -168,12 +169,12 @@ class RedisStore(Store):
     # --- maintenance
 
     def records(self) -> Iterator[Snapshot]:
-        """Yield the records there are, by SCAN on every master: slow, and for operators only."""
+        """Yield all records, by SCAN on every master. This is slow, and for operators only."""
         start = len(self.options.prefix)
         for keys in self.connection.each_master(
             lambda master: list(master.scan_iter(match=self._pattern(), count=1000))
         ):
-            for key in dict.fromkeys(keys):  # SCAN may return one several times
+            for key in dict.fromkeys(keys):  # SCAN may return a key several times
                 if record := self.read(UUID(key.decode()[start:])):
                     yield record
 
@@ -186,7 +187,7 @@ class RedisStore(Store):
         return escaped + "?" * 32
 
     def check(self, *, ask: bool) -> list[CheckMessage]:
-        """W072 a server that can't be reached; E073 one that evicts keys; E074 durability that it can't give."""
+        """W072: a server can't be reached. E073: it evicts keys. E074: it can't give the durability."""
         if not ask:
             return []
         try:
@@ -195,7 +196,7 @@ class RedisStore(Store):
             return [
                 Warning(
                     f"The store {self.name!r} can't be reached: {error}",
-                    hint="Requests with a key are refused with 503 meanwhile.",
+                    hint="Requests with a key are refused with 503 in the meantime.",
                     id="django_idempotency.W072",
                 )
             ]
@@ -204,7 +205,7 @@ class RedisStore(Store):
         if (policy := info.get("maxmemory_policy", "noeviction")) != "noeviction":
             yield Error(
                 f"The Redis of the store {self.name!r} evicts keys when memory is full (maxmemory-policy {policy}).",
-                hint="An evicted record is a key that counts as new. Set maxmemory-policy to noeviction.",
+                hint="A key whose record is evicted counts as new. Set maxmemory-policy to noeviction.",
                 id="django_idempotency.E073",
             )
         if why := self._not_durable(info):
@@ -234,7 +235,7 @@ class RedisStore(Store):
 
 @contextmanager
 def _acknowledged() -> Iterator[None]:
-    """A write that took place, and was not acknowledged: say it again later, when there are replicas."""
+    """Raise ``StoreUnavailable`` for a write that was not acknowledged, to have it repeated when there are replicas."""
     try:
         yield
     except TooFew as error:
@@ -270,7 +271,7 @@ def _stamp(moment: datetime | None) -> str:
 
 
 def _as_seen(record: Snapshot) -> str:
-    """What changes whenever a record does."""
+    """Return a text that changes whenever the record does."""
     token = record.token.hex if record.token else ""
     times = (record.locked_until, record.expires_at, record.created_at)
     return " ".join([record.status, token, str(record.attempts), *map(_stamp, times)])
@@ -282,28 +283,39 @@ def _response(response: StoredResponse | None) -> tuple[Any, ...]:
     return response.status, json.dumps(response.headers), response.body or b"", int(response.body is not None)
 
 
-def _snapshot(id: UUID, now: bytes, flat: list[bytes]) -> Snapshot:
-    found = dict(zip(flat[::2], flat[1::2], strict=True))
-    has_response = bool(found[b"response_status"])
+def _shown(id: UUID, told: bytes) -> Snapshot | None:
+    """Return the record ``id`` as a script shows it; ``None`` if the script returned only the time."""
+    end = told.find(b"\n")
+    if end < 0:
+        return None
+    now, *sizes = told[:end].split()
+    ends = accumulate(map(int, sizes), initial=end + 1)
+    return _snapshot(id, now, [told[start:end] for start, end in pairwise(ends)])
+
+
+def _snapshot(id: UUID, now: bytes, values: Sequence[bytes]) -> Snapshot:
+    """Return a record. ``values``: those of ``scripts.FIELDS``."""
+    scope, key, fingerprint, trace, mode, hold_on_crash, created_at, status, attempts, on_hold, *more = values
+    reason, token, locked_at, locked_until, expires_at, response_status, headers, body, has_body = more
     return Snapshot(
         id=id,
-        scope=found[b"scope"].decode(),
-        key=found[b"key"].decode(),
-        fingerprint=found[b"fingerprint"],
-        mode=found[b"mode"].decode(),
-        hold_on_crash=found[b"hold_on_crash"] == b"1",
-        trace=found.get(b"trace") or None,
-        created_at=_moment(found[b"created_at"]),
-        status=found[b"status"].decode(),
-        attempts=int(found[b"attempts"]),
-        on_hold=found[b"on_hold"] == b"1",
-        reason=found[b"reason"].decode(),
-        token=UUID(found[b"token"].decode()) if found[b"token"] else None,
-        locked_at=_moment_or_none(found[b"locked_at"]),
-        locked_until=_moment_or_none(found[b"locked_until"]),
-        expires_at=_moment(found[b"expires_at"]),
-        response_status=int(found[b"response_status"]) if has_response else None,
-        response_headers=json.loads(found[b"response_headers"]) if has_response else None,
-        response_body=found[b"response_body"] if found[b"has_body"] == b"1" else None,
+        scope=scope.decode(),
+        key=key.decode(),
+        fingerprint=fingerprint,
+        mode=mode.decode(),
+        hold_on_crash=hold_on_crash == b"1",
+        trace=trace or None,
+        created_at=_moment(created_at),
+        status=status.decode(),
+        attempts=int(attempts),
+        on_hold=on_hold == b"1",
+        reason=reason.decode(),
+        token=UUID(token.decode()) if token else None,
+        locked_at=_moment_or_none(locked_at),
+        locked_until=_moment_or_none(locked_until),
+        expires_at=_moment(expires_at),
+        response_status=int(response_status) if response_status else None,
+        response_headers=json.loads(headers) if response_status else None,
+        response_body=body if has_body == b"1" else None,
         now=_moment(now),
     )

@@ -1,9 +1,10 @@
-"""How scripts get to a Redis, a Redis Cluster or a Valkey, how sure a write has to be, and what their errors mean."""
+"""How scripts get to Redis, Redis Cluster or Valkey, how durable a write has to be, and what their errors mean."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -23,7 +24,7 @@ from django_idempotency.stores.redis_scripts import Script
 
 
 class Durability(StrEnum):
-    """What has to be so before a write counts."""
+    """What has to hold a write before it counts."""
 
     NONE = "none"
     REPLICAS = "replicas"
@@ -34,13 +35,13 @@ class Durability(StrEnum):
 class RedisOptions:
     """The ``OPTIONS`` of a Redis store. Times are in seconds.
 
-    ``url``: of a Redis or Valkey, or of one node of a cluster. ``cluster``: it is a cluster. ``client``: instead of
-    both, the path of a callable that returns a client of redis-py, such as one of a Sentinel's.
+    ``url``: the URL of a Redis or Valkey server, or of one node of a cluster. ``cluster``: whether it is a cluster.
+    ``client``: instead of both, the path of a callable that returns a redis-py client, such as one from a Sentinel.
     ``prefix``: what its keys begin with.
     ``timeout``: how long a connection, and each response, may take.
     ``durability``: ``"none"``, the master's memory; ``"replicas"``, WAIT for as many ``replicas``; ``"disk"``, WAITAOF
     for the master's disk. ``durability_timeout``: how long to wait for that.
-    ``abandoned_retention``: how long the record of an owner that went silent is kept after its lease.
+    ``abandoned_retention``: how long the record of a silent owner is kept after its lease.
     """
 
     url: str | None = option(None, or_none(text("the URL of a Redis")), secret=True)
@@ -56,7 +57,7 @@ class RedisOptions:
     def __post_init__(self) -> None:
         validate(self)
         if (self.url is None) == (self.client is None):
-            raise ImproperlyConfigured("state url, or client, and not both.")
+            raise ImproperlyConfigured("set either url or client, not both.")
         if self.durability != Durability.NONE and self.durability_timeout >= self.timeout:
             raise ImproperlyConfigured(
                 f"durability_timeout is {self.durability_timeout}; it must be less than the timeout of {self.timeout}, "
@@ -67,16 +68,17 @@ class RedisOptions:
         if self.client is not None:
             return import_string(self.client)()
         kind = redis.RedisCluster if self.cluster else redis.Redis
-        # Once more, at once, if a connection breaks: no script does harm when it is run again with the same token.
+        # Retry once, immediately, if a connection breaks: no script does harm when it is run again with the same token.
+        # Don't retry after a timeout: the caller has already waited as long as ``timeout`` says.
         limits = {
             "socket_timeout": self.timeout,
             "socket_connect_timeout": self.timeout,
-            "retry": Retry(NoBackoff(), 1),
+            "retry": Retry(NoBackoff(), 1, (exceptions.ConnectionError,)),
         }
         return kind.from_url(str(self.url), **limits)
 
 
-# Another connection, or the next moment, may do better. Whatever else a server answers, it would say again.
+# Another connection, or a later attempt, may succeed after these. Any other error of a server would come back.
 TRANSIENT = (
     exceptions.ReadOnlyError,
     exceptions.MovedError,
@@ -89,14 +91,17 @@ TRANSIENT = (
 
 @contextmanager
 def redis_errors() -> Iterator[None]:
-    """Turn what redis-py raises into ``StoreUnavailable``; into ``StoreRefused`` where the server said no."""
+    """Turn what redis-py raises into ``StoreUnavailable``, or into ``StoreRefused`` if the server refused."""
     try:
         yield
     except exceptions.ResponseError as error:
-        kind = StoreUnavailable if isinstance(error, TRANSIENT) else StoreRefused
-        raise kind(_told(error)) from error
+        raise (StoreRefused if _is_refusal(error) else StoreUnavailable)(_told(error)) from error
     except (exceptions.RedisError, exceptions.RedisClusterException, OSError) as error:
         raise StoreUnavailable(_told(error)) from error
+
+
+def _is_refusal(error: BaseException) -> bool:
+    return isinstance(error, exceptions.ResponseError) and not isinstance(error, TRANSIENT)
 
 
 def _told(error: Exception) -> str:
@@ -107,25 +112,68 @@ class TooFew(Exception):
     """The write was not acknowledged by enough replicas, or disks, in time. It has taken place all the same."""
 
 
+class IdleClients:
+    """Clients of one server, each with its own connection. A command takes an idle or a new one and puts it back.
+
+    Before each command, redis-py's pool checks whether the connection is still open and has nothing left to read, which
+    costs as much as a small command. These clients reconnect when a command finds the connection broken, and a
+    connection whose reply may not have been read is closed.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self.pool = client.connection_pool
+        self._forget()
+
+    def _forget(self) -> None:
+        self._process = os.getpid()
+        self._clients: list[Any] = []
+
+    def execute_command(self, *command: Any) -> Any:
+        if self._process != os.getpid():  # the parent's clients are its own
+            self._forget()
+        clients = self._clients
+        try:
+            client = clients.pop()
+        except IndexError:
+            client = redis.Redis(connection_pool=self.pool, single_connection_client=True)
+        try:
+            return client.execute_command(*command)
+        except BaseException as error:  # a reply that was not read would be taken for that of the next command
+            if not _is_refusal(error):
+                client.connection.disconnect()
+            raise
+        finally:
+            clients.append(client)
+
+    def disconnect(self) -> None:
+        for client in list(self._clients):
+            with suppress(ValueError):  # taken by another thread meanwhile
+                self._clients.remove(client)
+                client.close()
+
+
 class Connection:
-    """A client, and what is asked of it. Threads and forks share it, as redis-py's pools allow."""
+    """A client, and the commands to send by it. Threads and forks share it."""
 
     def __init__(self, options: RedisOptions) -> None:
         self.options = options
         with redis_errors():
             self.client = options.make_client()
         self.is_cluster = isinstance(self.client, redis.RedisCluster)
+        is_ours = options.client is None and not self.is_cluster
+        self.idle = IdleClients(self.client) if is_ours else None
 
     def run(self, script: Script, key: str, *values: Any) -> Any:
         """Run ``script`` on ``key``."""
+        execute = (self.idle or self.client).execute_command
         with redis_errors():
             try:
-                return self.client.evalsha(script.sha, 1, key, *values)
+                return execute("EVALSHA", script.sha, 1, key, *values)
             except exceptions.NoScriptError:  # restarted, flushed, or another master
-                return self.client.eval(script.source, 1, key, *values)
+                return execute("EVAL", script.source, 1, key, *values)
 
     def run_each(self, script: Script, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Run ``script`` on many keys, in one round trip but for a cluster. Each call is the key and its values."""
+        """Run ``script`` on many keys, in one round trip except on a cluster. Each call is a key and its values."""
         if self.is_cluster or len(calls) < 2:
             return [self.run(script, *call) for call in calls]
         with redis_errors(), self.client.pipeline(transaction=False) as pipeline:
@@ -146,7 +194,7 @@ class Connection:
     def run_durably(self, script: Script, key: str, *values: Any) -> Any:
         """Run ``script``, and wait for what ``durability`` asks for.
 
-        Raises ``TooFew`` if that is not so in time; the write has taken place.
+        Raises ``TooFew`` if that is not reached in time. The write has taken place then, too.
         """
         if self.options.durability == Durability.NONE:
             return self.run(script, key, *values)
@@ -162,7 +210,7 @@ class Connection:
 
     def _run_and_wait(self, node: Any, script: Script, key: str, *values: Any) -> tuple[Any, int]:
         for name, text_or_sha in (("EVALSHA", script.sha), ("EVAL", script.source)):
-            with node.pipeline(transaction=False) as pipeline:  # on one connection: WAIT is for what that one wrote
+            with node.pipeline(transaction=False) as pipeline:  # on one connection: WAIT applies to its own writes
                 pipeline.execute_command(name, text_or_sha, 1, key, *values)
                 pipeline.execute_command(*self._wait())
                 result, acknowledged = pipeline.execute(raise_on_error=False)
@@ -186,7 +234,7 @@ class Connection:
         return self.client.get_redis_connection(self.client.get_node_from_key(key))
 
     def _learn(self, error: Exception) -> None:
-        """Ask a cluster again who has which keys, for the next time."""
+        """Ask a cluster again which node has which keys, for the next command."""
         if self.is_cluster and isinstance(error, TRANSIENT):
             self.client.nodes_manager.initialize()
 
@@ -195,8 +243,10 @@ class Connection:
         with redis_errors():
             if self.is_cluster:
                 self.client.nodes_manager.initialize()
-            else:
-                self.client.connection_pool.disconnect(inuse_connections=False)
+                return
+            if self.idle:
+                self.idle.disconnect()
+            self.client.connection_pool.disconnect(inuse_connections=False)
 
     def masters(self) -> list[Any]:
         """Return a client of each master."""
@@ -212,5 +262,5 @@ class Connection:
 
 @lru_cache(maxsize=16)
 def connection(options: RedisOptions) -> Connection:
-    """Return the process's connection to what ``options`` name."""
+    """Return this process's connection for ``options``."""
     return Connection(options)

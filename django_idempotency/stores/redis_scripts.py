@@ -1,12 +1,21 @@
 """The scripts that Redis runs: each is atomic, reads the server's clock and touches one key, so that a cluster runs it.
 
-A record is a hash of text, times in microseconds since 1970. An empty text stands for no value.
+A record is a hash of texts, with times in microseconds since 1970. An empty text stands for no value.
+
+A reply shows a record as one text, because redis-py parses each part of a reply by itself: the server's time, how many
+bytes each of ``FIELDS`` has, a line feed, and the fields. Without a record, the reply is only the time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from hashlib import sha1
+
+FIELDS = (
+    *("scope", "key", "fingerprint", "trace", "mode", "hold_on_crash", "created_at", "status", "attempts", "on_hold"),
+    *("reason", "token", "locked_at", "locked_until", "expires_at"),
+    *("response_status", "response_headers", "response_body", "has_body"),
+)
 
 PRELUDE = """
 local key = KEYS[1]
@@ -26,6 +35,18 @@ local function end_claim(status, reason, on_hold, retention)
         'locked_until', '', 'updated_at', text(now), 'expires_at', text(now + retention))
 end
 """
+SHOWN = f"""
+local function shown()
+    if redis.call('EXISTS', key) == 0 then return nil end
+    local found = redis.call('HMGET', key, {", ".join(map(repr, FIELDS))})
+    local sizes = {{}}
+    for place = 1, #found do
+        found[place] = found[place] or ''
+        sizes[place] = #found[place]
+    end
+    return text(now) .. ' ' .. table.concat(sizes, ' ') .. '\\n' .. table.concat(found)
+end
+"""
 
 
 @dataclass(frozen=True)
@@ -39,25 +60,32 @@ class Script:
         object.__setattr__(self, "sha", sha1(self.source.encode(), usedforsecurity=False).hexdigest())
 
 
-READ = Script("return {text(now), redis.call('HGETALL', key)}")
+READ = Script(SHOWN + "return shown() or text(now)")
 
-CLAIM = Script("""
+CLAIM = Script(
+    SHOWN
+    + """
+local there = shown()
+if there then return there end
 local token, scope, raw_key, method, path, fingerprint, trace, mode, hold_on_crash = unpack(ARGV, 1, 9)
 local lease, retention, kept = unpack(ARGV, 10)
-local found = redis.call('HGETALL', key)
-if #found > 0 then return {text(now), found} end
 redis.call('HSET', key, 'scope', scope, 'key', raw_key, 'method', method, 'path', path, 'fingerprint', fingerprint,
     'trace', trace, 'mode', mode, 'hold_on_crash', hold_on_crash, 'created_at', text(now), 'status', 'processing',
     'attempts', '1', 'on_hold', '0', 'reason', '', 'token', token, 'locked_at', text(now),
     'locked_until', text(now + lease), 'updated_at', text(now), 'expires_at', text(now + retention),
     'replays', '0', 'ended_by', '', 'response_status', '', 'response_headers', '', 'response_body', '', 'has_body', '0')
 keep(kept)
-return {text(now), {}}
-""")
+return text(now)
+"""
+)
 
 REASSIGN = Script("""
 local seen, token, method, path, fingerprint, trace, mode, hold_on_crash = unpack(ARGV, 1, 8)
 local lease, retention, kept, attempts = unpack(ARGV, 9)
+if redis.call('HGET', key, 'token') == token then
+    redis.call('HSET', key, 'updated_at', text(now))
+    return 1
+end
 if not is_as_seen(seen) then return 0 end
 redis.call('HSET', key, 'method', method, 'path', path, 'fingerprint', fingerprint, 'trace', trace, 'mode', mode,
     'hold_on_crash', hold_on_crash, 'status', 'processing', 'attempts', attempts, 'on_hold', '0', 'reason', '',
@@ -77,8 +105,8 @@ redis.call('PERSIST', key)
 return 1
 """)
 
-# An owner whose response got lost says the same again: it has ended the record already, and is told so. It writes the
-# time all the same, so that there is something that replicas can acknowledge.
+# An owner whose response was lost repeats its call: it has ended the record already, and is told so. The script writes
+# the time nevertheless, so that there is something that replicas can acknowledge.
 END = Script("""
 local token, status, reason, on_hold, retention, kept, response_status, headers, body, has_body = unpack(ARGV)
 if redis.call('HGET', key, 'token') ~= token then
@@ -118,6 +146,7 @@ return 1
 
 LEASE_LEFT = Script("""
 if redis.call('HGET', key, 'token') ~= ARGV[1] then return '' end
+redis.call('HSET', key, 'looked_at', text(now))
 return text(redis.call('HGET', key, 'locked_until') - now)
 """)
 

@@ -1,4 +1,4 @@
-"""Transactions that leave a sound connection behind, whatever interrupts them, and the hooks of the business one."""
+"""Transactions that leave a sound connection, whatever interrupts them, and the business transaction's hooks."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from django_idempotency.stores.connections import in_foreign_transaction
 
 
 class atomic:  # as Django's
-    """Open ``transaction.atomic()``, and discard the connection if that is left half way.
+    """Open ``transaction.atomic()``, and discard the connection if the block is left half way.
 
     An exception that a signal's handler raises (Celery's soft time limit, a worker's timeout) can strike inside
     Django's own ``__enter__`` and ``__exit__``, which then leave a transaction open that no code will end.
 
-    A block that nobody leaves is rolled back with the last reference to it, but only by its own thread, and only while
-    it is the innermost one. As a generator, it would be left by whatever thread the garbage collector runs in, and end
-    the transaction of that one.
+    A block that is never left is rolled back with the last reference to it, but only by its own thread, and only while
+    it is the innermost one. A generator would be left by whatever thread the garbage collector runs in, and would end
+    that thread's transaction.
     """
+
+    thread: int | None = None  # none until there is a block to leave
 
     def __init__(self, using: str, *, durable: bool = False) -> None:
         self.connection = connections[using]
-        self.thread = get_ident()
         self.outermost = not self.connection.in_atomic_block
         self.block = transaction.atomic(using=using, durable=durable)
+        self.thread = get_ident()
 
     def __enter__(self) -> None:
         try:
@@ -73,20 +75,20 @@ def _is_half_way(connection: BaseDatabaseWrapper) -> bool:
 def roll_back_left_open(connection: BaseDatabaseWrapper, error: BaseException) -> None:
     """Roll back the transaction of a block if ``error`` kept it from being left.
 
-    An exception of a signal's can strike on the way into the exit of a block. Its transaction is open still, and what
-    looked at the record on this connection would take for committed what is not.
+    An exception from a signal's handler can strike on the way into the exit of a block. The transaction is still open
+    then, and a look at the record on this connection would take uncommitted changes for committed ones.
     """
     if in_foreign_transaction(connection):
-        clear_frames(error.__traceback__)  # which hold the block, and would have it left sometime later
+        clear_frames(error.__traceback__)  # the frames hold the block, and would have it left at some later time
     if in_foreign_transaction(connection):
         discard(connection)
 
 
 # --- Connections that were left inside a transaction ------------------------------------------------------------------
 
-# The list of the connection's own, and the argument of getrefcount().
+# References by the connection's list of blocks, and by the argument of getrefcount().
 UNREFERENCED = 2
-# Statuses of libpq's: in the middle of a statement; in a transaction that can only be rolled back.
+# libpq's statuses: in the middle of a statement; in a transaction that can only be rolled back.
 # https://www.postgresql.org/docs/current/libpq-status.html#LIBPQ-PQTRANSACTIONSTATUS
 ACTIVE, IN_ERROR = 1, 3
 
@@ -94,8 +96,8 @@ ACTIVE, IN_ERROR = 1, 3
 def discard_if_abandoned(connection: BaseDatabaseWrapper) -> None:
     """Discard a connection that is in a transaction that no code can end any more.
 
-    A reference cycle, as of an exception and the frames of its traceback, may be all that holds a block. So before a
-    claim is refused for a block, cycles are collected.
+    A reference cycle, such as of an exception and the frames of its traceback, may be all that holds a block. So cycles
+    are collected before a claim is refused because of a block.
     """
     if connection.in_atomic_block and in_foreign_transaction(connection) and not _is_abandoned(connection):
         gc.collect()
@@ -111,9 +113,9 @@ def _is_abandoned(connection: BaseDatabaseWrapper) -> bool:
 
 
 def _is_out_of_step(connection: BaseDatabaseWrapper) -> bool:
-    """Whether Django and the driver disagree about autocommit: the exception struck between their notes of it.
+    """Whether Django and the driver disagree about autocommit, because an exception struck between their notes of it.
 
-    What Django takes for committed would be rolled back. SQLite's driver notes only that a transaction is open.
+    What Django takes for committed would be rolled back. SQLite's driver only notes whether a transaction is open.
     """
     driver: Any = connection.connection
     if driver is None or connection.vendor not in ("postgresql", "mysql", "sqlite"):
@@ -132,7 +134,7 @@ def libpq_status(connection: BaseDatabaseWrapper) -> int | None:
 
 
 def discard(connection: BaseDatabaseWrapper) -> None:
-    """Close a connection, whatever block it claims to be in; the server rolls back what it was in the middle of."""
+    """Close a connection, whatever block it claims to be in. The server rolls back its open transaction."""
     connection.in_atomic_block = connection.closed_in_transaction = False
     with suppress(Error):
         connection.close()
@@ -143,14 +145,14 @@ def discard(connection: BaseDatabaseWrapper) -> None:
 
 
 class CommitHooks:
-    """What is to run once a transaction is committed: each hook once, and one that raises does not stop the next.
+    """The hooks to run once a transaction is committed. Each runs once, and one that raises does not stop the next.
 
-    Django runs hooks where COMMIT returns, and passes over the rest once one raises. ``run()`` runs them where COMMIT
-    took place, but its response was lost.
+    Django runs hooks when COMMIT returns, and skips the rest once one raises. ``run()`` runs them if COMMIT took place
+    but its response was lost.
     """
 
     def __init__(self, connection: BaseDatabaseWrapper, report: Callable[[Exception], None]) -> None:
-        """Stand in for the hooks of the outermost block of ``connection``. A test case's transaction runs none."""
+        """Take the place of the hooks of the outermost block of ``connection``. A test case's transaction runs none."""
         self.report = report
         self.hooks: list[Callable[[], object]] = []
         if not connection.savepoint_ids and connection.run_on_commit:

@@ -1,4 +1,4 @@
-"""``{% load idempotency %}``: the form field that carries a key, and a filter that makes foreign text safe to show."""
+"""``{% load idempotency %}``: the form field for a key, and a filter that makes text from clients safe to show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``{% load idempotency_admin %}``: what the index of the admin shows of the records, and the time zone of a time."""
+"""``{% load idempotency_admin %}``: the alarms on the admin's index page, and a filter for the zone of a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ register.filter("zone", zone)
 
 @register.inclusion_tag("admin/django_idempotency/index_alarms.html", takes_context=True)
 def idempotency_alarms(context: Context) -> dict[str, Any]:
-    """Render the strip of alarms, one for each database with records, for users who may see records."""
+    """Render a strip of alarms for each database with records, if the user may see records."""
     from django_idempotency.admin.alarms import alarms
 
     request = context["request"]

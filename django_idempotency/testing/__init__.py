@@ -1,5 +1,5 @@
-"""For the tests of projects: requests as clients send them in practice, a trial of one's own endpoint, and in
-``testing.stores`` the contract of a store."""
+"""Helpers for the tests of projects: they send requests as clients do in practice, and put an endpoint on trial.
+``testing.stores`` has the contract of a store."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A process that dies by SIGKILL after the view's effects and before the completion of its record.
+"""Kill a process by SIGKILL after the view's effects and before the completion of its record.
 
-Imports models where it uses them, so that ``testing`` can be imported without Django's settings.
+Models are imported where they are used, so that ``testing`` can be imported without Django's settings.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ def crash_after_effect(
     patience: float = PATIENCE,
     **options: Any,
 ) -> Any:
-    """Kill the process that serves a request once its view has returned, and retry; return the retry's response.
+    """Kill the process that serves a request once its view has returned, then retry and return the retry's response.
 
-    The first request is served in a child process, made by ``os.fork()``. It ends itself by SIGKILL when the view has
-    returned and its record is to be completed: no handler, ``finally`` or COMMIT runs after that, and the database
-    notices by itself. What the child saw of the effects at that moment is the measure. After the retry as much must be
-    there: less was lost, more was done twice.
+    The first request is served in a child process, made by ``os.fork()``. The child ends itself by SIGKILL when the
+    view has returned and its record is about to be completed. No handler, ``finally`` or COMMIT runs after that, and
+    the database notices by itself. After the retry there must be as many effects as the child saw at that moment: if
+    there are fewer, some were lost; if there are more, something was done twice.
 
     In lease mode the lease is ended as if its time had run out, if the record is in a database; otherwise the retries
     wait for it. The retry may also be refused because the operation is on hold for an operator.
 
     Not simulated: a crash of the database or of the machine, and a crash in the middle of the view. What is in the
-    memory of the process dies with the child, so ``effects`` has to look at a database, a file or another process;
-    mails in Django's ``outbox`` are not looked at. It has to return a number, or what has a length.
+    memory of the process dies with the child, so ``effects`` must look at a database, a file or another process; mails
+    in Django's ``outbox`` are not looked at. ``effects`` must return a number, or an object that has a length.
 
-    Needs ``os.fork()``, a database on a server or in a file, and a test whose commits are commits. ``patience``:
-    seconds that the retry is repeated while it is refused. The other arguments are those of ``assert_idempotent``.
-    Raises ``AssertionError``.
+    Needs ``os.fork()``, a database on a server or in a file, and a test with real commits. ``patience``: for how many
+    seconds the retry is repeated while it is refused. The other arguments are those of ``assert_idempotent``. Raises
+    ``AssertionError``, and ``RuntimeError`` inside the transaction of a test case.
     """
     expect_commits("crash_after_effect")
     call = Call(client, method, path, data, options, key=key or str(uuid.uuid4()))
@@ -67,20 +67,22 @@ def crash_after_effect(
     response = call.until_answered(patience)
     once, grown = death.grown, look()
     if not once:
-        raise AssertionError(f"{call} had no effect that could be seen; state what it changes as effects=….")
+        raise AssertionError(f"{call} had no visible effect; pass what it changes as effects=….")
     if grown != once:
         raise AssertionError(
             f"{call} crashed after its effects {once}. After the retry there are {grown or 'none'}. The response to "
             f"the retry: {described(response)}"
         )
     if response.status_code >= 400 and code(response) != "idempotency_key_on_hold":
-        raise AssertionError(f"{call} crashed, and its retry was not answered in {patience:g} s: {described(response)}")
+        raise AssertionError(
+            f"{call} crashed, and its retry was not answered within {patience:g} s: {described(response)}"
+        )
     return response
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """What the child saw last. ``database``: the alias of the record's, if its lease can be ended there."""
+    """What the child saw last. ``database``: the alias of the record's database, if its lease can be ended there."""
 
     grown: dict[str, Any]
     id: str
@@ -96,16 +98,16 @@ class Death:
 
 
 def _outside(grown: dict[str, Any]) -> dict[str, Any]:
-    """Without what was in the memory of the process, and as it comes out of the child's pipe."""
+    """Return ``grown`` without what was in the memory of the process, and as it comes out of the child's pipe."""
     told: dict[str, Any] = json.loads(json.dumps(grown, default=str))
     return {name: size for name, size in told.items() if name != "mail.outbox"}
 
 
 def _served_by_a_child(call: Call, look: Callable[[], dict[str, Any]]) -> Death:
-    _close_connections()  # a child must not speak on them
+    _close_connections()  # the child must not use them
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads; the child uses none of them
+        warnings.simplefilter("ignore", DeprecationWarning)  # about a fork beside threads; the child uses none of them
         child = os.fork()
     if child == 0:
         os.close(reading)
@@ -114,7 +116,7 @@ def _served_by_a_child(call: Call, look: Callable[[], dict[str, Any]]) -> Death:
     with os.fdopen(reading, "rb") as pipe:
         told = pipe.read()
     os.waitpid(child, 0)
-    said = json.loads(told) if told else "the child ended without a word"
+    said = json.loads(told) if told else "the child process ended without output"
     if isinstance(said, dict):
         return Death(**said)
     raise AssertionError(f"{call}: no view was run under the key: {said}")
@@ -128,7 +130,7 @@ def _close_connections() -> None:
 
 
 def _serve_and_die(call: Call, look: Callable[[], dict[str, Any]], pipe: int) -> NoReturn:
-    """Serve the request in this process, and kill it where the view's verdict is to be settled."""
+    """Serve the request in this process, and kill the process when the view's verdict is about to be settled."""
     from django_idempotency.engine.executions import Execution
 
     def die(execution: Execution, *args: Any, **kwargs: Any) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What a request has changed: rows of the project's models and mail by default, or what a test observes itself."""
+"""What a request has changed: by default rows of the project's models and mail, or else what a test observes itself."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Observed = Mapping[str, Any]
 OWN_APP = "django_idempotency"
 # A session is state of the connection to a client, and every request may touch it.
 NO_EFFECTS = frozenset({"sessions.session"})
-# Of a table with more rows only the number of rows is compared.
+# If a table has more rows, only their number is compared.
 MOST_ROWS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The number of rows of a table, and a digest of what they hold, in whatever order."""
+    """The number of rows of a table, and a digest of their contents that does not depend on their order."""
 
     count: int
     digest: int = 0
@@ -34,9 +34,9 @@ class Rows:
 def observe(effects: Effects = None, *, ignore: Collection[str] = ()) -> Observed:
     """Return what there is now, by name.
 
-    ``effects``: a QuerySet, or a callable that returns anything that can be compared. ``None`` takes the rows of all
-    models that the test may read, except those of this app and of sessions, and the number of mails sent. ``ignore``:
-    labels of further models that are left out, such as ``"audit.Request"``.
+    ``effects``: a QuerySet, or a callable that returns anything that can be compared. With ``None``, the rows of all
+    models that the test may read are taken, except those of this app and of sessions, and the number of mails sent.
+    ``ignore``: labels of further models to leave out, such as ``"audit.Request"``.
     """
     if effects is None:
         sent = {"mail.outbox": len(mail.outbox)} if hasattr(mail, "outbox") else {}
@@ -46,15 +46,15 @@ def observe(effects: Effects = None, *, ignore: Collection[str] = ()) -> Observe
 
 
 def changes(before: Observed, after: Observed) -> list[str]:
-    """Describe what has changed, a line for each name; an empty list if nothing has."""
+    """Describe what has changed, with a line for each name; an empty list if nothing has."""
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return [f"{name}: {_change(before.get(name, Rows(0)), after.get(name, Rows(0)))}" for name in names]
 
 
 def growth(before: Observed, after: Observed) -> dict[str, Any]:
-    """Return by how much each name has grown; what has not is left out.
+    """Return by how much each name has grown. Names whose size is unchanged are left out.
 
-    Raises ``TypeError`` for what has no size.
+    Raises ``TypeError`` for a value that has no size.
     """
     grown = {name: _size(after.get(name, 0)) - _size(before.get(name, 0)) for name in {**before, **after}}
     return {name: size for name, size in grown.items() if size}

@@ -1,4 +1,4 @@
-"""One request with a key, sent as clients send it in practice: again, without its response, several times at once."""
+"""Send a request with a key as clients do in practice: again, after its response was lost, or several times at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from django_idempotency.conf import conf
 from django_idempotency.testing.effects import Effects, changes, growth, observe
 from django_idempotency.testing.responses import code, described, differences, differences_of_headers
 
-# With these, a client waits and sends the request again.
+# After one of these, a client waits and sends the request again.
 BUSY = (409, 425, 429, 503)
 PAUSE = 0.05
 PATIENCE = 30.0
@@ -37,14 +37,14 @@ def assert_idempotent(
     ignore_headers: Collection[str] = (),
     **options: Any,
 ) -> Any:
-    """Send a request twice with one key. The second must change nothing and get the first response; return that.
+    """Send a request twice with one key. The second must change nothing and get the first response, which is returned.
 
-    ``client``: Django's test client, REST framework's, or one of httpx or requests. ``data`` and ``options`` are for
-    its method (``content_type``, ``format``, ``json``, ``headers`` …). ``key``: a new one by default. ``effects``: what
-    the request changes, as a QuerySet or a callable; by default the rows of all models, except those whose labels are
-    in ``ignore``, and mail. ``ignore_headers``: names of headers that may differ.
+    ``client``: Django's test client, REST framework's, or a client of httpx or requests. ``data`` and ``options``: for
+    the client's method (``content_type``, ``format``, ``json``, ``headers`` …). ``key``: by default a new one.
+    ``effects``: what the request changes, as a QuerySet or a callable; by default the rows of all models, except those
+    whose labels are in ``ignore``, and mail. ``ignore_headers``: names of headers that may differ.
 
-    Raises ``AssertionError``, also if the first request had no effect: then the test would show nothing.
+    Raises ``AssertionError``, also if the first request had no effect, because then the test would show nothing.
     """
     call = Call(client, method, path, data, options, key=key or str(uuid.uuid4()))
     return _repeated(call, call, effects, ignore, ignore_headers)
@@ -62,10 +62,10 @@ def lost_answer(
     ignore_headers: Collection[str] = (),
     **options: Any,
 ) -> Any:
-    """Lose the response to a request after COMMIT, and retry. The retry must get what was lost; return its response.
+    """Lose the response to a request after COMMIT, and retry. Return the retry's response, which must be the lost one.
 
-    The server serves the whole request, and its response is thrown away. The retry is of a client that never saw it:
-    one of Django's clients sends the cookies that it had before. So a view that renews the session fails here, unless
+    The server serves the whole request, and its response is thrown away. The retry comes from a client that never saw
+    it: a client of Django's sends the cookies that it had before. So a view that renews the session fails here, unless
     the old cookie still authenticates. Arguments and errors are those of ``assert_idempotent``.
     """
     first = Call(client, method, path, data, options, key=key or str(uuid.uuid4()))
@@ -89,17 +89,19 @@ def duplicates_at_once(
 ) -> Any:
     """Send ``count`` requests with one key at once, each from a thread with connections of its own.
 
-    Each is repeated while the response is 409, 425, 429 or 503, for ``patience`` seconds. In the end all of them must
-    have the same response, which is returned, and the effects of one execution must be there. ``once``: what one
-    execution adds, as a number, or without ``effects`` by the model's label (``{"shop.Order": 1}``). By default it is
-    measured first, by the same request under another key. ``effects`` has to return a number, or what has a length.
+    Each request is repeated while its response is 409, 425, 429 or 503, for ``patience`` seconds. In the end all of
+    them must have the same response, which is returned, and the effects of one execution must be there. ``once``: what
+    one execution adds, as a number, or, without ``effects``, by the model's label (``{"shop.Order": 1}``). By default
+    it is measured first, by the same request under another key. ``effects`` must return a number, or an object that has
+    a length.
 
-    Needs a test whose commits are commits: ``TransactionTestCase``, or ``django_db(transaction=True)``. The other
-    arguments are those of ``assert_idempotent``. Raises ``AssertionError``.
+    Needs a test with real commits: ``TransactionTestCase``, or ``django_db(transaction=True)``. The other arguments are
+    those of ``assert_idempotent``. Raises ``AssertionError``, and ``RuntimeError`` inside the transaction of a test
+    case.
     """
     expect_commits("duplicates_at_once")
     if isinstance(client, Client):
-        client.handler.load_middleware()  # by now: two threads must not both do it
+        client.handler.load_middleware()  # now, because two threads must not both do it
     call = Call(client, method, path, data, options, key=key or str(uuid.uuid4()))
     expected = {"effects": once} if isinstance(once, int | float) else once
     if expected is None:
@@ -111,8 +113,8 @@ def duplicates_at_once(
     _report(
         f"{count} × {call} at once",
         [
-            *(f"was not answered in {patience:g} s: {described(response)}" for response in unanswered[:1]),
-            *([] if grown == expected else [f"one execution adds {expected}, and {grown} were added"]),
+            *(f"was not answered within {patience:g} s: {described(response)}" for response in unanswered[:1]),
+            *([] if grown == expected else [f"one execution adds {expected}, but {grown} were added"]),
             *(line for other in responses[1:] for line in _same(responses[0], other, ignore_headers)),
         ],
     )
@@ -142,7 +144,7 @@ class Call:
         return Call(client, self.method, self.path, self.data, self.options, self.key)
 
     def until_answered(self, patience: float) -> Any:
-        """Send it until the response is none of those after which a client has to come back; return the last."""
+        """Send the request until a client need not come back, for ``patience`` seconds. Return the last response."""
         deadline = time.monotonic() + patience
         while True:
             response = self.send()
@@ -153,7 +155,7 @@ class Call:
 
 
 def expect_commits(name: str) -> None:
-    """Raise ``RuntimeError`` inside the transaction of a test case, which other connections can't see into."""
+    """Raise ``RuntimeError`` inside the transaction of a test case, because other connections can't see into it."""
     if any(connection.in_atomic_block for connection in connections.all(initialized_only=True)):
         raise RuntimeError(f"{name}() needs real commits: TransactionTestCase, or django_db(transaction=True).")
 
@@ -172,8 +174,7 @@ def _repeated(
     once = observe(effects, ignore=ignore)
     if before == once:
         raise AssertionError(
-            f"{first} had no effect that could be seen; state what it changes as effects=…. Its response: "
-            f"{described(response)}"
+            f"{first} had no visible effect; pass what it changes as effects=…. Its response: {described(response)}"
         )
     again = second.send()
     changed = changes(once, observe(effects, ignore=ignore))
@@ -209,7 +210,7 @@ def _measured(call: Call, effects: Effects, ignore: Collection[str]) -> dict[str
     if response.status_code >= 400 or not grown:
         raise AssertionError(
             f"{call} under a key of its own, to measure what it adds, added {grown} and got {described(response)}. If "
-            "it can't be sent twice under different keys, state once=…; if the effects can't be seen, effects=…."
+            "it can't be sent twice under different keys, pass once=…; if the effects can't be seen, pass effects=…."
         )
     return grown
 
@@ -229,7 +230,7 @@ def _at_once(call: Call, count: int, patience: float) -> list[Any]:
 
 
 def _of_its_own(client: Any) -> Any:
-    """A client for another thread. One of Django's raises what any other's view raises: not here."""
+    """Return a client for another thread. Django's clients raise what each other's views raise; this one does not."""
     other = _with_cookies_of_now(client)
     if other is not client:
         other.raise_request_exception = False

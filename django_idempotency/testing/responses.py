@@ -1,4 +1,4 @@
-"""Whether two responses are the same, as a client sees them. Any client's: Django's, REST framework's, httpx's."""
+"""Whether two responses are the same to a client, which may be any: Django's, REST framework's, httpx's."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from django_idempotency.http.problems import NOT_STORED, PROBLEM_JSON
 from django_idempotency.http.responses import REPLAYED, is_about_caching, is_browsable_page, may_be_stored
 
-# They belong to one response of the server, not to the operation.
+# These headers belong to one response of the server, not to the operation.
 OF_ONE_RESPONSE = frozenset({REPLAYED.lower(), "server-timing", "x-request-id"})
 SHOWN = 200
 
 
 def differences(first: Any, second: Any) -> Iterator[str]:
-    """Describe in what status and body differ, the body if it is stored."""
+    """Describe how status and body differ. The body is compared only if it is stored."""
     if first.status_code != second.status_code:
         yield f"status {first.status_code}, then {second.status_code}"
     if _is_stored(first, second) and first.content != second.content:
@@ -23,8 +23,8 @@ def differences(first: Any, second: Any) -> Iterator[str]:
 
 
 def differences_of_headers(first: Any, second: Any, ignore: Collection[str] = ()) -> Iterator[str]:
-    """Describe in what the headers differ that are the same in a replay. ``ignore``: names that are left out."""
-    if not _is_stored(first, second):  # they tell of the body
+    """Describe how headers differ that are the same in a replay. ``ignore``: names of headers to leave out."""
+    if not _is_stored(first, second):  # the headers describe the body
         return
     left_out = OF_ONE_RESPONSE.union(name.lower() for name in ignore)
     before, after = (
@@ -45,7 +45,7 @@ def _is_replayed(header: str) -> bool:
 
 
 def _is_stored(first: Any, second: Any) -> bool:
-    """Whether the body is stored as it is: no stream, none that is too large, no page of the browsable API."""
+    """Whether the body is stored as it is: it is not a stream, not too large, and not a page of the browsable API."""
     unstored = _streams(first) or _streams(second) or is_browsable_page(first)
     return not unstored and code(second) != NOT_STORED.code
 
@@ -55,7 +55,7 @@ def _streams(response: Any) -> bool:
 
 
 def code(response: Any) -> str | None:
-    """Return the ``code`` of a problem response, ``None`` of any other."""
+    """Return the ``code`` of a problem response; ``None`` for any other response."""
     if _streams(response) or PROBLEM_JSON not in response.headers.get("Content-Type", ""):
         return None
     try:

@@ -1,4 +1,4 @@
-"""A client of REST framework's that sends keys, as the clients of an API do."""
+"""A client for REST framework that sends keys, as the clients of an API do."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from django_idempotency.testing.twice import UNSAFE
 
 
 class KeyedAPIClient(APIClient):
-    """``APIClient`` that sends each unsafe request with a key of its own, unless the test states one.
+    """An ``APIClient`` that sends each unsafe request with a key of its own, unless the test specifies one.
 
-    ``key``: that of the last unsafe request. ``retry()`` sends that request once more with the same key.
+    ``key``: the key of the last unsafe request. ``retry()`` sends that request once more with the same key.
     """
 
     key: str | None = None
@@ -31,7 +31,7 @@ class KeyedAPIClient(APIClient):
         Raises ``RuntimeError`` if there was none.
         """
         if self.key is None:
-            raise RuntimeError("There is no request to retry: nothing unsafe was sent yet.")
+            raise RuntimeError("There is no request to retry: nothing unsafe has been sent yet.")
         method, path, args, options = self._last
         return super().generic(method, path, *args, **options)
 

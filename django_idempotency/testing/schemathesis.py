@@ -1,4 +1,4 @@
-"""A check for Schemathesis, which registers itself when this module is imported."""
+"""A check for Schemathesis. It registers itself when this module is imported."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ HEADER = "Idempotency-Key"
 def replays_keyed_request(
     ctx: schemathesis.CheckContext, response: schemathesis.Response, case: schemathesis.Case
 ) -> bool | None:
-    """Send an unsafe request that succeeded under an idempotency key once more: it must get the same response.
+    """Send an unsafe request that succeeded with an idempotency key once more. It must get the same response.
 
-    Needs a server that is reached by a URL. Effects can't be seen from outside: only status and body are compared.
+    Needs a server that is reached by a URL. Effects can't be seen from outside, so only status and body are compared.
     """
     request = response.request
     if request.method not in UNSAFE or HEADER not in request.headers or response.status_code >= 400:

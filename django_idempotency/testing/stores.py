@@ -1,10 +1,10 @@
-"""The contract of a store, as tests that every store runs, those of third parties too.
+"""The contract of a store, as tests that every store runs, including those of third parties.
 
     class TestMyStore(StoreContract):
         alias = "mine"  # in STORES, in the settings of the test run
 
-pytest collects it; with unittest, inherit from ``TransactionTestCase`` too. A store in a database needs one in which
-commits are commits (``transactional_db``). The tests use keys of their own and clean nothing up.
+pytest collects the class; with unittest, inherit from ``TransactionTestCase`` too. A store in a database needs real
+commits (``transactional_db``). The tests use keys of their own and clean nothing up.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ PATIENCE = 20.0
 class StoreContract:
     """What every store guarantees: the promises of ``stores.base.Store``, and the engine's outcomes on it.
 
-    ``alias``: the store's, in ``STORES``. ``close``: called in each thread that used the store, when it ends.
+    ``alias``: the store's alias in ``STORES``. ``close``: called at the end of each thread that used the store.
     """
 
     alias = "default"
@@ -65,7 +65,7 @@ class StoreContract:
     def close(self) -> None:
         connections.close_all()
 
-    # --- means
+    # --- helpers
 
     def policy(self, **options: Any) -> Policy:
         return Policy(mode="lease", store=self.alias, **options)
@@ -83,17 +83,17 @@ class StoreContract:
 
     def seen(self, claim: Claimed) -> Snapshot:
         record = self.store().read(claim.id)
-        assert record is not None, "a record that was made is not there"
+        assert record is not None, "a record that was created is missing"
         return record
 
     def taken_over(self, claim: Claimed, store: Store | None = None) -> Claimed:
         store = store or self.store()
         with store.try_lock(claim.id) as record:
-            assert isinstance(record, Snapshot), f"a record that is not locked is {record}"
+            assert isinstance(record, Snapshot), f"a record that is not locked was reported as {record}"
             return store.reassign(record, claim.operation, uuid4())
 
     def at_once(self, work: Callable[[int], T], rivals: int = RIVALS) -> list[T]:
-        """Return what ``work(0)``, ``work(1)`` … returned, each in a thread of its own, all let go together."""
+        """Run ``work(0)``, ``work(1)`` … in a thread each, all started together, and return their results."""
         barrier = threading.Barrier(rivals)
 
         def run(number: int) -> T:
@@ -111,7 +111,7 @@ class StoreContract:
         return self.at_once(lambda _number: work(), 1)[0]
 
     def lapse(self, claim: Claimed) -> None:
-        """Wait until the lease has run out by the store's clock, and do what the engine does once it has watched it."""
+        """Wait until the lease has run out by the store's clock, and expire it as the engine does after watching it."""
         until = self.seen(claim).locked_until
         assert until is not None
         self.after(until)
@@ -202,7 +202,7 @@ class StoreContract:
         assert self.store().in_foreign_transaction() is False
 
     def test_stores_of_one_policy_are_equal(self) -> None:
-        """All leases of a process are renewed in one go for each store."""
+        """For each store, a process renews all of its leases in one go."""
         policy = self.policy()
         assert len({store_for(policy, self.operation()) for _ in range(2)}) == 1
 
@@ -214,7 +214,7 @@ class StoreContract:
                 claim = self.claimed()
                 assert self.store().complete(claim, response, failure=failure)
                 record = self.elsewhere(lambda: self.seen(claim))  # noqa: B023
-                assert record.response == response, "a response is not there, or not as it was stored"
+                assert record.response == response, "a response is missing, or not as it was stored"
                 assert (record.status, record.token, record.locked_until) == (status, None, None)
                 shown = self.store().claim(claim.operation, uuid4())
                 assert isinstance(shown, Seen)
@@ -238,7 +238,7 @@ class StoreContract:
         }
         before = _still(self.seen(claim))
         for name, write in writes.items():
-            assert not write(), f"{name} changed what is completed, or says so"
+            assert not write(), f"{name} changed a completed record, or says that it did"
             assert _still(self.seen(claim)) == before, name
 
     def test_a_failure_leaves_its_reason(self) -> None:
@@ -365,9 +365,9 @@ class StoreContract:
             dead = self.claimed()
             tokens = [uuid4() for _ in range(RIVALS)]
             owners = self.at_once(lambda number: self._reassigned(dead, tokens[number]))  # noqa: B023
-            # One may follow another; each is told a different attempt then, and the last one's token is the record's.
+            # One may follow another. Then each is told a different attempt, and the record has the last one's token.
             attempts = sorted(owner.attempt for owner in owners if owner is not None)
-            assert attempts == list(range(2, 2 + len(attempts))), f"takeovers at once were told {attempts}"
+            assert attempts == list(range(2, 2 + len(attempts))), f"simultaneous takeovers got the attempts {attempts}"
             assert attempts, "no retry took over"
             last = max((owner for owner in owners if owner is not None), key=lambda owner: owner.attempt)
             record = self.seen(dead)
@@ -403,14 +403,14 @@ class StoreContract:
     def _meanwhile(
         self, owner: Claimed, write: Callable[[Claimed], Any], change: Callable[[Snapshot, Claimed], None]
     ) -> tuple[bool, bool]:
-        """Whether the owner's ``write`` and the ``change`` of a rival, who looked before it, were accepted."""
+        """Return whether an owner's ``write`` and the ``change`` of a rival, who looked before it, were accepted."""
         writing: Future[Any] | None = None
         changed = False
         with ThreadPoolExecutor(1) as pool:
             with suppress(StoreConflict), self.store().try_lock(owner.id) as record:
                 assert isinstance(record, Snapshot)
                 writing = pool.submit(self._closing, write, owner)
-                _wait_a_little(writing)  # where it takes the lock that is held here, it comes after the change
+                _wait_a_little(writing)  # if it takes the lock that is held here, it comes after the change
                 change(record, owner)
                 changed = True
             assert writing is not None
@@ -466,7 +466,7 @@ class StoreContract:
         claim = self.claimed()
         shown = self.seen(claim)
         assert self.store().complete(claim, RESPONSE)
-        assert not self.store().delete(shown), "what changed since it was shown was deleted"
+        assert not self.store().delete(shown), "a record that had changed since it was shown was deleted"
         assert self.seen(claim).response == RESPONSE
         assert self.store().delete(self.seen(claim))
         assert self.store().read(claim.id) is None
@@ -558,7 +558,7 @@ class StoreContract:
 
 
 def _still(record: Snapshot | None) -> dict[str, Any] | None:
-    """What stays the same while no caller writes."""
+    """Return what stays the same while no caller writes."""
     return (
         None
         if record is None

@@ -1,4 +1,4 @@
-"""A trial of one's own endpoint: clients that retry at random, a history of what they saw, and a verdict on it.
+"""A trial of your own endpoint: clients that retry at random, a history of what they saw, and a verdict on it.
 
     def send(call):
         response = httpx.post(url, json={"amount": 5 + call.variant}, headers={"Idempotency-Key": call.key})
@@ -7,7 +7,7 @@
     verdict = exercise(send, lambda key: Order.objects.filter(key=key).count())
     assert verdict.holds, verdict
 
-``check`` is the judge alone, for a history that was recorded in another way.
+``check`` only judges, for a history that was recorded in another way.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ PAUSE = 0.05  # seconds between the tries of one request
 
 
 class Kind(StrEnum):
-    """What an event of a history is: a request sent, or the end of one.
+    """What an event of a history is: a request that was sent, or the end of one.
 
-    ``OK``: the operation is done, and this is its response. ``FAIL``: refused; this request changed nothing. ``INFO``:
-    unknown: there was no response, or an error of the server, and the operation may have happened or happen yet.
+    ``OK``: the operation is done, and this is its response. ``FAIL``: the request was refused and changed nothing.
+    ``INFO``: unknown. There was no response, or an error of the server; the operation may have happened, or happen yet.
     """
 
     INVOKE = "invoke"
@@ -45,10 +45,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request of one client. ``variant`` 0 is the operation; others are to send another body with its key.
+    """One request of one client. ``variant`` 0 is the operation; other variants send another body with its key.
 
-    ``number`` and ``retry`` name the request in a plan, ``index`` its key; they are the same whenever the seed is.
-    ``draining``: the faults are over, and this one is to be answered.
+    ``number`` and ``retry`` identify the request in a plan, and ``index`` its key. They are the same for the same seed.
+    ``draining``: the faults are over, and this request should be answered.
     """
 
     key: str
@@ -62,7 +62,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What came back. ``effect`` names the effect that the body tells of, where effects have names."""
+    """What came back. ``effect``: the name of the effect that the body tells of, if effects have names."""
 
     status: int
     body: bytes = b""
@@ -103,7 +103,7 @@ class History:
         self._add(call, Kind.INVOKE)
 
     def end(self, call: Call, response: Response | None, detail: str = "") -> Kind:
-        """``None``: there was no response."""
+        """Record the end of a request. ``response``: ``None`` if there was none."""
         if response is None:
             return self._add(call, Kind.INFO, detail=detail)
         digest = hashlib.sha256(response.body).hexdigest()[:16]
@@ -124,7 +124,7 @@ Effects = Mapping[str, int | Collection[str]]
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """``evidence`` is the least of the key's history that shows it."""
+    """A broken law. ``evidence``: the smallest part of the key's history that shows it."""
 
     key: str
     law: str
@@ -136,7 +136,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``seed`` gives the same decisions again, though not the same timing."""
+    """What a trial has shown. ``seed``: gives the same decisions again, but not the same timing."""
 
     violations: tuple[Violation, ...]
     counts: Counter[str]
@@ -176,16 +176,16 @@ class _Exchange:
 
 
 def check(history: Iterable[Event], effects: Effects, *, drained: bool = True, seed: int | None = None) -> Verdict:
-    """Hold a history against the effects there are in the end, by key: how many, or their names. Pure.
+    """Check a history against the effects that there are in the end, by key: their number, or their names. Pure.
 
-    - A key takes effect once at most, and only if one of its requests was not refused.
-    - A caller that was told of success was told of that effect (by its name, where effects have names), in the same
-      bytes, for the same request.
-    - Once told, the same request is not taken for another.
+    - A key takes effect at most once, and only if one of its requests was not refused.
+    - A caller that was told of success was told of that effect (by its name, if effects have names), in the same bytes,
+      for the same request.
+    - After that, the same request is not taken for another.
     - ``drained``: in the end every key was answered.
 
-    ``seed``: that of the trial, for the verdict to name. Raises ``ValueError`` for a history in which an end can't be
-    told to belong to one request.
+    ``seed``: the seed of the trial, for the verdict to name. Raises ``ValueError`` if an end in the history does not
+    belong to exactly one request.
     """
     exchanges: dict[str, list[_Exchange]] = defaultdict(list)
     counts: Counter[str] = Counter()
@@ -206,12 +206,12 @@ def _paired(history: Iterable[Event]) -> list[_Exchange]:
     for event in history:
         if event.kind == Kind.INVOKE:
             if event.call in open_calls:
-                raise ValueError(f"Two requests at once are the same {event.call}; number them.")
+                raise ValueError(f"Two simultaneous requests are the same {event.call}; number them.")
             open_calls[event.call] = event
         elif event.call in open_calls:
             paired.append(_Exchange(open_calls.pop(event.call), event))
         else:
-            raise ValueError(f"An end without its request: {event}")
+            raise ValueError(f"An end without a request: {event}")
     return paired + [_Exchange(event) for event in open_calls.values()]
 
 
@@ -229,7 +229,7 @@ def _broken(exchanges: Sequence[_Exchange], effects: int | Collection[str], drai
     if count > 1:
         yield f"took effect {count} times", possible
     if count and not possible:
-        yield "took effect, though every request was refused", exchanges
+        yield "took effect, although every request was refused", exchanges
     if told and not count:
         yield "was answered, but did not take effect", told[:1]
     if drained and not told:
@@ -257,7 +257,7 @@ def _of_no_effect(told: Sequence[_Exchange], effects: int | Collection[str]) -> 
 
 
 def _mistaken(told: Sequence[_Exchange], exchanges: Sequence[_Exchange]) -> Broken:
-    """Before it was answered the key may have been another request's, whose claim was released."""
+    """Before it was answered, the key may have been that of another request, whose claim was released."""
     for first in told[:1]:
         for one in exchanges:
             refused = one.ended is not None and one.ended.status == MISMATCH and one.variant == first.variant
@@ -274,12 +274,12 @@ Nemesis = Callable[[random.Random, threading.Event], object]
 
 
 def plan(seed: int, *, clients: int, keys: int, operations: int, run: str = "") -> list[list[tuple[Call, int]]]:
-    """For each client its requests, and how often it repeats each at most while it has no response. Pure.
+    """Return each client's requests, and how often it repeats each at most while it has no response. Pure.
 
-    All clients move through the keys at one pace, so that a key is used by several at a time, and again later.
+    All clients move through the keys at one pace, so that several use a key at a time, and use it again later.
 
-    ``seed``: the same makes the same plan. ``operations``: requests of all clients together. ``run``: what every key
-    begins with.
+    ``seed``: the same seed makes the same plan. ``operations``: the number of requests of all clients together.
+    ``run``: the beginning of every key.
     """
     return [_plan_of(client, seed, clients, keys, operations, run) for client in range(clients)]
 
@@ -310,11 +310,11 @@ def exercise(
 ) -> Verdict:
     """Have ``clients`` threads send ``operations`` requests with ``keys`` keys, all meant to succeed, and judge.
 
-    ``send`` sends one, and returns its response; an exception, or ``None``, is no response. ``count_effects``: the
-    effects with a key at the end, how many or their names. ``nemesis``: called in a thread of its own with a random
-    generator and an event, to do harm until the event is set. Then every key is retried until it is answered, or
-    ``drain`` seconds have passed. After another ``settle`` seconds each is asked for once more, and the effects are
-    counted. Another ``seed`` makes other decisions; ``None`` chooses one.
+    ``send`` sends one request and returns its response; an exception or ``None`` means that there was none.
+    ``count_effects`` returns the effects of a key at the end, as their number or their names. ``nemesis`` is called in
+    a thread of its own with a random generator and an event, to do harm until the event is set. Then every key is
+    retried until it is answered, or ``drain`` seconds have passed. After another ``settle`` seconds each answered key
+    is asked for once more, and the effects are counted. Another ``seed`` makes other decisions; ``None`` chooses one.
     """
     seed = random.randrange(2**32) if seed is None else seed
     plans = plan(seed, clients=clients, keys=keys, operations=operations, run=uuid.uuid4().hex[:12])
@@ -349,7 +349,7 @@ def _work(planned: Sequence[tuple[Call, int]], send: Send, history: History) -> 
 
 
 def _last_calls(plans: Sequence[Sequence[tuple[Call, int]]]) -> list[list[Call]]:
-    """Each key with each body that was sent with it, shared out among the clients."""
+    """Return each key with each body that was sent with it, shared out among the clients."""
     used = {(call.key, call.variant): call for planned in plans for call, _repeats in planned}
     by_key: dict[str, list[Call]] = defaultdict(list)
     for call in used.values():
@@ -361,7 +361,7 @@ def _last_calls(plans: Sequence[Sequence[tuple[Call, int]]]) -> list[list[Call]]
 
 
 def _answered(history: History, clients: int) -> list[list[Call]]:
-    """Of each key with a response the request that got it, shared out among the clients."""
+    """Return, for each key with a response, the request that got it, shared out among the clients."""
     first = {event.call.key: event.call for event in reversed(history.events) if event.kind == Kind.OK}
     calls = [
         replace(call, client=number % clients, retry=call.retry + 1, draining=True)
@@ -371,7 +371,7 @@ def _answered(history: History, clients: int) -> list[list[Call]]:
 
 
 def _drain(calls: Sequence[Call], send: Send, history: History, deadline: float) -> None:
-    """Go round, once at least, until each key has a response; of two bodies one gets it."""
+    """Send the calls, at least once, until each key has a response. If a key has two bodies, one of them gets it."""
     left: dict[str, list[Call]] = defaultdict(list)
     for call in calls:
         left[call.key].append(call)
@@ -390,6 +390,6 @@ def _exchange(call: Call, send: Send, history: History) -> Kind:
     history.invoke(call)
     try:
         response = send(call)
-    except Exception as error:  # of send(): a request without a response
+    except Exception as error:  # raised by send(): a request without a response
         return history.end(call, None, repr(error))
     return history.end(call, response)

@@ -43,11 +43,11 @@ def sending_twice(*, every: bool = False, ignore: Collection[str] = ()) -> Itera
 
     The test gets the first response. A retry must change no rows and send no mail, and get the same status and body.
     Inside the transaction of a test case, what the second request did is rolled back, and its queries are not counted.
-    A request whose first response is an error (400 and above) is sent once: whether a retry runs it again is a matter
-    of policy.
+    A request whose first response is an error (400 and above) is sent once, because it is a matter of policy whether a
+    retry runs it again.
 
-    ``every``: requests without a key are given one, except where the view refuses an anonymous caller's. ``ignore``:
-    labels of models whose rows are no effects. Requests of other threads are left alone.
+    ``every``: give a key to requests without one, unless the view refuses one from an anonymous caller. ``ignore``:
+    labels of models whose rows are not effects. Requests of other threads are left alone.
     """
     found: list[Repetition] = []
     doubler = _Doubler(found, every, ignore)
@@ -133,7 +133,7 @@ class _Doubler:
 
 
 class _Twice:
-    """The arguments of ``Client.request()``, a WSGI environment, or ``AsyncClient.request()``, an ASGI scope."""
+    """The arguments of ``Client.request()`` (a WSGI environment) or ``AsyncClient.request()`` (an ASGI scope)."""
 
     def __init__(self, sent: Mapping[str, Any]) -> None:
         self.is_scope = "REQUEST_METHOD" not in sent
@@ -153,16 +153,16 @@ class _Twice:
 
     @property
     def has_readable_body(self) -> bool:
-        """Whether the body is one of the client's making, if there is one."""
+        """Whether the body, if there is one, was made by the client."""
         return isinstance(self.sent.get(self.payload_name, FakePayload()), FakePayload)
 
     def read_body(self) -> None:
-        """Take the body, which can be read once."""
+        """Read the body, which can be read only once."""
         if self.payload_name in self.sent:
             self.body = self.sent[self.payload_name].read()
 
     def request(self, *, keyed: bool = True) -> dict[str, Any]:
-        """Return the arguments once more, with a key unless they have one or are to have none."""
+        """Return the arguments once more, with a key, unless they have one or ``keyed`` is false."""
         made = dict(self.sent)
         if "headers" in made:
             made["headers"] = [*made["headers"]]  # the client adds its cookies to them
@@ -176,7 +176,7 @@ class _Twice:
         return made
 
     def is_refused(self, response: Any) -> bool:
-        """Whether a key that we made is refused, because the caller is anonymous or the view wants none."""
+        """Whether a key that was added here is refused, because the caller is anonymous or the view wants none."""
         return not self.keyed and code(response) == "idempotency_key_anonymous"
 
     def repetition(self, first: Any, differences: list[str]) -> Repetition:
@@ -187,14 +187,14 @@ class _Twice:
 
 
 def _default_key(client: Client) -> dict[str, Any]:
-    """The key that the client sends with every request, such as ``APIClient(headers={"Idempotency-Key": "k"})``."""
+    """Return the key that the client always sends, as with ``APIClient(headers={"Idempotency-Key": "k"})``."""
     name = conf().meta_name
     return {name: client.defaults[name]} if name in client.defaults else {}
 
 
 @contextmanager
 def _cookies(client: Client | AsyncClient, as_before: Any) -> Iterator[None]:
-    """Give the client the cookies of before the first response, and in the end those of after it."""
+    """Give the client the cookies from before the first response, and in the end those from after it."""
     after, client.cookies = client.cookies, as_before
     try:
         yield
@@ -217,7 +217,7 @@ def _undone() -> Iterator[None]:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Leave no queries in the log that ``assertNumQueries`` counts."""
+    """Remove the queries of this block from the log that ``assertNumQueries`` counts."""
     logs = [connection.queries_log for connection in connections.all(initialized_only=True)]
     lengths = list(map(len, logs))
     try:

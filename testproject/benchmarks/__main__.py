@@ -1,6 +1,6 @@
-"""What the guarantees cost, measured: the whole benchmark, or as much of it as is asked for.
+"""Measure what the guarantees cost: run the whole benchmark, or the parts that are asked for.
 
-``--scenario b --contenders unprotected atomic --rounds 20 --seconds 1`` shows what a change does.
+``--against HEAD --rounds 20 --seconds 1`` shows the effect of a change that is not committed yet.
 """
 
 from __future__ import annotations
@@ -9,28 +9,32 @@ import argparse
 import fcntl
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from testproject.benchmarks import contenders, private_redis
+from testproject.benchmarks import contenders, private_redis, versions
 from testproject.benchmarks.benchmark import EVERYTHING, RETENTION, Benchmark, Plan, say
 from testproject.benchmarks.cluster import Cluster
 from testproject.benchmarks.servers import DIRECTORY
 from testproject.interrupts import end_on_signals
 
 QUICK = {"scenarios": ("counts", "b", "c"), "rounds": 2, "seconds": 1}
+AGAINST = {"scenarios": ("counts", "b", "c"), "contenders": ("unprotected", "atomic", "lock")}  # unless specified
 
 
 def main() -> None:
     end_on_signals()
     options = vars(_parser().parse_args())
-    json_file, svg_file, quick = (options.pop(name) for name in ("json", "svg", "quick"))
+    json_file, svg_file, quick, against = (options.pop(name) for name in ("json", "svg", "quick", "against"))
     if "retention" in options.get("scenarios", ()):
         options["scenarios"] += RETENTION
-    if svg_file:  # what it lacks is to be missed now, not in an hour
+    if svg_file:  # fail now rather than in an hour if a package is missing
         from testproject.benchmarks.plot import plot
-    plan = Plan(**{**(QUICK if quick else {}), **options})
+    plan = Plan(**{**(AGAINST if against else {}), **(QUICK if quick else {}), **options})
+    if against:
+        plan = replace(plan, contenders=contenders.with_versions(plan.contenders, unpacked(against)))
     with alone(), private_redis.running() as redis:
         results = Benchmark(plan, Cluster(DIRECTORY / "postgresql"), redis).run()
     if json_file:
@@ -41,12 +45,22 @@ def main() -> None:
         say(f"Plot: {svg_file}")
 
 
+def unpacked(against: Sequence[str]) -> list[str]:
+    try:
+        return [versions.unpack_beside_project(version, DIRECTORY / "versions") for version in against]
+    except versions.NoSuchVersion as error:
+        sys.exit(str(error))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m testproject.benchmarks", description=__doc__, argument_default=argparse.SUPPRESS
     )
     parser.add_argument("--scenario", nargs="+", choices=[*EVERYTHING, "retention"], dest="scenarios")
-    parser.add_argument("--contenders", nargs="+", choices=contenders.NAMES)
+    parser.add_argument("--contenders", nargs="+", choices=[*contenders.NAMES, *contenders.EXPLAINING])
+    parser.add_argument(
+        "--against", nargs="+", metavar="VERSION", default=(), help="older versions of ours: commits, tags or wheels"
+    )
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seconds", type=int, help="of each contender's turn in a round")
     parser.add_argument("--storms", type=int, help="in scenario d")
@@ -61,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Two benchmarks at once would measure each other."""
+    """Refuse to run beside another benchmark: two at once would measure each other."""
     DIRECTORY.mkdir(exist_ok=True)
     (DIRECTORY / ".gitignore").write_text("*\n")
     with (DIRECTORY / "lock").open("w") as lock:

@@ -1,4 +1,4 @@
-"""What autovacuum does to the records: when it would come by PostgreSQL's own rule, and when it was there."""
+"""What autovacuum does to the records: when it would run by PostgreSQL's own rule, and when it ran."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ FROM pg_stat_all_tables JOIN pg_class ON oid = relid WHERE relid = '{TABLE}'::re
 
 @dataclass(frozen=True)
 class Rule:
-    """When autovacuum comes, as https://www.postgresql.org/docs/current/routine-vacuuming.html#AUTOVACUUM has it."""
+    """When autovacuum runs, by https://www.postgresql.org/docs/current/routine-vacuuming.html#AUTOVACUUM."""
 
     settings: Mapping[str, float]
 
     @classmethod
     def of(cls, cursor: Any) -> Rule:
-        """As the server's settings and the table's parameters are now."""
+        """Return the rule by the current settings of the server and parameters of the table."""
         cursor.execute(SETTINGS)
         return cls(dict(cursor.fetchall()))
 
     def due(self, cursor: Any) -> tuple[bool, bool]:
-        """Whether it would vacuum, and whether it would analyze, if it looked now."""
+        """Return whether it would vacuum, and whether it would analyze, if it looked now."""
         cursor.execute(COUNTS)
         dead, inserted, modified, rows = cursor.fetchone()
         vacuum = dead > self._threshold("vacuum", rows) or inserted > self._threshold("vacuum_insert", rows)
@@ -53,7 +53,7 @@ class Rule:
 
 @contextmanager
 def watched(name: str) -> Iterator[list[Window]]:
-    """When the table was being vacuumed, by the monotonic clock; filled as it goes."""
+    """Yield a list of when the table was being vacuumed, by the monotonic clock. It is filled during the block."""
     windows: list[Window] = []
     ends = threading.Event()
     thread = threading.Thread(target=_watch, args=(name, windows, ends))
@@ -85,7 +85,7 @@ def is_running(cursor: Any) -> bool:
 
 
 def settle(cursor: Any, patience: float = 120) -> None:
-    """Wait until autovacuum has nothing to do to the table."""
+    """Wait until autovacuum has nothing to do for the table."""
     rule, deadline = Rule.of(cursor), time.monotonic() + patience
     while is_running(cursor) or rule.due(cursor)[0]:
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""One run of the benchmark, told as it goes."""
+"""One run of the benchmark, which reports as it goes."""
 
 from __future__ import annotations
 
@@ -32,17 +32,24 @@ EVERYTHING = (*COMPARED, "f", *RETENTION)
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """``seconds``: of each contender's turn in a round. ``rows``: of the large table. ``distance``: keys between
-    checkpoints. ``share``: of the sizes that the scenarios of retention have."""
+    """``seconds`` is the length of each contender's turn in a round. ``rows``: of the large table. ``distance``: keys
+    between checkpoints. ``share``: how much of their sizes the scenarios of retention use."""
 
     scenarios: Sequence[str] = EVERYTHING
     contenders: Sequence[str] = contenders.NAMES
-    rounds: int = 7
-    seconds: int = 5
-    storms: int = 3
+    rounds: int = 6
+    seconds: int = 4
+    storms: int = 2
     rows: int = 10_000_000
     distance: int = 20_000
     share: float = 1
+
+    @property
+    def seconds_of_comparing(self) -> int:
+        """The seconds of the turns that compare contenders. Counting and the large tables come on top."""
+        races = [1 + self.rounds * self.seconds for name in SCENARIOS if name in self.scenarios]
+        storms = self.storms * 2 * storm.SECONDS if "d" in self.scenarios else 0
+        return len(self.contenders) * (sum(races) + storms)
 
 
 @dataclass
@@ -187,7 +194,7 @@ def _titled(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sized(figures: dict[str, Any], sizes: dict[str, tuple[int, int]]) -> dict[str, Any]:
-    """Under what the tables hold; behind a comma stands what else is different."""
+    """Name the figures by what the tables hold and, after a comma, by what else is different."""
     return {
         _size(*sizes[name.partition(",")[0]]) + "".join(name.partition(",")[1:]): row for name, row in figures.items()
     }

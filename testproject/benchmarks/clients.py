@@ -1,6 +1,6 @@
-"""Clients in Python, for the storm of duplicates and where there is no wrk.
+"""Clients in Python, for the storm of duplicates and for machines without wrk.
 
-They speak just as much HTTP as it takes: a request costs them a tenth of what it costs the server.
+They speak only as much HTTP as needed: a request costs them a tenth of what it costs the server.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Answer:
 
 
 class Client:
-    """One connection that is kept."""
+    """One connection, which is kept open."""
 
     def __init__(self, url: str) -> None:
         self.url = urlsplit(url)
@@ -50,7 +50,7 @@ class Client:
 
 @dataclass
 class Crowd:
-    """So many clients, each with its next request once it has the answer to the last."""
+    """A number of clients, each of which sends its next request once it has the answer to the last."""
 
     url: str
     plan: str
@@ -88,7 +88,7 @@ class Crowd:
                 self.refused += answer.status >= 400
 
     def _key(self) -> str:
-        """As in ``keys.lua``."""
+        """Return the next key, as ``keys.lua`` does."""
         self.sent += 1
         number = self.sent
         if self.plan == "replays":

@@ -1,4 +1,4 @@
-"""A clock that is set: a function in front of PostgreSQL's own, which whatever this package sends then goes by."""
+"""A clock that can be set: a function that shadows PostgreSQL's own in all that this package sends."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ $$
 
 
 def install(cursor: Any) -> None:
-    """Have the session go by it, until ``remove``; ``put`` sets it."""
+    """Have the session use this clock until ``remove()``; ``put()`` sets it."""
     cursor.execute(CLOCK)
     put(cursor, minutes=0)
     cursor.execute("SET search_path = simulated, pg_catalog, public")
 
 
 def put(cursor: Any, *, minutes: int) -> None:
-    """Put it so far ahead, or back."""
+    """Set the clock this many minutes ahead or, if negative, back."""
     cursor.execute("SELECT set_config('simulated.ahead', %s, false)", [f"{minutes} minutes"])
 
 

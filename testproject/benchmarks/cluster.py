@@ -17,7 +17,7 @@ from psycopg.rows import TupleRow
 from testproject import embedded
 from testproject.benchmarks import processes
 
-# Nothing here makes a commit less durable. Checkpoints wait to be asked for, so that no round pays for another's.
+# Nothing here makes a commit less durable. Checkpoints run on request only, so that no round pays for another's.
 SETTINGS = {
     "shared_buffers": "1GB",
     "max_connections": "500",
@@ -31,7 +31,7 @@ STATEMENT = r"^{database} (\d+) LOG:  (?:statement|execute [^:]*): (.*(?:\n\t.*)
 
 @dataclass(frozen=True)
 class Counters:
-    """Of the whole cluster, but for ``buffers``, which are one database's."""
+    """Counters of the whole cluster, except for ``buffers``, which are one database's."""
 
     wal_bytes: int
     fsyncs: int
@@ -42,7 +42,7 @@ class Counters:
 
 
 class Cluster:
-    """``directory``: where a private one is, or is to be."""
+    """``directory`` is where a private cluster is, or is to be created."""
 
     def __init__(self, directory: Path) -> None:
         given = os.environ.get("DATABASE_URL", "")
@@ -80,7 +80,7 @@ class Cluster:
         )
 
     def ask(self, query: str, database: str = "postgres") -> Any:
-        """The first row of the answer, if there is one."""
+        """Return the first row of the answer, if there is one."""
         with self.connect(database) as connection:
             cursor = connection.execute(query)
             return cursor.fetchone() if cursor.description else None
@@ -93,7 +93,7 @@ class Cluster:
         self.ask(f"DROP DATABASE IF EXISTS {database} WITH (FORCE)")
 
     def environ(self, database: str) -> dict[str, str]:
-        """What a contender's project reads."""
+        """Return the environment variables that a contender's project reads."""
         settings = {
             "ENGINE": "django.db.backends.postgresql",
             "NAME": database,
@@ -108,7 +108,7 @@ class Cluster:
         }
 
     def set(self, **settings: str) -> None:
-        """Put settings of a private cluster in force for everybody, without a restart."""
+        """Put settings of a private cluster in force for all sessions, without a restart."""
         if self.is_private:
             with self.connect() as connection:
                 for name, value in settings.items():
@@ -116,7 +116,7 @@ class Cluster:
                 connection.execute("SELECT pg_reload_conf()")
 
     def cpu(self) -> float | None:
-        """Seconds of processor time, of all its processes."""
+        """Return the seconds of processor time of all its processes."""
         if self.data is None:
             return None
         postmaster = int((self.data / "postmaster.pid").read_text().split()[0])
@@ -126,7 +126,7 @@ class Cluster:
         return int(self.ask("SELECT pg_current_wal_insert_lsn() - '0/0'")[0])
 
     def counters(self, database: str) -> Counters:
-        """As far as the sessions have told: one that is idle tells at once, unless it has within the last second."""
+        """Return what sessions have reported. An idle one reports at once, unless it did so within the last second."""
         if self.version >= 180000:
             synced = "SELECT sum(fsyncs) FROM pg_stat_io WHERE object = 'wal' AND backend_type = 'client backend'"
         else:
@@ -143,7 +143,7 @@ class Cluster:
         return self._log.stat().st_size if self.data else 0
 
     def logged(self, database: str, since: int) -> list[tuple[str, str]]:
-        """The session and the text of each statement in the log, as far as ``log_statement`` has put them there."""
+        """Return the session and the text of each statement in the log, as far as ``log_statement`` put them there."""
         if self.data is None:
             return []
         with self._log.open("rb") as log:

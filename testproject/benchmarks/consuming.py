@@ -1,19 +1,20 @@
 """What handling a message once costs: the bare handler, ``consume()``, a duplicate, and ``consume_many()``.
 
-Beside them the handler with the record's three statements and nothing else of this package: what ``consume()`` can't
-get below.
+``consume()`` is measured with claims by record and by lock. Beside it runs the handler with only the statements of each
+kind, and nothing else of this package: the lower bound for ``consume()``.
 
     python -m testproject.benchmarks.consuming --messages 4000
 
-On one connection, ``DATABASE_URL``'s; they take turns in a random order. A rate is the median of the rounds, and so is
-what part it is of the bare handler's, with the quartiles: each round has a part of its own, as the load of others
-changes.
+All use one connection, to a test database beside ``DATABASE_URL``'s, and take turns in a random order. A rate is the
+median of the rounds. So is its ratio to the bare handler's rate, with the quartiles: the ratio is taken in each round,
+because other load on the machine changes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import time
 import uuid
@@ -26,36 +27,52 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 ROUND = 200
+DUPLICATED = {"duplicate": "consume", "duplicate by lock": "consume by lock"}
+
+Handling = Callable[[Sequence[Any]], object]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=4000, help="of each kind")
     asked = parser.parse_args()
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
     django.setup()
-    print(json.dumps(measure(max(1, asked.messages // ROUND))), flush=True)
+    database = str(connection.settings_dict["NAME"])
+    connection.creation.create_test_db(verbosity=0, autoclobber=True)
+    try:
+        print(json.dumps(measure(max(1, asked.messages // ROUND))), flush=True)
+    finally:
+        from django_idempotency.engine.background import background
+
+        background.forget()  # its connection would prevent dropping the database
+        background.join(10)
+        connection.creation.destroy_test_db(database, verbosity=0)
 
 
 def measure(rounds: int) -> dict[str, Any]:
-    """Messages a second of each kind, what part of the bare handler's rate that is, and statements a message."""
-    from django_idempotency.conf import conf
+    """Return messages a second of each kind, their ratio to the bare handler's, and statements a message."""
+    from django_idempotency.conf import conf, resolve
     from django_idempotency.consumers import Consumer, Message
     from django_idempotency.outcomes import Claimed, Operation, StoredResponse
+    from django_idempotency.policy import Policy
     from django_idempotency.stores import store_for
     from testproject.models import Receipt
 
     def handle(message: Message, context: object) -> None:
         Receipt.objects.create(event=message.id, reference="bench")
 
-    consumer = Consumer("bench", handle)
+    record = Consumer("bench", handle)
+    lock = Consumer("bench", handle, policy=Policy(claim="lock"))
+    result = StoredResponse(200, body=b"null")
 
     def bare(messages: Sequence[Message]) -> None:
         for message in messages:
             with transaction.atomic():
                 handle(message, None)
 
-    def statements(messages: Sequence[Message]) -> None:
-        store, result = store_for(conf().policy), StoredResponse(200, body=b"null")
+    def statements_of_a_record(messages: Sequence[Message]) -> None:
+        store = store_for(conf().policy)
         for message in messages:
             claimed = store.claim(Operation("bench", message.id, bytes(32)), uuid.uuid4())
             assert isinstance(claimed, Claimed)
@@ -65,36 +82,53 @@ def measure(rounds: int) -> dict[str, Any]:
                 assert locked
                 assert store.complete(locked, result)
 
-    def once(messages: Sequence[Message]) -> None:
+    def statements_of_a_lock(messages: Sequence[Message]) -> None:
+        store = store_for(resolve(Policy(claim="lock")))
         for message in messages:
-            consumer.consume(message)
+            claimed = store.claim(Operation("bench", message.id, bytes(32)), uuid.uuid4())
+            assert isinstance(claimed, Claimed)
+            assert claimed.opened
+            with claimed.opened:
+                handle(message, None)
+                assert store.complete(claimed, result)
 
-    kinds: dict[str, Callable[[Sequence[Message]], object]] = {
+    def each(consumer: Consumer) -> Handling:
+        def once(messages: Sequence[Message]) -> None:
+            for message in messages:
+                consumer.consume(message)
+
+        return once
+
+    kinds: dict[str, Handling] = {
         "bare handler": bare,
-        "statements alone": statements,
-        "consume": once,
-        "duplicate": once,
-        "consume_many": consumer.consume_many,
+        "statements of a record": statements_of_a_record,
+        "statements of a lock": statements_of_a_lock,
+        "consume": each(record),
+        "duplicate": each(record),
+        "consume by lock": each(lock),
+        "duplicate by lock": each(lock),
+        "consume_many": record.consume_many,
     }
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     for number in range(rounds + 1):
-        fresh = _messages()
-        given = {kind: _messages() for kind in kinds} | {"consume": fresh, "duplicate": fresh}
+        given = {kind: _messages() for kind in kinds}
+        given |= {kind: given[DUPLICATED[kind]] for kind in DUPLICATED}
         for kind in _shuffled(kinds):
             begun = time.perf_counter()
             kinds[kind](given[kind])
             if number:  # the first round warms up
                 seconds[kind].append(time.perf_counter() - begun)
     return {kind: _told(taken, seconds["bare handler"]) for kind, taken in seconds.items()} | {
-        "statements": _statements(consumer)
+        "statements": {"record": _statements(record), "lock": _statements(lock)}
     }
 
 
 def _shuffled(kinds: Iterable[str]) -> list[str]:
-    """In a random order, but a duplicate after its first delivery."""
-    order = [kind for kind in kinds if kind != "duplicate"]
+    """Return a random order, but with duplicates after their first delivery."""
+    order = [kind for kind in kinds if kind not in DUPLICATED]
     random.shuffle(order)
-    order.insert(order.index("consume") + 1, "duplicate")
+    for duplicate, first in DUPLICATED.items():
+        order.insert(order.index(first) + 1, duplicate)
     return order
 
 
@@ -112,6 +146,7 @@ def _messages() -> list[Any]:
 
 
 def _statements(consumer: Any) -> dict[str, int]:
+    """Count the statements of a first delivery and of a duplicate, including the handler's own, BEGIN and COMMIT."""
     (message, *_others) = _messages()
     counts = []
     for _time in range(2):

@@ -1,4 +1,4 @@
-"""What one request costs in things that can be counted, and so don't wobble: one client, one worker, one thread."""
+"""What one request costs in things that can be counted, so don't vary: one client, one worker, one thread."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from testproject.benchmarks.servers import Server
 WARM_UP = 20
 REQUESTS = 200
 BACKGROUND = ("django_idempotency_counter", "SET replays = ")  # written by a thread of its own, every few seconds
-REPORTS_EVERY = 1.1  # seconds: a session tells what it has counted when it is idle, but not within a second again
+REPORTS_EVERY = 1.1  # seconds: an idle session reports its counts, but only once within a second
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one request. ``statements`` and ``sent``, the texts, are of a private cluster only."""
+    """Counts of one request. ``statements`` and ``sent``, their texts, are known on a private cluster only."""
 
     statements: float | None
     synchronous_commits: float
@@ -36,7 +36,7 @@ class Counts:
 
 
 def count(name: str, cluster: Cluster, redis: Redis | None, directory: Path) -> dict[str, Counts]:
-    """Of first requests, and of replays. Without full page images, which depend on checkpoints alone."""
+    """Count for first requests and for replays, without full page images, which depend on checkpoints alone."""
     cluster.set(autovacuum="off", full_page_writes="off", log_statement="all")
     try:
         with servers.running(name, cluster, redis, directory, workers=1, threads=1) as server:
@@ -67,18 +67,18 @@ def _count(server: Server, cluster: Cluster, key: Callable[[], str]) -> Counts:
 
 
 def _of_requests(logged: list[tuple[str, str]]) -> list[str]:
-    """The statements without those of the thread that writes the counts: how many they are depends on the time."""
+    """Return the statements without those of the thread that writes the counts, whose number depends on the time."""
     background = {session for session, statement in logged if any(written in statement for written in BACKGROUND)}
     return [statement for session, statement in logged if session not in background]
 
 
 def _counters(server: Server, cluster: Cluster, connection: HTTPConnection, key: Callable[[], str]) -> Counters:
-    """After one more request, behind which the sessions tell what they have counted."""
+    """Return the counters after one more request, after which the sessions report what they have counted."""
     time.sleep(REPORTS_EVERY)
     server.post(key(), connection)
     return cluster.counters(server.database)
 
 
 def _shape(statement: str) -> str:
-    """Without its values, so that the same statement is the same text."""
+    """Return a statement without its values, so that the same statement has the same text."""
     return re.sub(r"'[^']*'(::\w+)?|\b\d+\b", "?", " ".join(statement.split()))[:110]

@@ -1,4 +1,4 @@
-"""Ten days at a constant rate in as many seconds, by a clock that is set ahead: does the table stay as large as it is?
+"""Ten days at a constant rate in as many seconds, by a clock that is set ahead: does the table keep its size?
 
 Records are claimed and completed a few at a time, as many as are in flight at once, cleaned up every ten minutes, and
 vacuumed when autovacuum would have: its rule is asked once a minute.
@@ -32,7 +32,7 @@ TABLE = growth.TABLE
 
 
 def days(cluster: Cluster, *, keys: int) -> dict[str, Any]:
-    """``keys`` a day, kept for one, with the parameters that the migration sets and without."""
+    """Run ``keys`` a day, kept for one day, with and without the parameters that the migration sets."""
     migrated = import_module("django_idempotency.migrations.0002_tune_record_on_postgresql").PARAMETERS
     changes = {
         "as migrated": "",
@@ -57,7 +57,7 @@ KEPT = {"expires_at": f"{NOW} + interval '1 day'", "purge_at": f"{NOW} + interva
 CLAIM = {"id": "gen_random_uuid()", "locked_until": f"{NOW} + interval '60 s' + random() * interval '1 s'"}
 CLAIM |= KEPT | dict.fromkeys(("created_at", "locked_at", "updated_at"), NOW)
 COMPLETE = KEPT | {"updated_at": NOW} | dict.fromkeys(("token", "locked_at", "locked_until"), "NULL")
-WAL = re.compile(r"WAL usage: (\d+) records, .* (\d+) bytes")  # of the table, and of what is kept beside it
+WAL = re.compile(r"WAL usage: (\d+) records, .* (\d+) bytes")  # one line for the table, and one for its TOAST table
 SIZES = f"""
 SELECT pg_relation_size('{TABLE}') / 1e6 AS heap,
     {", ".join(f"pg_relation_size('idempotency_record_{name}') / 1e6 AS {name}" for name in ("reap", "purge"))},
@@ -94,7 +94,7 @@ def _live(cursor: Any, keys: int, change: str) -> Iterator[dict[str, float]]:
 
 
 def _prepare(cursor: Any) -> None:
-    """The statements of a key, for several at once."""
+    """Prepare the statements of a key, for several keys at once."""
     from django_idempotency.models import IdempotencyRecord
 
     columns = [field.attname for field in IdempotencyRecord._meta.concrete_fields]
@@ -118,7 +118,7 @@ def _prepare(cursor: Any) -> None:
 
 
 def _day(cursor: Any, begins: int, keys: int, rule: autovacuum.Rule) -> Iterator[dict[str, float]]:
-    """The vacuums of a day."""
+    """Run a day; yield its vacuums."""
     from django_idempotency.maintenance.cleaner import cleanup
 
     for minute in range(MINUTES):

@@ -1,4 +1,4 @@
-"""A virtual environment for each published package: their requirements need not agree."""
+"""A virtual environment for each published package, because their requirements need not agree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from testproject.benchmarks.contenders import Contender
 
-# The same versions for everybody, so that the packages differ in nothing else.
+# The same versions in each environment, so that the packages differ in nothing else.
 SHARED = ("django", "djangorestframework", "gunicorn", "psycopg", "psycopg-binary")
 
 
@@ -19,7 +19,7 @@ class CannotInstall(Exception):
 
 
 def python(contender: Contender, directory: Path) -> str:
-    """The interpreter that ``contender`` runs on."""
+    """Return the interpreter that ``contender`` runs on."""
     if not contender.requirements:
         return sys.executable
     home = directory / "-".join(contender.requirements).translate(str.maketrans("[]=", "---"))

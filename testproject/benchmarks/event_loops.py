@@ -1,10 +1,10 @@
-"""Scripts of the Redis store for async views: in the request's thread, as they are run, and by an asyncio client.
+"""The Redis store's scripts for async views: run in the request's thread, as the store does, or by an asyncio client.
 
     python -m testproject.benchmarks.event_loops --clients 16
 
 Each request claims and completes a record. Its sync work (the fingerprint, the user, signals, redaction) is left out,
-but not the thread that it takes: Django's handler has one for each request. ``both``: the scripts by the asyncio
-client, the sync work before each of them in the thread. ``asyncio alone``: as if there were no sync work.
+but not the thread that it takes: Django's handler has one for each request. ``both`` runs the scripts by the asyncio
+client, and the sync work before each of them in the thread. ``asyncio alone`` is as if there were no sync work.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 async def _measure(url: str, clients: int, rounds: int) -> dict[str, Any]:
-    """Each way's rate and processor time, as parts of those of the threads: medians over the rounds, and ranges."""
+    """Return each way's rate and processor time relative to those of the threads: medians of the rounds, and ranges."""
     ways = _ways(redis.Redis.from_url(url), redis.asyncio.Redis.from_url(url))
     taken: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for number in range(rounds + 1):
@@ -89,7 +89,7 @@ def _ways(client: Any, aclient: Any) -> dict[str, Request]:
 def _as_in_djangos_handler(way: Request) -> Request:
     async def request() -> None:
         async with ThreadSensitiveContext():
-            await sync_to_async(_nothing)()  # the receivers of request_started
+            await sync_to_async(_nothing)()  # stands for the receivers of request_started
             await way()
 
     return request
@@ -100,7 +100,7 @@ def _nothing() -> None:
 
 
 async def _taken(request: Request, clients: int) -> tuple[float, float]:
-    """Seconds of the clock, and of the processor."""
+    """Return the seconds on the clock, and of processor time."""
     left = iter(range(REQUESTS))
 
     async def client() -> None:

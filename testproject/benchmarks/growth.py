@@ -1,6 +1,6 @@
-"""A table that has grown: what a key costs at 10,000 rows and at 10,000,000, beside 100,000 stuck ones, and in WAL.
+"""What a key costs as the table grows: at 10,000 rows, at 10,000,000, beside 100,000 stuck ones, and in WAL.
 
-Driven through this package's own store, on one connection, because the cost is the database's.
+It runs through this package's own store, on one connection, because the cost is the database's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from testproject.benchmarks.cluster import Cluster
 
 STUCK = 100_000
 SMALL = 10_000
-KEYS = 500  # a table's turn in a round
+KEYS = 500  # per turn of a table in a round
 BODY = b"x" * 200
 HEADERS = (("Content-Type", "application/json"), ("Vary", "Accept"), ("Allow", "POST, OPTIONS"))
 TABLE = "django_idempotency_record"
@@ -30,7 +30,7 @@ CHECKPOINT_KEYS = (500, 1000, 2000, 5000, 10_000, 20_000)
 
 
 def growth(cluster: Cluster, *, rows: int, rounds: int, distance: int) -> dict[str, Any]:
-    """``rows`` of the large table; ``distance``: keys from one checkpoint to the next."""
+    """``rows`` is the size of the large table, ``distance`` the number of keys from one checkpoint to the next."""
     sizes = {"small": (SMALL, 0), "large": (rows, 0), "stuck": (SMALL, STUCK)}
     sizes |= {"tenth": (rows // 10, 0), "hundredth": (rows // 100, 0), "hour": (rows // 24, 0)}
     for name in sizes:
@@ -76,7 +76,7 @@ def main(order: str) -> None:
 
 
 def fill(name: str, rows: int, stuck: int) -> None:
-    """Copies of a record that was completed, and of one that was not, under other keys."""
+    """Fill a table with copies, under other keys, of a record that was completed and of one that was not."""
     completed, claimed = run_one(name)[0], claim_one(name)
     with filling(name) as cursor:
         copy(cursor, completed, rows)
@@ -85,20 +85,20 @@ def fill(name: str, rows: int, stuck: int) -> None:
 
 @contextmanager
 def filling(name: str) -> Iterator[Any]:
-    """``refilling`` for a database by its alias; a cursor for the filling."""
+    """Do ``refilling`` for the database with the alias ``name``; yield the cursor to fill it with."""
     with connections[name].cursor() as cursor, refilling(cursor):
         yield cursor
 
 
 @contextmanager
 def refilling(cursor: Any) -> Iterator[None]:
-    """The table without its indexes; behind the block it has them again, as if all of it had grown slowly."""
+    """Drop the table's indexes for the block. Afterwards it has them again, as if all of it had grown slowly."""
     cursor.execute("SET maintenance_work_mem = '512MB'")
     cursor.execute("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = %s", [TABLE])
     indexes = {index: definition for index, definition in cursor.fetchall() if not index.endswith("_pkey")}
     _drop_indexes(cursor, indexes)
     yield
-    # Two thirds full, as keys that come in no order leave it.
+    # Two thirds full, as keys that arrive in no order leave it.
     cursor.execute(f"ALTER TABLE {TABLE} ADD PRIMARY KEY (id) WITH (fillfactor = 70)")
     for definition in indexes.values():
         cursor.execute(definition)
@@ -113,8 +113,8 @@ def _drop_indexes(cursor: Any, indexes: Mapping[str, str]) -> None:
 
 
 def copy(cursor: Any, id: uuid.UUID, times: int, **different: str) -> None:
-    """``times`` copies that end, and go, at different times within a day; ``different``: other values of columns, ``i``
-    being the number of the copy."""
+    """Make ``times`` copies, whose lease and retention end at different times within a day. ``different`` has other
+    values for columns, in which ``i`` is the number of the copy."""
     cursor.execute("SELECT column_name FROM information_schema.columns WHERE table_name = %s", [TABLE])
     columns = [column for (column,) in cursor.fetchall()]
     ahead = "+ i %% 86400 * interval '1 second'"
@@ -134,7 +134,7 @@ def claim_one(name: str) -> uuid.UUID:
 
 
 def run_one(name: str) -> tuple[uuid.UUID, float]:
-    """A whole request's work on the record; its id, and how long the claim took."""
+    """Do a whole request's work on a record; return its id, and how many seconds the claim took."""
     operation, store, _policy = new_operation(), *store_of(name)
     begun = time.perf_counter()
     claimed = store.claim(operation, uuid.uuid4())
@@ -180,7 +180,7 @@ def compare(names: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
 
 
 def read_keys(name: str) -> None:
-    """All pages of the primary key, into memory: where they have been since the table was small."""
+    """Read all pages of the primary key into memory, where they would be had the table grown in use."""
     with connections[name].cursor() as cursor:
         cursor.execute("SET enable_seqscan = off; SET enable_sort = off; SET enable_bitmapscan = off")
         cursor.execute(f"SELECT id FROM {TABLE} ORDER BY id OFFSET (SELECT count(*) FROM {TABLE})")
@@ -216,7 +216,7 @@ def medians(turns: Sequence[Mapping[str, float]], baseline: Sequence[Mapping[str
 
 
 def across_checkpoint(name: str, distance: int) -> list[dict[str, float]]:
-    """WAL a key, and how much of it is full page images, by how many keys have come since the checkpoint."""
+    """Return WAL bytes and full page images a key, by how many keys have come since the checkpoint."""
     with connections[name].cursor() as cursor:
         cursor.execute("SET synchronous_commit = off")
         cursor.execute("CHECKPOINT")

@@ -1,4 +1,4 @@
-"""Load from outside: wrk where it is installed (Debian's package of that name), else clients written in Python."""
+"""Load from outside: wrk if it is installed (Debian's package of that name), otherwise clients written in Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).with_name("keys.lua")
 
 @dataclass(frozen=True)
 class Load:
-    """What ``clients`` see, each sending its next request once it has the answer to the last. Times are in ms."""
+    """What ``clients`` see. Each sends its next request once it has the answer to the last. Times are in ms."""
 
     requests: int
     seconds: float
@@ -49,7 +49,7 @@ def drive(server: Server, *, plan: str, clients: int, seconds: int, work: int = 
 def driving(
     server: Server, *, plan: str, clients: int, seconds: int, work: int = 0, run: str = ""
 ) -> Iterator[subprocess.Popen[str]]:
-    """``run``: eight hexadecimal digits; the same again for the same keys."""
+    """``run`` is eight hexadecimal digits; the same ones lead to the same keys."""
     url = f"http://127.0.0.1:{server.port}{PATH}" + (f"?work={work}" if work else "")
     if generator() == "wrk":
         command = ["wrk", "-t1", f"-c{clients}", f"-d{seconds}s", "--timeout", "30s", "-s", str(SCRIPT), url]

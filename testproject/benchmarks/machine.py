@@ -34,7 +34,7 @@ def describe(cluster: Cluster, directory: Path) -> dict[str, Any]:
 
 
 def fsync_time(directory: Path) -> float:
-    """The median of what it takes to bring 8 kB to the disk."""
+    """Return the median of the seconds that it takes to sync 8 kB to the disk."""
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         return statistics.median(_fsync(file.fileno()) for _ in range(50))
 

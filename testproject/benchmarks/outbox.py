@@ -1,11 +1,11 @@
-"""The relay of the outbox: two ways to claim events compared, rates to real brokers, and from commit to delivery.
+"""The relay of the outbox: two ways to claim events, rates to real brokers, and the time from commit to delivery.
 
     python -m testproject.benchmarks.outbox claims --seconds 60
     python -m testproject.benchmarks.outbox rate --url amqp://guest:guest@127.0.0.1:5672// --events 20000
     python -m testproject.benchmarks.outbox rate --url kafka://mock --events 20000
     python -m testproject.benchmarks.outbox latency --url nats://127.0.0.1:4222 --events 2000
 
-Everything is on one database, ``DATABASE_URL``'s, whose outbox is emptied, and each process is named where it matters.
+Everything uses one database, ``DATABASE_URL``'s, whose outbox is emptied. Each process is named where it matters.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def claims(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Events a second that are read, handed to nobody and deleted: calm, then while a transaction holds xmin."""
+    """Yield the events a second that are read and deleted, but not sent: calm, then while a transaction holds xmin."""
     with connection.cursor() as cursor:
         cursor.execute(f"DROP TABLE IF EXISTS {CONTENDER}")
         cursor.execute(f"CREATE TABLE {CONTENDER} (LIKE {TABLE} INCLUDING ALL)")
@@ -161,7 +161,7 @@ def make_relay(backend: str, *, using: str | None = None, **options: Any) -> Any
 
 @contextmanager
 def broker(url: str) -> Iterator[tuple[Any, Callable[[Callable[[str], None], threading.Event], None]]]:
-    """A relay to the broker, and a function that consumes what it delivers until told to stop."""
+    """Yield a relay to the broker, and a function that consumes what it delivers until told to stop."""
     name = f"bench_{uuid.uuid4().hex[:8]}"
     with ExitStack() as stack:
         kinds = {"nats": _nats, "kafka": _kafka}
@@ -171,7 +171,7 @@ def broker(url: str) -> Iterator[tuple[Any, Callable[[Callable[[str], None], thr
 
 @contextmanager
 def _kafka(url: str, name: str) -> Iterator[Any]:
-    """At ``kafka://mock`` librdkafka's mock cluster, in this process."""
+    """With ``kafka://mock``, use librdkafka's mock cluster in this process."""
     from confluent_kafka import Consumer, Producer
 
     servers, owner = url.partition("://")[2], None
@@ -259,7 +259,7 @@ def _nats(url: str, name: str) -> Iterator[Any]:
 
 
 def rate(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Confirmed events a second of one relay, from a backlog: keyed, 4,999 keys."""
+    """Yield the events a second that one relay gets confirmed, from a backlog with 4,999 keys."""
     with broker(asked.url) as (relay, _consume), connection.cursor() as cursor:
         cursor.execute(f"TRUNCATE {TABLE}")
         fill(TABLE, BATCH)
@@ -277,7 +277,7 @@ def rate(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def latency(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """From COMMIT's return to the consumer, in milliseconds: publisher, relay and consumer are threads here."""
+    """Yield the milliseconds from COMMIT's return to the consumer. Publisher, relay and consumer are threads here."""
     from django_idempotency.outbox.publishing import publish
 
     committed: dict[str, float] = {}

@@ -3,9 +3,9 @@
     pip install django-reliable-outbox django-outbox-pattern
     python -m testproject.benchmarks.outbox_contenders --events 5000 --rounds 3
 
-A package that is not installed is left out. Everything is on one database, ``DATABASE_URL``'s, in which the tables are
-made and emptied. Each package has its own defaults, but for pauses. django-outbox-pattern speaks STOMP; here its
-connection is one that takes everything. It has neither keys nor confirmations.
+A package that is not installed is left out. Everything uses one database, ``DATABASE_URL``'s, in which the tables are
+created and emptied. Each package has its own defaults, except for pauses. django-outbox-pattern speaks STOMP; here its
+connection is one that accepts everything. It has neither keys nor confirmations.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOCAL = "django_idempotency.outbox.publishers.local.LocalPublisher"
 
 @dataclass(frozen=True)
 class Contender:
-    """``publish``: store one event, in the open transaction. ``relay``: relay all there are, in this thread."""
+    """``publish`` stores one event in the open transaction. ``relay`` relays all events in this thread."""
 
     name: str
     table: str
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _measured(one: Contender, events: int) -> tuple[float, float]:
-    """Events a second that are stored, a transaction each, and that are relayed."""
+    """Return the events a second that are stored, each in a transaction, and that are relayed."""
     _execute(f"TRUNCATE {one.table}")
     begun = time.perf_counter()
     for number in range(events):
@@ -103,7 +103,7 @@ def _set_up(more_apps: list[str]) -> None:
 
 
 def nothing(_event: object) -> None:
-    """Where events go."""
+    """Take an event, and do nothing with it."""
 
 
 def _ours() -> Contender:
@@ -135,7 +135,7 @@ def _reliable_outbox() -> Contender:
 
 
 class _Everything:
-    """A connection that takes what is sent, in place of a STOMP broker's."""
+    """A connection that accepts what is sent, in place of a STOMP broker's."""
 
     def is_connected(self) -> bool:
         return True

@@ -1,11 +1,11 @@
-"""The relay's rate while a transaction holds ``xmin``, as a part of what it is in a database where none does.
+"""The relay's rate while a transaction holds ``xmin``, relative to its rate in a database where none does.
 
     python -m testproject.benchmarks.outbox_held --seconds 600
 
-``xmin`` holds back vacuum in its own database only. So there are two on one server: ``DATABASE_URL``'s, whose outbox
-is emptied, has the long transaction; another, made for this and dropped at the end, has none. One relay each drains as
-many events, in turns, so that other load on the machine is the same for both. Both tables are vacuumed every minute
-between two turns, as autovacuum would, which may be off; what it can't remove under ``xmin`` stays.
+``xmin`` holds back vacuum in its own database only. So there are two databases on one server: ``DATABASE_URL``'s, whose
+outbox is emptied, has the long transaction; another, created for this and dropped at the end, has none. One relay each
+drains as many events, in turns, so that other load on the machine is the same for both. Both tables are vacuumed every
+minute between two turns, as by autovacuum, which may be off. What it can't remove under ``xmin`` stays.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
 
 @contextmanager
 def another_database() -> Iterator[None]:
-    """A migrated database by the alias ``CALM``, on the same server."""
+    """Create a migrated database with the alias ``CALM`` on the same server, for the block."""
     name = f"{connection.settings_dict['NAME']}_{CALM}"
     _run(f'DROP DATABASE IF EXISTS "{name}"')
     _run(f'CREATE DATABASE "{name}"')
@@ -59,9 +59,9 @@ def _run(statement: str, using: str = HELD) -> None:
 
 
 def measure(seconds: float) -> dict[str, Any]:
-    """Events a second of each relay, and of each fifth of the time what part the held one's rate was of the calm one's.
+    """Return the events a second of each relay, and the held one's rate relative to the calm one's.
 
-    With the quartiles of all turns, and the dead rows at the end.
+    That ratio is given for each fifth of the time, and as quartiles of all turns. Also return the dead rows at the end.
     """
     took: dict[str, list[float]] = {HELD: [], CALM: []}
     with ExitStack() as stack:
@@ -98,7 +98,7 @@ def _fifths(parts: Sequence[float]) -> list[Sequence[float]]:
 
 @contextmanager
 def _draining(using: str) -> Iterator[Callable[[], float]]:
-    """A function that fills the outbox and has it drained; the seconds that draining took."""
+    """Yield a function that fills the outbox, has it drained, and returns the seconds that draining took."""
     _run(f"TRUNCATE {TABLE}", using)
     relay = make_relay(LOCAL, using=using, handler=lambda event: None)
 

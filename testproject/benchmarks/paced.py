@@ -1,7 +1,7 @@
 """New keys at a steady rate, through this package's own store.
 
-Every key has its time in a schedule, and is timed from then on, not from when a client got round to it: a stall is felt
-by all the keys that fell due meanwhile.
+Every key is due at a time in a schedule, and is timed from then on, not from when a client got round to it. So a stall
+counts for all the keys that fell due meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from django.db import connections
 from testproject.benchmarks.clients import percentile
 from testproject.benchmarks.growth import run_one
 
-Window = tuple[float, float]  # from when to when, by the monotonic clock
+Window = tuple[float, float]  # from when until when, by the monotonic clock
 
 CLIENTS = 8
 FORK = multiprocessing.get_context("fork")
@@ -38,20 +38,20 @@ class Key(NamedTuple):
 
 @dataclass
 class Load:
-    """``keys``: filled once the load has ended."""
+    """``keys`` is filled once the load has ended."""
 
     keys: list[Key] = field(default_factory=list)
 
     def within(self, windows: Sequence[Window]) -> list[Key]:
-        """Those due in one of ``windows``."""
+        """Return the keys that were due in one of ``windows``."""
         return [key for key in self.keys if any(begun <= key.due < ended for begun, ended in windows)]
 
 
 @contextmanager
 def load(name: str, *, rate: float) -> Iterator[Load]:
-    """``rate`` keys a second for as long as the block runs, from processes with a connection each.
+    """Run ``rate`` keys a second for as long as the block runs, from processes with a connection each.
 
-    The first exception in one of them is raised behind the block.
+    The first exception in one of them is raised after the block.
     """
     connections.close_all()
     told, begins, ends = Load(), time.monotonic() + 1, FORK.Value("d", inf)
@@ -81,7 +81,7 @@ def _client(name: str, number: int, rate: float, begins: float, ends: Any, repor
         for turn in count(number, CLIENTS):
             due = begins + turn / rate
             time.sleep(max(0.0, due - time.monotonic()))
-            if due > ends.value:  # those that are late are run still
+            if due > ends.value:  # keys that are late still run
                 break
             begun = time.monotonic()
             _id, claim = run_one(name)
@@ -93,7 +93,7 @@ def _client(name: str, number: int, rate: float, begins: float, ends: Any, repor
 
 
 def percentiles(keys: Sequence[Key]) -> dict[str, float]:
-    """Of the claims and of the whole, in ms; ``longest``: the slowest claim."""
+    """Return percentiles of claims and of whole runs, in ms. ``longest`` is the slowest claim."""
     claims, wholes = (sorted(getattr(key, part) * 1000 for key in keys) for part in ("claim", "whole"))
     return {
         "keys": len(keys),

@@ -19,14 +19,14 @@ from testproject.benchmarks.cluster import Cluster
 TABLES = ("plain", "by day")
 RATE = 500  # keys a second
 QUIET = 10  # seconds before the drop
-AROUND = 0.5  # seconds before and after it that count as its own
+AROUND = 0.5  # seconds before and after the drop that count as part of it
 AGE = 3  # days
 COPY = "as_large"
-SETTLING = 40  # seconds: there are file systems that take ten times as long to remove what was written just before
+SETTLING = 40  # seconds, because some file systems take ten times as long to remove what was just written
 
 
 def measure(cluster: Cluster, *, rows: int, rounds: int) -> dict[str, Any]:
-    """``rows``: of the day that is dropped."""
+    """``rows`` is the size of the day that is dropped."""
     for name in TABLES:
         cluster.create(_database(name))
     try:
@@ -59,7 +59,7 @@ def main(order: str) -> None:
 
 
 def divide(name: str, rows: int) -> None:
-    """A partition with ``rows`` that are to go, and those that there are by today: the one that is written is new."""
+    """Create a partition with ``rows`` to drop, and those that exist by today; the one that is written is new."""
     from django_idempotency.partitions.conversion import enable
     from django_idempotency.partitions.provisioning import ensure
 
@@ -77,14 +77,14 @@ def divide(name: str, rows: int) -> None:
 
 
 def compare(rounds: int) -> dict[str, Any]:
-    """What a claim takes in each of the tables, in turns; and how many partitions it looks into."""
+    """Return what a claim takes in each of the tables, in turns, and how many partitions it looks into."""
     for name in TABLES:
         _turn(name)  # warms up
     turns = [{name: _turn(name) for name in TABLES} for _ in range(rounds)]
     told: dict[str, Any] = {}
     for name in TABLES:
         told[name] = growth.medians([turn[name] for turn in turns], [turn["plain"] for turn in turns])
-        # A turn is short, and processor time is told in steps of 10 ms.
+        # A turn is short, and processor time is counted in steps of 10 ms.
         told[name]["cpu_ratio"] = sum(turn[name]["cpu"] for turn in turns) / sum(turn["plain"]["cpu"] for turn in turns)
         told[name]["partitions"] = _partitions(name)
     return told
@@ -96,7 +96,7 @@ def _turn(name: str) -> dict[str, float]:
     before, times, claims = growth.counters(name), [], []
     for operation in operations:
         begun = time.perf_counter()
-        claims.append(store(policy).claim(operation, uuid.uuid4()))
+        claims.append(store.claim(operation, uuid.uuid4()))
         times.append(time.perf_counter() - begun)
     spent = {figure: (after - before[figure]) / growth.KEYS for figure, after in growth.counters(name).items()}
     for claimed in claims:
@@ -111,9 +111,9 @@ def _partitions(name: str) -> int:
 
 
 def drop(name: str) -> dict[str, Any]:
-    """What dropping the oldest partition takes while claims come, and the slowest of those that are due meanwhile.
+    """Return what dropping the oldest partition takes beside claims, and the slowest claim of those due meanwhile.
 
-    And what a plain DROP TABLE of as large a table takes, beside the same load.
+    Also return what a plain DROP TABLE of an equally large table takes beside the same load.
     """
     from django_idempotency.partitions.dropping import drop_in_steps
 
@@ -141,7 +141,7 @@ def drop(name: str) -> dict[str, Any]:
 
 
 def _copy_oldest(name: str) -> None:
-    """Both have been on disk for a while before anything is timed, as a day has that is long past."""
+    """Copy the oldest partition, and wait: both are on disk for a while before timing, like a day that is long past."""
     from django_idempotency.partitions.catalog import read_layout
 
     oldest = read_layout(using=name).partitions[0].name
@@ -182,7 +182,7 @@ def _timing(sent: list[Sent]) -> Callable[..., Any]:
 
 def _steps(drops: float, sent: Sequence[Sent], done: float) -> dict[str, float]:
     locks, closes, detaches = (_first(sent, words) for words in ("LOCK TABLE", "ADD CONSTRAINT", "DETACH"))
-    committed = sent[sent.index(closes) + 1].begun  # no statement, so it is between two
+    committed = sent[sent.index(closes) + 1].begun  # the commit is no statement, so it lies between two
     return {
         "looking": locks.begun - drops,
         "emptying and closing it, under its lock": closes.ended - locks.begun,

@@ -17,7 +17,7 @@ OURS, THEIRS = "#1f6f8b", "#b8b8b8"
 
 
 def plot(results: Mapping[str, Any], file: Path) -> None:
-    """One panel for each scenario of the run: the rate, as a share of the unprotected view's in the same round."""
+    """Draw one panel for each scenario of the run: the rate as a share of the unprotected view's in the same round."""
     raced = {name: figures for name, figures in results.get("scenarios", {}).items() if name in SCENARIOS}
     # Text stays text, and the same figures give the same file.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "benchmark", "font.size": 9}):

@@ -1,4 +1,4 @@
-"""A Redis of our own, as it comes, or the one that ``REDIS_URL`` names."""
+"""A private Redis with its default settings, or the one that ``REDIS_URL`` names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Redis:
 
 @contextmanager
 def running() -> Iterator[Redis | None]:
-    """``None`` where there is none to be had."""
+    """Yield a Redis; ``None`` if none is available."""
     if url := os.environ.get("REDIS_URL"):
         yield Redis(url)
     elif not shutil.which(PROGRAM):

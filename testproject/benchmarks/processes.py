@@ -1,4 +1,4 @@
-"""The processor time that processes have used, as Linux tells."""
+"""The processor time that processes have used, as Linux reports it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def seconds(pids: Iterable[int]) -> float:
-    """What ``pids`` have used so far, and the children of theirs that have ended."""
+    """Return the seconds that ``pids``, and those of their children that have ended, have used so far."""
     return sum(sum(map(int, fields[11:15])) for pid in pids if (fields := _stat(pid))) / TICK
 
 
 def family(pid: int) -> list[int]:
-    """``pid`` and its children."""
+    """Return ``pid`` and its children."""
     numbers = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
     return [pid, *(number for number in numbers if (fields := _stat(number)) and int(fields[1]) == pid)]
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of ``/proc/<pid>/stat`` behind the name, which may hold anything; none of a process that ended."""
+    """Return the fields of ``/proc/<pid>/stat`` after the name, which may hold anything; none if the process ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -86,7 +86,7 @@ DAYS = {
 
 
 def curves(rows: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
-    """Bytes of WAL a key, and in brackets page images a key, by the keys since the checkpoint."""
+    """Return bytes of WAL a key, with page images a key in brackets, by the number of keys since the checkpoint."""
     told = {
         title: {str(point["keys"]): f"{point['wal']:.0f} ({point['images']:.2f})" for point in curve}
         for title, curve in rows.items()
@@ -96,7 +96,7 @@ def curves(rows: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
 
 
 def table(rows: Mapping[str, Mapping[str, Any]], columns: Mapping[str, tuple[str, str]], *, first: str = "") -> str:
-    """Markdown, for eyes and for the docs."""
+    """Return a table in Markdown, for the terminal and for the docs."""
     body = [[title, *_cells(figures, columns)] for title, figures in rows.items()]
     return "\n".join(_lines([[first, *(heading for heading, _ in columns.values())], *body]))
 

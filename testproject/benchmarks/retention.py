@@ -22,9 +22,9 @@ DATABASE = servers.database("retention")
 RATE = 500  # keys a second
 ROUNDS = 4
 QUIET = 20  # seconds of a quiet phase
-CALM = 20  # ms; a p99 beyond that in quiet phases says more of the machine than of anything else
-SETTLING = 2  # seconds from a checkpoint to the phase behind it
-# What a phase leaves to autovacuum is to come within it; and what else reads is not the reaper's.
+CALM = 20  # ms; a higher p99 in quiet phases says more about the machine than about anything else
+SETTLING = 2  # seconds from a checkpoint to the phase after it
+# Autovacuum has to do a phase's work within the phase; its reads must not count as the reaper's.
 SETTINGS = {"cleanup": {"autovacuum_naptime": "5s"}, "reaper": {"autovacuum": "off"}}
 
 Phase = dict[str, Any]
@@ -38,7 +38,7 @@ END $$
 """
 
 STUCK = 100
-DAYS_STUCK = (1, 3, 5)  # of those for each of the passes
+DAYS_STUCK = (1, 3, 5)  # for each of the passes, of the ``STUCK`` records
 
 
 def measure(part: str, cluster: Cluster, **order: Any) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def main(order: str) -> None:
 
 
 def cleanup(rows: int, kept: int, parameters: str = "", **pace: float) -> dict[str, Any]:
-    """Delete ``rows`` beside claims, in phases that take turns with quiet ones, and with such that only compute."""
+    """Delete ``rows`` beside claims, in phases that alternate with quiet ones and with ones that only compute."""
     fill_with_due(rows, kept)
     with connection.cursor() as cursor:
         if parameters:
@@ -82,7 +82,7 @@ def cleanup(rows: int, kept: int, parameters: str = "", **pace: float) -> dict[s
 
 
 def fill_with_due(rows: int, kept: int) -> None:
-    """Records in the order they came: ``rows`` that are to be deleted, then ``kept`` ones."""
+    """Write records in the order they came: ``rows`` that are to be deleted, then ``kept`` ones."""
     completed = growth.run_one(NAME)[0]
     with growth.filling(NAME) as cursor:
         age = "- interval '3 days' + i * interval '1 ms'"
@@ -91,7 +91,7 @@ def fill_with_due(rows: int, kept: int) -> None:
 
 
 def _phase(kind: str, act: Callable[[], Any]) -> Phase:
-    """Behind a checkpoint, so that each phase pays for its own page images."""
+    """Run a phase after a checkpoint, so that each phase pays for its own page images."""
     with connection.cursor() as cursor:
         cursor.execute("CHECKPOINT")
     time.sleep(SETTLING)
@@ -111,7 +111,7 @@ def _written() -> dict[str, float]:
 
 
 def _clean(rows: int, pace: dict[str, Any]) -> dict[str, Any]:
-    """Delete so many, and let autovacuum do what that leaves to it."""
+    """Delete this many ``rows``, and let autovacuum do the work that this leaves."""
     from django_idempotency.conf import conf
     from django_idempotency.maintenance.cleaner import cleanup_in_batches
 
@@ -132,7 +132,7 @@ def _clean(rows: int, pace: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compute(cleanup_in_batches: Phase) -> None:
-    """Take the database a processor for as long as the batches did, and touch no data."""
+    """Keep one of the database's processors busy for as long as the batches did, without touching data."""
     with connection.cursor() as cursor:
         for _ in range(cleanup_in_batches["batches"]):
             cursor.execute(COMPUTE.format(seconds=cleanup_in_batches["work"]))
@@ -178,7 +178,7 @@ def _figures(load: paced.Load, windows: Sequence[paced.Window]) -> dict[str, flo
 
 
 def reaper(rows: int) -> dict[str, Any]:
-    """Passes over a table with ``STUCK`` records whose lease ran out, among the others as they came."""
+    """Run passes over a table with ``STUCK`` records whose lease ran out, spread among the others."""
     completed, claimed = growth.run_one(NAME)[0], growth.claim_one(NAME)
     with growth.filling(NAME) as cursor:
         for number in range(STUCK):
@@ -187,7 +187,7 @@ def reaper(rows: int) -> dict[str, Any]:
                 growth.copy(cursor, claimed, 1, locked_until=f"locked_until - interval '{days} days'")
         growth.copy(cursor, claimed, 1, locked_until="locked_until - interval '9 days'")
         cursor.execute(f"DELETE FROM {growth.TABLE} WHERE id = %s", [claimed])
-    assert _reap(8)[0] == 1  # what a session looks up once
+    assert _reap(8)[0] == 1  # makes the session look up what it looks up once
     statements: dict[str, dict[str, float]] = {}
     with connection.execute_wrapper(explaining(statements)):
         first, _figures = _reap(4)
@@ -200,7 +200,7 @@ def reaper(rows: int) -> dict[str, Any]:
 
 
 def _reap(days: int) -> tuple[int, dict[str, float]]:
-    """How many were stuck for longer, and what it took."""
+    """Reap; return how many records were stuck for longer than ``days``, and what that took."""
     from django_idempotency.maintenance.reaper import reap
 
     before, begun = _buffers(), time.perf_counter()
@@ -212,7 +212,7 @@ def _reap(days: int) -> tuple[int, dict[str, float]]:
 
 
 def _buffers() -> int:
-    """Of everything in the database, asked from outside of it."""
+    """Return the buffers of everything in the database, asked from another one."""
     database = connections.databases[NAME]["NAME"]
     connections.databases["elsewhere"] = {**connections.databases[NAME], "NAME": "postgres"}
     with connections["elsewhere"].cursor() as cursor:
@@ -221,7 +221,7 @@ def _buffers() -> int:
 
 
 def explaining(told: dict[str, dict[str, float]]) -> Callable[..., Any]:
-    """Have each statement tell its buffers before it is run for real."""
+    """Have EXPLAIN count each statement's buffers before the statement is run for real."""
     titles = {"SELECT": "finding and locking them", "UPDATE": "writing them"}
 
     def wrapper(execute: Any, sql: str, values: Any, *details: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What is asked of the contenders, side by side, in interleaved rounds."""
+"""What the contenders have to do, side by side, in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BASELINE = "unprotected"
 
 @dataclass(frozen=True)
 class Scenario:
-    """``plan``: as ``keys.lua`` has them. ``work``: milliseconds of it in each request that runs."""
+    """``plan`` is one of those in ``keys.lua``, ``work`` the milliseconds of work in each request that runs."""
 
     name: str
     title: str
@@ -41,7 +41,7 @@ SCENARIOS = {
 
 @dataclass(frozen=True)
 class Slice:
-    """One contender's turn. Processor times: ms a request that was not refused, ``None`` if they can't be told."""
+    """One contender's turn. Processor times are ms per request that was not refused, ``None`` if unknown."""
 
     load: Load
     server_cpu: float
@@ -50,7 +50,7 @@ class Slice:
 
     @property
     def cpu(self) -> float:
-        """Both; what limits the rate once the machine is saturated, whatever else it does."""
+        """The time of both, which limits the rate once the machine is saturated, whatever else it does."""
         return self.server_cpu + (self.database_cpu or 0)
 
     def figures(self) -> dict[str, float | None]:
@@ -70,10 +70,10 @@ class Slice:
 def interleaved(
     servers: Sequence[Server], scenario: Scenario, cluster: Cluster, redis: Redis | None, *, rounds: int, seconds: int
 ) -> Iterator[dict[str, Slice]]:
-    """Rounds in which everybody has one turn, in an order drawn anew: what else the machine does hits all alike."""
+    """Yield rounds in which each has one turn, in a new random order, so that other load affects all alike."""
     order = random.Random(scenario.name)
     for server in servers:
-        take_turn(server, scenario, cluster, redis, seconds=1)  # warms up, and sees the keys of replays first
+        take_turn(server, scenario, cluster, redis, seconds=1)  # warms up, and makes the first requests of replays
     for _ in range(rounds):
         turns = {
             server.name: take_turn(server, scenario, cluster, redis, seconds=seconds)
@@ -104,7 +104,7 @@ def _database_cpu(cluster: Cluster, redis: Redis | None) -> float | None:
 
 
 def summary(rounds: Sequence[dict[str, Slice]]) -> dict[str, dict[str, Any]]:
-    """Medians over the rounds, by contender; ratios and differences are taken within a round first."""
+    """Return medians of the rounds, by contender. Ratios and differences are taken within a round first."""
     return {name: _medians([(turns[name], turns.get(BASELINE)) for turns in rounds]) for name in rounds[0]}
 
 
@@ -131,5 +131,5 @@ def _against(turns: Sequence[tuple[Slice, Slice]]) -> dict[str, float]:
 
 
 def executed_again(server: Server, cluster: Cluster) -> int:
-    """How many effects there are beyond one for each key."""
+    """Return how many effects there are beyond one for each key."""
     return int(cluster.ask("SELECT count(*) - count(DISTINCT key) FROM effect", server.database)[0])

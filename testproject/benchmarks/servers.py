@@ -1,9 +1,10 @@
-"""A contender's service as it would run for real: gunicorn, on a database of its own."""
+"""A contender's service as it would run in production: gunicorn, on a database of its own."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -17,11 +18,11 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-from testproject.benchmarks import contenders, environments, processes
+from testproject.benchmarks import contenders, environments, processes, versions
 from testproject.benchmarks.cluster import Cluster
 from testproject.benchmarks.private_redis import Redis
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = versions.ROOT
 DIRECTORY = ROOT / ".benchmarks"
 PATIENCE = 30
 PATH = "/effects/"
@@ -29,6 +30,7 @@ OPTIONS = [
     "testproject.benchmarks.project.wsgi",
     *("--worker-class", "gthread", "--workers", "1", "--graceful-timeout", "3"),
     *("--log-level", "warning", "--no-control-socket"),
+    *("--keep-alive", "60"),  # seconds; an open loop leaves connections idle for long
 ]
 BODY = '{"amount": 4200, "currency": "eur", "reference": "order 4711"}'
 
@@ -53,7 +55,7 @@ class Server:
         return database(self.name)
 
     def cpu(self) -> float:
-        """Seconds of processor time, of its workers."""
+        """Return the seconds of processor time of its workers."""
         return sum(processes.seconds(processes.family(gunicorn.pid)[1:]) for gunicorn in self.gunicorns)
 
     def post(self, key: str, connection: HTTPConnection | None = None) -> tuple[int, bytes]:
@@ -66,11 +68,17 @@ class Server:
 
 
 def database(name: str) -> str:
-    return f"benchmark_{name}"
+    return "benchmark_" + re.sub(r"\W", "_", name)
+
+
+def home(name: str) -> Path:
+    """Return where a contender's code is: here, or where an older version of the package was unpacked."""
+    version = name.partition("@")[2]
+    return versions.home(version, DIRECTORY / "versions") if version else ROOT
 
 
 def prepare(name: str, cluster: Cluster, redis: Redis | None, directory: Path) -> None:
-    """Its environment and its tables. Raises ``CannotInstall`` or ``DoesNotWork``."""
+    """Prepare its environment and its tables. Raise ``CannotInstall`` or ``DoesNotWork`` if that fails."""
     if contenders.load(name).redis and redis is None:
         raise DoesNotWork("There is no Redis.")
     _python(name, directory)
@@ -83,7 +91,7 @@ def make_tables(
 ) -> None:
     result = subprocess.run(
         [_python(name, directory), "-m", "testproject.benchmarks.project.prepare"],
-        cwd=ROOT,
+        cwd=home(name),
         env=environ(name, cluster, redis, database),
         capture_output=True,
         text=True,
@@ -94,7 +102,7 @@ def make_tables(
 
 
 def figures(module: str, order: object, cluster: Cluster, database: str) -> Any:
-    """What ``module`` prints when it runs on ``database`` in a process of its own, a project with this package."""
+    """Return what ``module`` prints when run on ``database`` in its own process, a project with this package."""
     done = subprocess.run(
         [sys.executable, "-m", module, json.dumps(order)],
         cwd=ROOT,
@@ -108,12 +116,19 @@ def figures(module: str, order: object, cluster: Cluster, database: str) -> Any:
 
 @contextmanager
 def running(
-    name: str, cluster: Cluster, redis: Redis | None, directory: Path, *, workers: int = 2, threads: int = 8
+    name: str,
+    cluster: Cluster,
+    redis: Redis | None,
+    directory: Path,
+    *,
+    workers: int = 2,
+    threads: int = 8,
+    switch_interval: float | None = None,
 ) -> Iterator[Server]:
-    """Raises ``DoesNotWork`` if it does not answer a request.
+    """Run a contender's service. Raise ``DoesNotWork`` if it does not answer a request.
 
-    Each worker has a listener of its own, and a master: of one that they share, whoever is awake would take most of the
-    connections, and the other one's processor would idle.
+    Each worker has a listener and a master of its own. With a shared listener, a worker that is awake would take most
+    of the connections, and the other one's processor would idle.
     """
     command = [_python(name, directory), "-m", "gunicorn", *OPTIONS, "--threads", f"{threads}"]
     with ExitStack() as stack:
@@ -122,9 +137,10 @@ def running(
         listeners = [stack.enter_context(_door())]
         port = listeners[0].getsockname()[1]
         listeners += [stack.enter_context(_door(port)) for _ in range(workers - 1)]
-        env = environ(name, cluster, redis, database(name))
+        env = environ(name, cluster, redis, database(name)) | {"SWITCH_INTERVAL": f"{switch_interval or ''}"}
         gunicorns = [
-            stack.enter_context(_gunicorn(command, env=env, listener=listener, output=output)) for listener in listeners
+            stack.enter_context(_gunicorn(command, cwd=home(name), env=env, listener=listener, output=output))
+            for listener in listeners
         ]
         for listener in listeners:
             listener.close()
@@ -139,11 +155,11 @@ def _door(port: int = 0) -> socket.socket:
 
 @contextmanager
 def _gunicorn(
-    command: list[str], *, env: dict[str, str], listener: socket.socket, output: object
+    command: list[str], *, cwd: Path, env: dict[str, str], listener: socket.socket, output: object
 ) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(
         [*command, "--bind", f"fd://{listener.fileno()}"],
-        cwd=ROOT,
+        cwd=cwd,
         env=env,
         pass_fds=[listener.fileno()],
         stdout=output,
@@ -159,7 +175,7 @@ def _gunicorn(
 
 
 def _wait_for(server: Server) -> None:
-    """Until it has done what it is to do once."""
+    """Wait until it has answered a request, and so has done what it does only once."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -186,7 +202,7 @@ def environ(name: str, cluster: Cluster, redis: Redis | None, database: str) -> 
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "testproject.benchmarks.project.settings",
         "CONTENDER": name,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(home(name)),
         "REDIS_URL": redis.url if redis else "",
         **cluster.environ(database),
     }

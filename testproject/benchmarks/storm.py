@@ -1,4 +1,4 @@
-"""A hot key: five hundred duplicates of one request at once, with other keys' traffic beside them."""
+"""A hot key: five hundred duplicates of one request at once, beside traffic with other keys."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def storms(server: Server, cluster: Cluster, rounds: int) -> list[Storm]:
 
 
 def summary(storms: Sequence[Storm]) -> dict[str, Any]:
-    """``executions``: the most there were of one key; ``in_flight``: how often one was told to come again."""
+    """``executions`` is the most there were of one key. ``in_flight``: how often a client was told to come again."""
     return {
         "executions": max(storm.executions for storm in storms),
         "others": median(storm.others for storm in storms),
@@ -80,7 +80,7 @@ async def _duplicates(server: Server, key: str) -> list[list[Answer]]:
 
 
 async def _insist(client: Client, key: str) -> list[Answer]:
-    """All the answers to a client that comes again when it is told to."""
+    """Return all the answers to a client that retries when it is told to."""
     answers: list[Answer] = []
     try:
         async with asyncio.timeout(PATIENCE):

@@ -99,16 +99,16 @@ def test_an_operator_is_refused_a_key_of_their_own(client, superuser, records, n
     IdempotencyRecord.objects.filter(key=key).update(scope=user_scope(superuser, None))
     record = IdempotencyRecord.objects.get(key=key)
     assert f"intervene/{name}/" not in client.get(f"{LIST}{record.pk}/change/").content.decode()
-    assert "key of your own" in client.get(f"{LIST}intervene/{name}/?id={record.pk}").content.decode()
+    assert "The key is your own" in client.get(f"{LIST}intervene/{name}/?id={record.pk}").content.decode()
     chosen = {"record": [f"{record.pk} {version(record)}"], **GIVEN[name]}
-    assert "key of your own" in told(client.post(f"{LIST}intervene/{name}/", chosen, follow=True))[0]
+    assert "The key is your own" in told(client.post(f"{LIST}intervene/{name}/", chosen, follow=True))[0]
     assert (version(IdempotencyRecord.objects.get(key=key)), LogEntry.objects.count()) == (version(record), 0)
 
 
 def test_two_operators_decide_one_after_the_other(client, superuser, records, settings, django_user_model):
     settings.IDEMPOTENCY = {"REQUIRE_SECOND": True}
     after = act(client, "resolve", "on_hold", note="asked the bank")
-    assert "Another operator has to decide the same" in told(after)[0]
+    assert "Another operator has to make the same decision" in told(after)[0]
     assert "asked the bank" in page(client, "on_hold")
     assert found("on_hold").on_hold
     client.force_login(django_user_model.objects.create_superuser("second"))
@@ -146,7 +146,7 @@ def test_of_several_records_each_refused_one_is_named_with_the_reason(client, su
     assert told(after) == [
         "Allow a retry: done for one record.",
         "Allow a retry: nothing was done to user:1 running. Its lease has not run out: its owner may be alive.",
-        "Allow a retry: nothing was done to user:1 done. It has its response.",
+        "Allow a retry: nothing was done to user:1 done. It already has its response.",
     ]
     assert LogEntry.objects.count() == 1
 
@@ -165,7 +165,7 @@ def test_a_decision_on_what_has_changed_meanwhile_is_refused(client, superuser, 
     seen = version(found("on_hold"))
     act(client, "allow_retry", "on_hold")
     after = act(client, "resolve", "on_hold", seen=seen)
-    assert "no longer as it was when you looked at it" in told(after)[0]
+    assert "It has changed since you looked at it" in told(after)[0]
     assert found("on_hold").response_status is None
 
 
@@ -301,7 +301,7 @@ def test_the_confirmation_tells_since_when_why_and_after_how_many_attempts(clien
     assert re.search(r"ended \d+ s ago · 1 attempt · ValueError", text)
 
 
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("transactional_db")
 def test_actions_work_where_every_request_is_a_transaction(client, superuser, monkeypatch):
     ended("on_hold", Fail("crashed", on_hold=True))
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)

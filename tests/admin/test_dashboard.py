@@ -119,7 +119,7 @@ def test_each_view_has_a_page_of_its_own_in_the_same_range(client, staff):
 def test_an_unknown_view_has_a_page_that_says_that_nothing_was_counted(client, staff):
     happen("shop.views.pay", claimed=90)
     html = shown(client, "?view=%3Cscript%3E")
-    assert "Nothing has been counted in this time." in words(html)
+    assert "Nothing was counted in this period." in words(html)
     assert "<script>" not in html
 
 
@@ -188,7 +188,7 @@ def test_what_is_stuck_leads_to_the_list_of_it(client, staff):
 
 def test_an_empty_database_is_no_reason_to_fail(client, staff):
     text = words(shown(client))
-    assert "Nothing has been counted in this time." in text
+    assert "Nothing was counted in this period." in text
     assert "Pending 0" in text
 
 
@@ -263,9 +263,9 @@ def test_a_chart_is_described_by_its_highest_bar(settings):
     settings.TIME_ZONE = "UTC"
     history = [span(0, claimed=9), span(1, in_flight=12), span(2, in_flight=3)]
     deduplicated, conflicts, *_others = charts(history, Activity())
-    assert conflicts.description == "At most 12, from 1 Jan, 13:00 UTC on."
+    assert conflicts.description == "Peak: 12, from 1 Jan, 13:00 UTC on."
     assert (conflicts.top, len(conflicts.bars), conflicts.bars[0].label) == ("15", 2, "1 Jan, 13:00 UTC: 12")
-    assert (deduplicated.description, deduplicated.line) == ("None in this time.", "0")
+    assert (deduplicated.description, deduplicated.line) == ("None in this period.", "0")
     assert [moment for moment, _values in table(history).rows] == [f"1 Jan, {hour}:00 UTC" for hour in (14, 13, 12)]
 
 

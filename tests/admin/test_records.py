@@ -166,7 +166,7 @@ def test_what_is_hidden_can_not_be_guessed_by_filters(client, staff, records, lo
     [
         ("running", "its lease ends in", "The owner renews the lease", "extend the lease"),
         ("stuck", "Stuck: in flight for 3 h 7 min", "The next request with the key runs again", "find out whether"),
-        ("done", "It has its response, 201", "Every retry gets this response", "nothing can be"),
+        ("done", "It got its response, 201", "Every retry gets this response", "nothing can be"),
         ("failed", "the last run failed", "The next request with the key runs again", "Nothing has to be done"),
         ("on_hold", "it is not known whether the operation took place", "Nothing. It never runs", "Find out whether"),
     ],

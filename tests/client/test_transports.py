@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import ssl
+import subprocess
 import time
 import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import anyio
 import httpx
@@ -187,3 +191,60 @@ def test_what_no_attempt_can_change_is_raised_at_once(by, relay, monkeypatch):
     with pytest.raises(error):
         by("POST", url)
     assert waits == []
+
+
+# --- TLS -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def secure_server(tmp_path):
+    """A server that closes its first connection in the middle of a request. Yields its address, and its certificate."""
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    make = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-keyout",
+        key,
+        "-out",
+        certificate,
+    ]
+    subprocess.run([*make, *subject], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    requests_seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            requests_seen.append(self.headers["Idempotency-Key"])
+            if len(requests_seen) == 1:
+                self.close_connection = True
+                return
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(201)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        Thread(target=server.serve_forever).start()
+        yield f"https://localhost:{server.server_port}/", str(certificate), requests_seen
+        server.shutdown()
+
+
+@pytest.mark.openssl
+def test_a_secure_connection_that_breaks_during_the_upload_is_tried_again(secure_server):
+    url, certificate, requests_seen = secure_server
+    answer = by_requests("POST", url, content=b"x" * 5_000_000, verify=certificate)
+    assert answer.status_code == 201
+    assert len(requests_seen) == 2
+    assert len(set(requests_seen)) == 1

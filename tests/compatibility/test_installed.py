@@ -17,6 +17,8 @@ from tests.compatibility.setups import SETUPS
 from tests.support.databases import database_url
 from tests.support.requirements import ROOT
 
+pytestmark = pytest.mark.slow
+
 NAME = f"{connection.settings_dict['NAME']}_compatibility"
 PAGE = ROOT / "docs/compatibility.md"
 PACKAGES = {

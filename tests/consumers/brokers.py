@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from django_idempotency.consumers.runner import Runner
+from tests.support.waiting import eventually
 
 
 @contextmanager
@@ -33,6 +34,20 @@ def running(*runners: Runner[Any]) -> Iterator[None]:
             thread.join(30)
     if errors:
         raise errors[0]
+
+
+def redeliveries(runner: Runner[Any]) -> list[bool]:
+    """Of two deliveries of the one message there is, what each says of having been delivered before."""
+    told = []
+    runner.open()
+    try:
+        for _delivery in range(2):
+            (received,) = eventually(lambda: list(runner.receive(1, 10)))
+            told.append(runner.message(received).redelivered)
+            runner.later(received, 0.1)
+    finally:
+        runner.close()
+    return told
 
 
 class Gate:

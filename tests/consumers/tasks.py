@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
 import time
 from decimal import Decimal
@@ -13,7 +15,9 @@ from celery.exceptions import Ignore
 from django.contrib.auth import get_user_model
 from pydantic import BaseModel
 
+from django_idempotency.consumers import current_context
 from django_idempotency.consumers.celery import idempotent_task
+from django_idempotency.policy import Policy
 from testproject.models import LedgerEntry
 
 logger = logging.getLogger(__name__)
@@ -65,6 +69,20 @@ def ends_itself(reference: str) -> None:
     raise Ignore
 
 
+def mail_key() -> str:
+    """What code deep inside a task finds out."""
+    context = current_context()
+    assert context is not None
+    return f"{context.attempt} {context.child_key('mail')}"
+
+
+@shared_task(**LATE)
+@idempotent_task
+def finds_its_context(reference: str) -> str:
+    pay(reference)
+    return mail_key()
+
+
 @shared_task(**LATE)
 @idempotent_task
 def child(reference: str) -> str:
@@ -88,6 +106,13 @@ def plain_runs_children(reference: str) -> list[str]:
 def exits(reference: str) -> None:
     logger.warning("exits %s", reference)
     sys.exit(1)
+
+
+@shared_task(**LATE)
+@idempotent_task(max_crashes=2, policy=Policy(claim="lock"))
+def dies_by_lock(reference: str) -> None:
+    logger.warning("dies %s", reference)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @shared_task(**LATE)

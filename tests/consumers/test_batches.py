@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from contextlib import suppress
+from functools import partial
+from threading import Thread
+
 import pytest
-from django.db import connection
+from django.contrib.auth import get_user_model
+from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
 
 from django_idempotency.consumers import (
+    Ack,
     AlreadyDone,
     Consumer,
     Done,
     InFlightElsewhere,
     Malformed,
     Message,
+    OutOfTurn,
     Refused,
     RejectMessage,
     Retry,
     RetryLater,
 )
+from django_idempotency.keys import record_id
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Policy
 from testproject.models import LedgerEntry
 from tests.consumers.handlers import pay
 from tests.support.callers import all_effects as effects
+from tests.support.databases import environment
+from tests.support.servers import ROOT
 from tests.support.statements import sent_statements
 from tests.support.threads import in_threads, just_before
 
@@ -65,6 +77,62 @@ def test_one_that_fails_or_is_refused_undoes_its_own_effect_alone():
     assert effects() == 4
 
 
+def swallow_an_integrity_error(message):
+    with suppress(IntegrityError):
+        LedgerEntry.objects.get(reference=message.id).save(force_insert=True)
+
+
+def swallow_an_error_of_the_cursor(message):
+    with suppress(DatabaseError), connection.cursor() as cursor:
+        cursor.execute("SELECT nothing FROM nowhere")
+
+
+def mark_for_rollback(message):
+    transaction.set_rollback(True)
+
+
+SPOILS = [swallow_an_integrity_error, mark_for_rollback]
+
+
+@pytest.mark.parametrize("spoil", [*SPOILS, pytest.param(swallow_an_error_of_the_cursor, marks=pytest.mark.postgresql)])
+def test_one_that_returns_with_its_transaction_spoilt_is_not_done(spoil):
+    """Nothing of it can be committed, so it is tried again, and the others are done."""
+
+    def handle(message, context):
+        paid = pay(message, context)
+        if message.id == "spoilt":
+            spoil(message)
+        return paid
+
+    assert kinds(Consumer("c", handle).consume_many(messages("a", "spoilt", "b"))) == [Done, Retry, Done]
+    assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == ["a", "b"]
+    assert kinds(Consumer("c", pay).consume_many(messages("a", "spoilt", "b"))) == [AlreadyDone, Done, AlreadyDone]
+
+
+def test_hooks_of_one_that_fails_do_not_run():
+    committed = []
+
+    def handle(message, context):
+        transaction.on_commit(partial(committed.append, message.id))
+        with transaction.atomic():
+            transaction.on_commit(partial(committed.append, f"inner {message.id}"))
+        return fussy(message, context)
+
+    Consumer("c", handle).consume_many(messages("a", "failing", "b"))
+    assert committed == ["a", "inner a", "b", "inner b"]
+
+
+def test_a_handler_that_closes_its_connection_fails_alone():
+    def handle(message, context):
+        paid = pay(message, context)
+        if message.id == "closes":
+            connection.close()
+        return paid
+
+    assert kinds(Consumer("c", handle).consume_many(messages("a", "closes", "b"))) == [Done, Retry, Done]
+    assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == ["a", "b"]
+
+
 def test_one_id_twice_in_a_batch_is_a_duplicate():
     assert kinds(Consumer("c", pay).consume_many(messages("a", "b", "a"))) == [Done, Done, AlreadyDone]
     assert effects() == 2
@@ -73,6 +141,32 @@ def test_one_id_twice_in_a_batch_is_a_duplicate():
 def test_one_that_can_not_be_told_apart_is_malformed():
     deliveries = Consumer("c", pay).consume_many([*messages("a"), Message("queue", ""), *messages("b")])
     assert kinds(deliveries) == [Done, Malformed, Done]
+
+
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+def test_in_order_none_passes_one_that_is_to_come_again(mode):
+    consumer = Consumer("c", fussy, policy=Policy(mode=mode))
+    lane = messages("a", "refused", "failing", "b", "b", "c")
+    first = consumer.consume_many(lane, in_order=True)
+    assert kinds(first) == [Done, Refused, Retry, OutOfTurn, OutOfTurn, OutOfTurn]
+    assert set(IdempotencyRecord.objects.values_list("key", flat=True)) == {"a", "refused", "failing"}
+    assert kinds(consumer.consume_many(lane[2:], in_order=True)) == [Done, Done, AlreadyDone, Done]
+    paid = list(LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True))
+    assert [id for id in paid if id not in ("refused", "failing")] == ["a", "b", "c"]
+    assert paid.index("failing") < paid.index("b")
+
+
+@pytest.mark.row_locks
+def test_in_order_none_passes_one_that_is_in_flight_elsewhere(other_thread):
+    consumer = Consumer("c", pay)
+
+    def handle(message, context):
+        meanwhile.extend(other_thread(consumer.consume_many, messages("a", "b", "c"), in_order=True))
+        return pay(message, context)
+
+    meanwhile = []
+    assert isinstance(Consumer("c", handle).consume(messages("b")[0]), Done)
+    assert kinds(meanwhile) == [Done, InFlightElsewhere, OutOfTurn]
 
 
 def test_no_messages_are_no_deliveries():
@@ -85,9 +179,10 @@ def test_a_batch_claims_and_completes_in_five_statements():
     consumer.consume_many(messages(*range(3)))
     with sent_statements() as statements:
         consumer.consume_many(messages(*range(10, 60)))
-    on_records = [s for s in statements.all if "django_idempotency" in s]
+    on_records = [s for s in statements.all if "django_idempotency" in s and "SAVEPOINT" not in s]
     assert len(on_records) == 3
-    assert len([s for s in statements.transaction if not s.startswith(("SAVEPOINT", "RELEASE"))]) == 2
+    assert len([s for s in statements.transaction if "SAVEPOINT" not in s]) == 2
+    assert len([s for s in statements.transaction if "SAVEPOINT" in s]) == 50  # one begins where the last one ends
     with sent_statements() as statements:
         consumer.consume_many(messages(*range(10, 60)))
     assert len(statements.all) == 1
@@ -163,6 +258,49 @@ def test_a_connection_that_breaks_in_a_batch_loses_nothing():
     assert effects() == 3
 
 
+@pytest.mark.postgresql
+def test_claims_by_lock_that_end_meanwhile_hold_up_no_batch():
+    """Where each message then claimed by itself, all at once, the second one met the first one's transaction."""
+    consumer = Consumer("c", pay, policy=Policy(claim="lock"))
+    batch = messages("a", "b", "c")
+    other = connection.copy()
+    with other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        for message in batch[:2]:
+            id = record_id(f"consumer:c:{message.source}", message.id)
+            cursor.execute("SELECT * FROM django_idempotency_claim_by_lock(%s, %s)", [id, 1])
+        with just_before(r".*django_idempotency_claim_by_lock", lambda: cursor.execute("ROLLBACK")):
+            deliveries = consumer.consume_many(batch)
+    other.close()
+    assert kinds(deliveries) == [Done] * 3
+    assert effects() == 3
+
+
+POISONED = """
+import django, os
+django.setup()
+from django_idempotency.consumers import Consumer, Message
+from django_idempotency.policy import Policy
+from tests.consumers.handlers import pay
+
+def handle(message, context):
+    return os.kill(os.getpid(), 9) if message.id == "poison" else pay(message, context)
+
+consumer = Consumer("c", handle, max_attempts=2, policy=Policy(takeover_grace=0))
+batch = [Message("queue", id, b"{}") for id in ("before", "poison", "behind")]
+print(*(type(delivery).__name__ for delivery in consumer.consume_many(batch)))
+"""
+
+
+@pytest.mark.row_locks
+def test_a_message_that_ends_its_process_takes_no_other_with_it():
+    """The others are claimed with it once; after that only what begins to run is an attempt."""
+    command = [sys.executable, "-c", POISONED]
+    runs = [subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True) for _n in range(3)]
+    assert [run.stdout for run in runs] == ["", "", "AlreadyDone Exhausted Done\n"], runs[-1].stderr
+    assert effects() == 2
+
+
 def test_a_crash_in_a_batch_leaves_the_rest_for_redelivery():
     class Killed(BaseException):
         pass
@@ -178,3 +316,73 @@ def test_a_crash_in_a_batch_leaves_the_rest_for_redelivery():
     assert effects() == 0
     assert kinds(consumer.consume_many(messages("a", "b", "c"))) == [Done] * 3
     assert set(IdempotencyRecord.objects.values_list("attempts", flat=True)) == {2}
+
+
+# --- What a handler does to the transaction of all -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ids", [("a", "bad"), ("a", "bad", "b")])
+@pytest.mark.parametrize("statement", ["ROLLBACK", "COMMIT"])
+def test_a_handler_that_ends_the_transaction_itself_costs_no_effect(ids, statement):
+    def handle(message, context):
+        paid = pay(message, context)
+        if message.id == "bad":
+            with connection.cursor() as cursor:
+                cursor.execute(statement)
+        return paid
+
+    told = Consumer("c", handle).consume_many(messages(*ids))
+    done = {id for id, delivery in zip(ids, told, strict=True) if isinstance(delivery, Ack)}
+    there = sorted(LedgerEntry.objects.values_list("reference", flat=True))
+    assert "a" in done <= set(there)
+    assert there == sorted(set(there)), "each once"
+
+
+@pytest.mark.mariadb
+@pytest.mark.parametrize("ids", [("a", "deadlocked"), ("a", "deadlocked", "b")])
+def test_a_deadlock_that_a_handler_ignores_costs_no_effect(ids, other_thread):
+    """The server has rolled back the whole transaction then, and Django does not know."""
+    users = get_user_model().objects
+    first, *others = [users.create(username=f"user-{number}").pk for number in range(60)]
+    ignored = []
+
+    def lock_others():
+        transaction.set_autocommit(False)
+        for pk in others:  # so many that the server does not make this transaction the victim
+            users.filter(pk=pk).update(first_name="locked")
+
+    def handle(message, context):
+        paid = pay(message, context)
+        if message.id == "deadlocked" and not ignored:
+            other_thread(lock_others)
+            users.filter(pk=first).update(first_name="ours")
+            rival = Thread(target=other_thread, args=(users.filter(pk=first).update,), kwargs={"first_name": "theirs"})
+            rival.start()
+            try:
+                users.select_for_update().get(pk=others[0])
+            except OperationalError as error:
+                ignored.append(error)
+            rival.join()
+            other_thread(transaction.rollback)
+        return paid
+
+    told = Consumer("c", handle).consume_many(messages(*ids))
+    assert ignored
+    done = [id for id, delivery in zip(ids, told, strict=True) if isinstance(delivery, Ack)]
+    assert "a" in done
+    assert sorted(done) == sorted(LedgerEntry.objects.values_list("reference", flat=True))
+
+
+def test_a_hook_that_raises_stops_no_other(caplog):
+    ran = []
+
+    def fail():
+        raise LookupError("hook")
+
+    def handle(message, context):
+        transaction.on_commit(fail if message.id == "b" else partial(ran.append, message.id))
+        return pay(message, context)
+
+    assert kinds(Consumer("c", handle).consume_many(messages("a", "b", "c"))) == [Done] * 3
+    assert ran == ["a", "c"]
+    assert "hook" in caplog.text

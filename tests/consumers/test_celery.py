@@ -131,7 +131,7 @@ def test_a_task_id_with_other_arguments_is_rejected(worker, send):
     task_id = send(worker, tasks.charge)
     results(task_id, worker)
     send(worker, tasks.charge, amount=6, task_id=task_id)
-    eventually(lambda: "first used for a message with another body" in worker.log())
+    eventually(lambda: "first used for a message with a different body" in worker.log())
     assert effects() == 1
 
 

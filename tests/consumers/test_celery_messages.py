@@ -9,6 +9,7 @@ import pytest
 from celery import Celery
 from django.contrib.auth import get_user_model
 
+from django_idempotency.keys import child_key
 from django_idempotency.maintenance import interventions
 from django_idempotency.models import IdempotencyRecord
 from testproject.models import LedgerEntry
@@ -56,6 +57,12 @@ def test_a_replay_returns_a_result_of_the_same_types(worker, send, task):
     assert first == second
     assert "Decimal('1.10')" in first
     assert effects() == [("r", 5)]
+
+
+def test_code_deep_inside_a_task_finds_its_context(worker, send):
+    task_id = send(worker, tasks.finds_its_context, "r")
+    (told,) = ends(worker, task_id)
+    assert told == repr(f"1 {child_key(IdempotencyRecord.objects.get().pk, 'mail')}")
 
 
 def test_a_replay_whose_result_was_too_large_is_none_if_nobody_waits(worker, send):
@@ -133,6 +140,15 @@ def test_a_task_that_exits_is_tried_three_times_and_rejected(start_worker, send)
     assert worker.log().count("exits r") == 3
     assert IdempotencyRecord.objects.get().attempts == 4
     assert task_id in worker.log()
+
+
+@pytest.mark.postgresql
+def test_a_task_that_kills_its_worker_is_given_up_by_lock_too(start_worker, send):
+    """What its broker delivers again claims by a record, which counts."""
+    worker = start_worker()
+    send(worker, tasks.dies_by_lock, "r")
+    eventually(lambda: "attempts failed or were cut short" in worker.log(), within=60)
+    assert worker.log().count("dies r") == 3
 
 
 def test_a_call_with_keywords_is_the_call_with_positions(worker, send):

@@ -49,8 +49,15 @@ def test_an_id_that_looks_hashed_is_hashed_again():
     assert key(key("ü")) != key("ü")
 
 
+@pytest.mark.usefixtures("transactional_db")
+def test_a_message_may_have_no_headers():
+    message = Message("queue", "1", b"{}", None)
+    assert (message.headers, message.traceparent) == ({}, None)
+    assert isinstance(consume(message, pay), Done)
+
+
 @pytest.mark.parametrize("id", [None, "", b"", True, 1.5, object(), ["a"]])
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("transactional_db")
 def test_a_message_without_a_usable_id_is_rejected_with_a_reason(id):
     delivery = consume(Message("queue", id), pay)
     assert isinstance(delivery, Malformed)
@@ -59,7 +66,7 @@ def test_a_message_without_a_usable_id_is_rejected_with_a_reason(id):
 
 
 @pytest.mark.parametrize("body", [None, "text", {"a": 1}, 7])
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("transactional_db")
 def test_a_body_that_is_not_bytes_is_rejected_with_a_reason(body):
     delivery = consume(Message("queue", "1", body), pay)
     assert delivery == Malformed(f"its body is of type {type(body).__name__}; it must be bytes")

@@ -16,7 +16,7 @@ from tests.support.callers import all_effects as effects
 from tests.support.mock_kafka import MockKafka
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("transactional_db")]
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("transactional_db"), pytest.mark.slow]
 
 
 class Cluster(MockKafka):
@@ -104,6 +104,22 @@ def test_one_that_waits_holds_its_own_partition_alone(cluster):
     assert done == {"a", "b"}
 
 
+def test_a_batch_keeps_the_order_of_its_partition(cluster):
+    """Also where one in its middle fails, and is tried again."""
+    ids = [f"m-{number}" for number in range(12)]
+
+    def handle(message, context):
+        if message.id == "m-5" and context.attempt < 3:
+            raise LookupError("not yet")
+        return pay(message, context)
+
+    runner = kafka(cluster, handle, batch=8)
+    cluster.publish(*ids, partition=0)
+    with running(runner):
+        eventually(lambda: runner.counts["Done"] == 12, within=60)
+    assert list(LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True)) == ids
+
+
 def test_poison_goes_to_the_dead_letters_before_its_offset_is_stored(cluster):
     def refuse(message, context):
         raise RejectMessage("no such account")
@@ -145,7 +161,7 @@ def test_a_dead_letter_that_is_not_taken_commits_nothing(cluster, monkeypatch, c
     first = kafka(cluster, handle)
 
     def told():
-        return [message for message in caplog.messages if "a dead letter was not taken" in message]
+        return [message for message in caplog.messages if "a dead letter was not accepted" in message]
 
     with running(first):
         eventually(lambda: len(told()) >= 3, within=60)

@@ -10,7 +10,7 @@ from nats.js.errors import NotFoundError
 
 from django_idempotency.consumers import Backoff, Consumer, RejectMessage
 from testproject.models import LedgerEntry
-from tests.consumers.brokers import Gate, running
+from tests.consumers.brokers import Gate, redeliveries, running
 from tests.consumers.handlers import pay
 from tests.support.callers import all_effects as effects
 from tests.support.waiting import eventually
@@ -107,6 +107,30 @@ def test_a_long_message_is_not_delivered_again(stream):
     assert sum((first.counts + second.counts).values()) == 1
 
 
+def test_a_consumer_that_is_there_is_kept_from_redelivering_too(stream):
+    """By its own ``ack_wait``, whatever the runner states."""
+    from nats.js.api import AckPolicy, ConsumerConfig
+
+    config = ConsumerConfig(
+        durable_name="tests", ack_policy=AckPolicy.EXPLICIT, ack_wait=1, filter_subject=stream.subject
+    )
+    stream.do(lambda jetstream: jetstream.add_consumer(stream.name, config=config))
+    gate = Gate(pay)
+    runner = jetstream(stream, gate, ack_wait=30)
+    with running(runner):
+        stream.publish("m")
+        assert gate.entered.wait(30)
+        eventually(lambda: runner.extended >= 6, within=10)
+        gate.opened.set()
+        eventually(lambda: runner.counts["Done"])
+    assert sum(runner.counts.values()) == 1
+
+
+def test_a_message_says_that_it_was_delivered_before(stream):
+    stream.publish("m")
+    assert redeliveries(jetstream(stream, pay)) == [False, True]
+
+
 def test_a_handler_that_fails_is_tried_again_until_it_succeeds(stream):
     def handle(message, context):
         pay(message, context)
@@ -158,6 +182,25 @@ def test_without_a_header_the_sequence_number_is_the_id(stream):
         stream.publish(None, None)
         eventually(lambda: runner.counts["Done"] == 2)
     assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == ["1", "2"]
+
+
+@pytest.mark.parametrize("headers", [{"Nats-Msg-Id": "pay-1"}, {}])
+def test_two_copies_of_a_dead_letter_are_one_message(stream, headers):
+    """A process that dies while it moves a message leaves a copy. An operator may send both back."""
+
+    def crash(message, context):
+        raise LookupError("broken")
+
+    with running(jetstream(stream, crash, max_attempts=1, identify=None)):
+        stream.publish(None, headers=headers)
+        dead = eventually(stream.dead, every=0.2)
+        eventually(lambda: stream.pending() == 0, every=0.2)
+    runner = jetstream(stream, pay, max_attempts=1, identify=None)
+    with running(runner):
+        stream.publish(None, None, headers=dict(dead.headers))
+        eventually(lambda: sum(runner.counts.values()) == 2)
+    assert (runner.counts["Done"], runner.counts["AlreadyDone"], effects()) == (1, 1, 1)
+    assert LedgerEntry.objects.get().reference == headers.get("Nats-Msg-Id", "1")
 
 
 def test_messages_outlive_consumers_that_are_killed(stream, start_consumer):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -162,7 +164,9 @@ def test_a_queue_with_other_arguments_ends_the_runner(queue, suffix, arguments, 
 
     queue.declare(suffix, **arguments)
     queue.publish("m")
-    with pytest.raises(ImproperlyConfigured, match=rf"{queue.name}{suffix}' exists .*inequivalent arg '{differs}'"):
+    with pytest.raises(
+        ImproperlyConfigured, match=rf"{queue.name}{suffix}' already exists.*inequivalent arg '{differs}'"
+    ):
         rabbitmq(queue, crash).run()
     eventually(lambda: queue.count() == 1)
 
@@ -172,7 +176,9 @@ def test_the_command_fails_over_a_queue_with_other_arguments(queue, start_consum
     process = start_consumer("tests.consumers.consumed.rabbitmq", TEST_QUEUE=queue.name)
     assert process.wait(60) == 1
     monkeypatch.setenv("TEST_QUEUE", queue.name)
-    with pytest.raises(CommandError, match=rf"{queue.name}.dead' exists .*'x-max-length'.* Empty and delete the queue"):
+    with pytest.raises(
+        CommandError, match=rf"{queue.name}.dead' already exists.*'x-max-length'.* Empty and delete the queue"
+    ):
         call_command("idempotency_consume", "tests.consumers.consumed.rabbitmq")
 
 
@@ -251,15 +257,54 @@ def test_what_was_done_when_the_broker_went_away_is_done_once(queue):
     assert (gate.runs, effects(), queue.count()) == (1, 1, 0)
 
 
+def test_a_connection_without_room_for_messages_stays_open(queue):
+    """RabbitMQ closes a connection that sends no heartbeat for twice the time that was agreed on."""
+    gate = Gate(pay)
+    runner = rabbitmq(queue, gate, ahead=1)
+    runner.url, runner.heartbeat = f"{queue.url}?heartbeat=1", 0.2
+    with running(runner):
+        queue.publish("m")
+        assert gate.entered.wait(30)
+        first = runner.connection
+        assert first.get_heartbeat_interval() == 1
+        threading.Event().wait(5)
+        gate.opened.set()
+        queue.publish("n")
+        eventually(lambda: runner.counts["Done"] == 2)
+        assert runner.connection is first
+
+
+@pytest.mark.timeout(60)
+def test_a_runner_stops_while_the_broker_is_away():
+    runner = rabbitmq(SimpleNamespace(url="amqp://guest:guest@127.0.0.1:9//", name="none"), pay)
+    thread = threading.Thread(target=runner.run)
+    thread.start()
+    threading.Event().wait(1)
+    runner.stop()
+    thread.join(15)
+    assert not thread.is_alive()
+
+
+def test_each_host_of_a_list_is_tried(queue):
+    away = [f"amqp://guest:guest@127.0.0.1:{port}//" for port in (9, 10)]
+    runner = rabbitmq(queue, pay)
+    runner.url = ";".join([*away, queue.url])
+    runner.open()
+    assert runner.connection.connected
+    runner.close()
+
+
 def test_what_came_before_a_reconnection_comes_again(queue):
     """What is still in hand of the broken connection can be acknowledged no more."""
     runner = rabbitmq(queue, pay)
     runner.open()
     queue.publish("m-1")
     runner.connection.drain_events(timeout=10)
+    assert not runner.message(runner._received[0]).redelivered
     runner.close()
     runner.open()
     (received,) = runner.receive(1, 10)
+    assert runner.message(received).redelivered
     runner.ack(received)
     runner.close()
     assert eventually(lambda: queue.count() == 0)

@@ -16,7 +16,7 @@ from testproject.hooks import SECRET
 from tests.support.pgbouncer import free_port
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.server, pytest.mark.webhooks]
+pytestmark = [pytest.mark.server, pytest.mark.webhooks, pytest.mark.slow]
 ALICE = {"Authorization": "Token alice-token"}
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from django_idempotency.consumers import Backoff, Consumer, RejectMessage
 from testproject.models import LedgerEntry
-from tests.consumers.brokers import Gate, running
-from tests.consumers.handlers import pay
+from tests.consumers.brokers import Gate, redeliveries, running
+from tests.consumers.handlers import pay, reading
+from tests.support.aliases import another_alias
 from tests.support.callers import all_effects as effects
 from tests.support.waiting import eventually
 
@@ -52,7 +53,6 @@ def sqs(client, queue, handler, **options):
     from django_idempotency.consumers.sqs import SQS
 
     consumer = Consumer("tests", handler, backoff=Backoff(first=1))
-    options = {"identify": lambda received: received["MessageAttributes"]["event-id"]["StringValue"], **options}
     return SQS(consumer, queue, client=client, **options)
 
 
@@ -60,13 +60,30 @@ def test_each_message_takes_effect_once_however_often_it_comes(client, queue):
     publish(client, queue, *(f"m-{number % 10}" for number in range(30)))
     runner = sqs(client, queue, pay, concurrency=2, batch=5)
     with running(runner):
-        eventually(lambda: sum(runner.counts.values()) >= 30, within=60)
+        eventually(lambda: runner.counts["Done"] + runner.counts["AlreadyDone"] == 30, within=60)
     assert (effects(), runner.counts["Done"]) == (10, 10)
     attributes = client.get_queue_attributes(QueueUrl=queue, AttributeNames=["All"])["Attributes"]
     assert (attributes["ApproximateNumberOfMessages"], attributes["ApproximateNumberOfMessagesNotVisible"]) == (
         "0",
         "0",
     )
+
+
+def test_an_event_that_the_outbox_sends_twice_is_handled_once(client, queue):
+    publish(client, queue, "m", "m")
+    runner = sqs(client, queue, pay)
+    with running(runner):
+        eventually(lambda: sum(runner.counts.values()) == 2)
+    assert (runner.counts["Done"], runner.counts["AlreadyDone"]) == (1, 1)
+    event = record("other") | {"eventSourceARN": queue, "messageAttributes": {"event-id": {"stringValue": "m"}}}
+    assert lambda_of(pay)({"Records": [event]}, None) == {"batchItemFailures": []}
+    assert effects() == 1
+
+
+def lambda_of(handler):
+    from django_idempotency.consumers.sqs import lambda_handler
+
+    return lambda_handler(Consumer("tests", handler))
 
 
 def test_a_long_message_is_not_received_again(client, queue):
@@ -114,18 +131,89 @@ def test_a_message_that_can_not_be_handled_goes_to_the_dead_letters(client, queu
 
 
 def test_a_lambda_reports_the_messages_that_failed_one_by_one():
-    from django_idempotency.consumers.sqs import lambda_handler
-
     def handle(message, context):
         if message.id == "bad":
             raise LookupError("not yet")
         return pay(message, context)
 
-    handler = lambda_handler(Consumer("tests", handle))
+    handler = lambda_of(handle)
     event = {"Records": [{"messageId": id, "body": "{}", "eventSourceARN": "arn:queue"} for id in ("a", "bad", "b")]}
     assert handler(event, None) == {"batchItemFailures": [{"itemIdentifier": "bad"}]}
     assert handler(event, None) == {"batchItemFailures": [{"itemIdentifier": "bad"}]}
     assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == ["a", "b"]
+
+
+def record(id, group=None, received=1):
+    attributes = {"ApproximateReceiveCount": str(received)} | ({"MessageGroupId": group} if group else {})
+    return {"messageId": id, "body": "{}", "eventSourceARN": "arn:queue", "attributes": attributes}
+
+
+def test_a_lambda_keeps_the_order_of_a_fifo_queues_groups():
+    """https://docs.aws.amazon.com/lambda/latest/dg/services-sqs-errorhandling.html"""
+
+    def handle(message, context):
+        if message.id == "a-2" and context.attempt == 1:
+            raise LookupError("not yet")
+        return pay(message, context)
+
+    handler = lambda_of(handle)
+    records = [record(f"{group}-{number}", group) for number in (1, 2, 3) for group in "ab"]
+    failed = [item["itemIdentifier"] for item in handler({"Records": records}, None)["batchItemFailures"]]
+    assert failed == ["a-2", "a-3"]
+    again = [record(id, "a", received=2) for id in failed]
+    assert handler({"Records": again}, None) == {"batchItemFailures": []}
+    paid = list(LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True))
+    assert [id for id in paid if id[0] == "a"] == ["a-1", "a-2", "a-3"]
+    assert len(paid) == 6
+
+
+def test_a_lambda_replaces_a_broken_connection():
+    with another_alias("elsewhere", CONN_MAX_AGE=None) as alias:
+        handler = lambda_of(reading(alias))
+        told = [handler({"Records": [record(id)]}, None) for id in ("last", "breaks", "next")]
+    failed = [[item["itemIdentifier"] for item in answer["batchItemFailures"]] for answer in told]
+    assert failed == [[], ["breaks"], []]
+
+
+@pytest.fixture
+def fifo(client):
+    url = client.create_queue(QueueName="orders.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
+    yield url
+    client.delete_queue(QueueUrl=url)
+
+
+def test_a_fifo_queues_groups_keep_their_order(client, fifo):
+    def handle(message, context):
+        if message.id == "a-2" and context.attempt == 1:
+            raise LookupError("not yet")
+        return pay(message, context)
+
+    ids = [f"{group}-{number}" for number in range(1, 6) for group in "ab"]
+    for id in ids:
+        client.send_message(QueueUrl=fifo, MessageBody=id, MessageGroupId=id[0], MessageDeduplicationId=id)
+    runner = sqs(client, fifo, handle, concurrency=4, visibility=6, identify=lambda received: received["Body"])
+    with running(runner):
+        eventually(lambda: runner.counts["Done"] == 10, within=60)
+    paid = list(LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True))
+    for group in "ab":
+        assert [id for id in paid if id[0] == group] == [id for id in ids if id[0] == group]
+
+
+@pytest.mark.parametrize(
+    ("sent", "body"), [("/wA=", b"\xff\x00"), ("no base64", b"no base64")], ids=["encoded", "not-encoded"]
+)
+def test_a_body_of_bytes_is_decoded(client, queue, sent, body):
+    attributes = {"content-encoding": {"DataType": "String", "StringValue": "base64"}}
+    client.send_message(QueueUrl=queue, MessageBody=sent, MessageAttributes=attributes)
+    runner = sqs(client, queue, pay, identify=lambda received: received["MessageId"])
+    runner.open()
+    (received,) = runner.receive(1, 10)
+    assert runner.message(received).body == body
+
+
+def test_a_message_says_that_it_was_received_before(client, queue):
+    publish(client, queue, "m")
+    assert redeliveries(sqs(client, queue, pay)) == [False, True]
 
 
 def test_an_error_that_sqs_returns_ends_no_runner(client, monkeypatch):

@@ -38,6 +38,11 @@ def test_each_message_of_a_batch_has_its_own_span(spans):
     assert [f"{span.context.trace_id:032x}" for span in spans()] == [TRACE] * 3
 
 
+def test_a_batch_of_one_has_its_span(spans):
+    Consumer("c", pay).consume_many([Message("payments", "1", b"{}", PARENT)])
+    assert [f"{span.context.trace_id:032x}" for span in spans()] == [TRACE]
+
+
 def test_a_message_that_names_no_trace_begins_one(spans):
     Consumer("c", pay).consume(Message("payments", "1", b"{}", {"traceparent": "nonsense"}))
     (span,) = spans()

@@ -16,7 +16,7 @@ from tests.support.relay import running_relay
 from tests.support.waiting import eventually
 from tests.unit.test_docs import FENCE, reader_with_postgresql, text
 
-pytestmark = [pytest.mark.openapi_client, pytest.mark.psycopg3, pytest.mark.postgresql]
+pytestmark = [pytest.mark.openapi_client, pytest.mark.psycopg3, pytest.mark.postgresql, pytest.mark.slow]
 
 SETTINGS = """# shop/settings.py, at the end
 INSTALLED_APPS += ["drf_spectacular"]

@@ -68,7 +68,7 @@ def test_a_project_in_order_hears_nothing(found):
     [
         ({"LEESE": 5}, "Unknown name 'LEESE': did you mean 'LEASE'?"),
         ({"LEASE": "5"}, "[\"LEASE\"] is '5'; it must be a number"),
-        ({"EXEMPT_PATHS": ["("]}, "is no regular expression"),
+        ({"EXEMPT_PATHS": ["("]}, "is not a regular expression"),
         (["LEASE"], "it must be a dict"),
     ],
 )
@@ -122,7 +122,7 @@ def test_e084_claims_by_lock_elsewhere_than_in_postgresql(found):
 
 def test_e012_encryption_without_a_key_or_without_the_package(found, settings, monkeypatch):
     settings.IDEMPOTENCY = {"ENCRYPT": True}
-    assert "State ENCRYPTION_KEYS" in found()["E012"].hint
+    assert "Set ENCRYPTION_KEYS" in found()["E012"].hint
     settings.IDEMPOTENCY = {}
     assert f"{__name__}.view: encrypt is on" in found(idempotent(encrypt=True)(view))["E012"].msg
     settings.IDEMPOTENCY = {"ENCRYPT": True, "ENCRYPTION_KEYS": ["A" * 43 + "="]}
@@ -182,7 +182,7 @@ def test_w065_local_memory_outside_debug(settings, monkeypatch):
     assert check_settings(None) == [], "a test run, which turns DEBUG off"
     monkeypatch.delattr(mail, "outbox")
     (message,) = check_settings(None)
-    assert (message.id, "each process counts for itself" in message.msg) == (f"{OURS}W065", True)
+    assert (message.id, "each process counts separately" in message.msg) == (f"{OURS}W065", True)
     settings.DEBUG = True
     assert check_settings(None) == []
 
@@ -289,7 +289,7 @@ def test_e008_a_database_without_skip_locked_or_nowait(db, monkeypatch, lacking)
     assert check_row_locks(None, databases=["default"]) == []
     monkeypatch.setattr(connection.features, lacking, False)
     (message,) = check_row_locks(None, databases=["default"])
-    assert (message.id, "MariaDB from 10.6" in message.hint) == (f"{OURS}E008", True)
+    assert (message.id, "MariaDB 10.6 or later" in message.hint) == (f"{OURS}E008", True)
     assert check_row_locks(None, databases=[]) == [], "only databases that may be asked"
 
 

@@ -286,7 +286,7 @@ def test_w013_w017_and_w018_on_a_server_that_is_as_wrong_as_can_be(on, clusters,
     primary, standby = clusters
     look = on(primary)
     assert look().keys() == {"W013", "W014", "W017"}
-    assert "row locks of a host that dies are kept for" in look()["W013"].msg
+    assert "keeps the row locks of a dead host for" in look()["W013"].msg
     assert "tcp_keepalives_idle" in look()["W013"].hint
     assert "fsync and full_page_writes off" in look()["W017"].msg
     primary.execute("ALTER DATABASE postgres SET idle_in_transaction_session_timeout = '60s'")

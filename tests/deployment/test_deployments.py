@@ -26,6 +26,8 @@ from tests.support.servers import ROOT, Server, running_server, running_uvicorn
 from tests.support.threads import OtherThread, in_threads
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 MANY = 10
 
 

@@ -6,7 +6,11 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
 from xml.etree import ElementTree
 
 import pytest
@@ -65,6 +69,13 @@ def test_search_finds_every_page(site):
     assert found == {f"{page.rstrip('/')}/" if page else "" for page in pages}
 
 
+def test_the_changelog_is_a_page(site):
+    headings = re.findall(r"^## \[?(\w+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    shown = (site / "changelog" / "index.html").read_text()
+    assert headings
+    assert [heading for heading in headings if not re.search(rf"<h2[^>]*>(<a[^>]*>|\[)?{heading}", shown)] == []
+
+
 def test_code_is_coloured_when_the_site_is_built(site):
     assert '<span class="kn">import</span>' in (site / "quickstart" / "index.html").read_text()
 
@@ -82,3 +93,66 @@ def test_a_diagram_is_described_and_has_colours_for_the_dark(name):
 
 def test_the_list_for_language_models_is_at_the_root(site):
     assert (site / "llms.txt").read_text() == (DOCS / "llms.txt").read_text()
+
+
+# --- Versions side by side -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory):
+    """What ``make docs-release`` has laid on the branch after two releases of a project with one page."""
+    project = tmp_path_factory.mktemp("versions")
+    (project / "docs" / "css").mkdir(parents=True)
+    (project / "docs" / "index.md").write_text("# The page\n")
+    (project / "docs" / "css" / "site.css").symlink_to(DOCS / "css" / "site.css")
+    (project / "properdocs.yml").write_text(f"INHERIT: {ROOT / 'properdocs.yml'}\nhooks: []\nnav: [index.md]\n")
+
+    def run(*command):
+        done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    run("git", "init", "--quiet")
+    for setting in ("user.name", "user.email"):
+        run("git", "config", setting, "maintainer@example.com")
+    run("git", "commit", "--quiet", "--allow-empty", "--message", "Release")
+    for version in ("0.9.0", "0.10.0"):
+        (project / "django_idempotency.py").write_text(f'__version__ = "{version}"\n')
+        run("make", "--file", ROOT / "Makefile", f"BIN={Path(sys.executable).parent}", "READY=", "docs-release")
+    (project / "published").mkdir()
+    run("git", "--work-tree", project / "published", "checkout", "--quiet", "gh-pages", "--", ".")
+    return project / "published"
+
+
+def test_each_version_has_a_folder_and_the_newest_is_stable(versions):
+    listed = json.loads((versions / "versions.json").read_text())
+    assert [(each["version"], each["aliases"]) for each in listed] == [("0.10.0", ["stable"]), ("0.9.0", [])]
+    shown = {
+        folder: re.search(r'<div class="version">\s*(.*?)\s*</div>', (versions / folder / "index.html").read_text())[1]
+        for folder in ("0.9.0", "0.10.0", "stable")
+    }
+    assert shown == {"0.9.0": "0.9.0", "0.10.0": "0.10.0", "stable": "0.10.0"}
+
+
+def test_a_site_without_a_version_is_of_no_release(site):
+    assert re.search(r'<div class="version">\s*not released\s*</div>', (site / "index.html").read_text())
+
+
+@pytest.mark.browser
+def test_the_root_leads_to_stable_and_every_page_to_other_versions(versions, chromium):
+    from tests.support.browser import Browser
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(versions))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        browser = Browser(chromium, f"http://127.0.0.1:{server.server_port}")
+        browser.forget()  # a test before may have left a narrow window, without a sidebar
+        browser.open("/")
+        options = [option.text for option in browser.find("#version-selector").find_elements("tag name", "option")]
+        assert (browser.path, options) == ("/stable/", ["0.10.0", "0.9.0"])
+        browser.leave_by(browser.all("#version-selector option")[1])
+        assert (browser.path, browser.find(".version").text) == ("/0.9.0/", "0.9.0")
+        assert browser.complaints() == []
+        server.shutdown()

@@ -15,7 +15,7 @@ from django.db import connection
 from django_idempotency.checks.databases import check_time_zones
 from tests.support.databases import create_database, drop_database
 
-pytestmark = pytest.mark.server  # its settings come from django-environ
+pytestmark = [pytest.mark.server, pytest.mark.slow]  # its settings come from django-environ
 
 ROOT = Path(__file__).parents[2]
 PROJECT = """

@@ -83,7 +83,7 @@ INSIDE = {
 @pytest.mark.parametrize("make", INSIDE.values(), ids=INSIDE)
 def test_e030_an_entry_point_inside_rest_framework(found, make):
     ((id, message, hint),) = found(make())
-    assert (id, "post: @idempotent stands inside REST framework" in message) == ("E030", True)
+    assert (id, "post: @idempotent is applied inside REST framework" in message) == ("E030", True)
     assert "above @api_view" in hint
     assert "IdempotentMixin" in hint
 
@@ -106,7 +106,7 @@ TWICE = {
 @pytest.mark.parametrize("make", TWICE.values(), ids=TWICE)
 def test_e032_two_entry_points_for_one_request(found, make):
     ((id, message, hint),) = found(make().as_view())
-    assert (id, "has two entry points" in message, hint) == ("E032", True, "Keep one.")
+    assert (id, "has two entry points" in message, hint) == ("E032", True, "Keep only one.")
 
 
 def test_a_class_is_reported_once_however_many_routes_it_has(found):

@@ -135,7 +135,7 @@ def test_a_guard_around_an_entry_point_is_in_order(found, make):
 def test_w067_names_view_and_guard(settings):
     settings.ROOT_URLCONF = (path("view/", idempotent(permitted(view))), path("again/", idempotent(permitted(view))))
     (message,) = check_guards(None)
-    assert message.msg.startswith(f"{__name__}.view: a decorator of django.contrib.auth.decorators stands inside")
+    assert message.msg.startswith(f"{__name__}.view: a decorator of django.contrib.auth.decorators is inside")
     assert "@idempotent below" in message.hint
 
 
@@ -185,7 +185,7 @@ def test_w067_a_guarded_method_of_rest_framework(found):
 has_right = user_passes_test(lambda user: allows(user))
 
 
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("transactional_db")
 @pytest.mark.parametrize(
     ("make", "expected"),
     [(lambda inner: idempotent(has_right(inner)), True), (lambda inner: has_right(idempotent(inner)), False)],

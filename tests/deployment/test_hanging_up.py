@@ -16,7 +16,7 @@ from tests.support.servers import Server, running_uvicorn
 from tests.support.threads import in_threads
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.server, pytest.mark.row_locks]
+pytestmark = [pytest.mark.server, pytest.mark.row_locks, pytest.mark.slow]
 
 REQUESTS, REQUESTS_ON_REDIS, CLIENTS = 256, 64, 8
 LONGEST = 0.06  # seconds until a client hangs up, at most

@@ -11,6 +11,8 @@ import pytest
 from tests.support.databases import create_database, drop_database
 from tests.support.requirements import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.watched_logins
 @pytest.mark.parametrize("atomic_requests", ["0", "1"], ids=["autocommit", "ATOMIC_REQUESTS"])

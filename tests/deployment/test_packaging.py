@@ -23,7 +23,7 @@ PACKAGE = "django_idempotency"
 
 NEW_YEAR = "1767225600"  # of 2026, in seconds since 1970
 
-pytestmark = pytest.mark.build
+pytestmark = [pytest.mark.build, pytest.mark.slow]
 
 
 def run(*arguments: object, cwd: Path, **environment: str) -> str:

@@ -26,7 +26,7 @@ from tests.support.servers import Server
 from tests.support.versions import next_version, run, serving, this_version, unpacked
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.server, pytest.mark.postgresql, pytest.mark.psycopg3]
+pytestmark = [pytest.mark.server, pytest.mark.postgresql, pytest.mark.psycopg3, pytest.mark.exhaustive]
 
 PATHS = (
     *("/api/charges/", "/api/transfers/", "/api/payouts/", "/orders/", "/legacy/refunds/", "/legacy/api/refunds/"),

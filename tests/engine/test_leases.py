@@ -20,6 +20,7 @@ from django_idempotency.outcomes import Keep, Operation, StoredResponse
 from django_idempotency.policy import Policy
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import DatabaseStore, ahead
+from tests.support.refusals import updates_refused
 from tests.support.threads import in_threads
 
 LEASE = DatabaseStore(Policy(mode="lease", lease=500), "default")
@@ -208,6 +209,18 @@ def test_a_gap_begins_the_watch_anew(keeper, look, monkeypatch):
         look(keeper)
     look(keeper, times=3)
     assert not expired()
+
+
+@pytest.mark.postgresql
+def test_an_owner_whose_renewals_are_refused_has_time_once_they_are_not(keeper, look):
+    """As in a database that is read-only: nobody can renew there."""
+    suspected(keeper, lapsed=True)
+    with updates_refused():
+        look(keeper, times=4)
+    look(keeper, times=4)
+    assert not expired()
+    look(keeper, times=2)
+    assert expired()
 
 
 def test_looks_that_are_too_far_apart_are_a_gap():

@@ -47,7 +47,7 @@ def test_the_window_outlasts_a_clients_retries(schedule, seconds):
 
 @pytest.mark.parametrize("wrong", [{"attempts": 0}, {"base": -1}, {"timeout": -1}, {"cap": -1}, {"margin": -1}])
 def test_a_schedule_that_can_not_be_is_refused(wrong):
-    with pytest.raises(ValueError, match="at least 1, and no time negative"):
+    with pytest.raises(ValueError, match="at least 1, and no time may be negative"):
         retention_for(**{"attempts": 3, "base": 1} | wrong)
 
 

@@ -1,4 +1,4 @@
-"""``make faults``: every scenario against the real service, and a table of what was done and what came of it.
+"""``make faults``: run every scenario against the real service, and print what was done and what came of it.
 
 Exits with an error if a law is broken, or if a fault did not bite often enough to prove anything.
 """
@@ -20,12 +20,12 @@ from tests.faults import scenarios
 from tests.faults.cluster import Cluster
 from tests.faults.scenarios import SCENARIOS, Outcome, Scenario
 
-OPERATIONS, EACH, PATIENCE = 10_000, 20, 150
+OPERATIONS, EACH, PATIENCE = 10_000, 20, 240
 
 
 def main() -> int:
     os.environ["DJANGO_SETTINGS_MODULE"] = "testproject.settings"
-    # Nobody's: every scenario has a server of its own.
+    # This database does not exist: every scenario has a server of its own.
     os.environ["DATABASE_URL"] = "postgres://nobody@127.0.0.1:1/none"
     end_on_signals()
     arguments = _arguments()

@@ -1,4 +1,4 @@
-"""How a whole chain is driven under faults: a charge by HTTP, its event in the outbox, a broker, and a receipt."""
+"""Drive a whole chain under faults: a charge by HTTP, its event in the outbox, a broker, and a receipt."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.support.waiting import eventually
 CHARGES = ("/api/charges/",)
 TOPIC = "charge.created"
 PAUSE = 1.0  # seconds between two kills, on average
-SETTLED_WITHIN = 90.0  # a message that its consumer was killed with comes again after 30
+SETTLED_WITHIN = 90.0  # a message whose consumer was killed comes again after 30 s
 COMMANDS = {"relay": ("idempotency_relay",), "consumer": ("idempotency_consume", "testproject.consumers.receipts")}
 
 
 @dataclass
 class Chain:
-    """What follows the service: relays and consumers that are killed, and a broker that is, too."""
+    """What follows the service: relays, consumers and a broker, all of which are killed."""
 
     fleet: Fleet
     broker: Broker
@@ -106,7 +106,7 @@ def chain(database_url: str, directory: Path) -> Iterator[Chain]:
 
 @dataclass(frozen=True)
 class ToldCharges(Payments):
-    """``Payments``, of which only those have taken effect that have their receipt; with two, it was twice."""
+    """``Payments`` in which a charge has taken effect only if it has its receipt; with two, it did so twice."""
 
     chain: Chain
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own, to be killed: never one that somebody else uses."""
+"""A PostgreSQL server of our own that may be killed; never one that others use."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Cluster:
         """SIGKILL for all of its processes: what was not yet written is lost."""
         assert self.process is not None
         postmaster = psutil.Process(self.process.pid)
-        postmaster.suspend()  # or it would start others in the place of the first that die
+        postmaster.suspend()  # or it would replace the first processes that die
         family = [*postmaster.children(), postmaster]
         for member in family:
             with suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""A consumer of messages in a process of its own, told by its parent as by a broker: one line, one delivery."""
+"""A consumer of messages in a process of its own. Its parent acts as the broker: one line is one delivery."""
 
 from __future__ import annotations
 

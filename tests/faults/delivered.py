@@ -22,9 +22,10 @@ from tests.faults.deliveries import COPIES, ID, NAME
 
 
 class FiveTimes(Publisher):
-    """Sends each event five times by another publisher, and confirms it once all five are confirmed.
+    """Sends each event five times through another publisher, and confirms it once all five are confirmed.
 
-    ``renamed``: each copy has an id of its own, as the broker would drop it; the header ``X-Event`` has the event's.
+    ``renamed``: each copy has an id of its own, because the broker would drop it otherwise. The header ``X-Event`` has
+    the event's id.
     """
 
     def __init__(self, backend: str, options: dict[str, Any], *, renamed: bool = False) -> None:
@@ -61,13 +62,13 @@ class FiveTimes(Publisher):
 class LoggingConsumer(Consumer):
     """Notes each message that a broker delivers before it is handled."""
 
-    def consume_many(self, messages: Sequence[Message]) -> list[Delivery]:
+    def consume_many(self, messages: Sequence[Message], *, in_order: bool = False) -> list[Delivery]:
         descriptor = os.open(_campaign()["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             os.write(descriptor, "".join(f"{message.id}\n" for message in messages).encode())
         finally:
             os.close(descriptor)
-        return super().consume_many(messages)
+        return super().consume_many(messages, in_order=in_order)
 
 
 def write_receipt(message: Message, context: Any) -> None:

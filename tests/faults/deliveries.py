@@ -1,11 +1,11 @@
-"""Messages from the outbox to the inbox while relays, consumers and the broker are killed, and what came of each.
+"""Send messages from the outbox to the inbox while relays, consumers and the broker are killed, and judge the result.
 
     python -m tests.faults.deliveries rabbitmq --events 20000
     python -m tests.faults.deliveries jetstream --events 20000
     python -m tests.faults.deliveries kafka --events 20000
 
-Every event is sent to its broker five times over. Database, broker and processes are the campaign's own. Kafka is
-librdkafka's mock cluster, in this process: it can't be killed, and the other processes are. Exits with an error if an
+Every event is sent to its broker five times. Database, broker and processes are the campaign's own. Kafka is
+librdkafka's mock cluster in this process, which can't be killed; the other processes are. Exits with an error if an
 event was lost, took effect twice, was delivered fewer than five times, or was published out of the order of its key.
 """
 
@@ -39,7 +39,7 @@ from tests.support.waiting import eventually
 PUBLISHERS = "django_idempotency.outbox.publishers"
 COPIES = 5
 NAME = "deliveries"  # of the queue, the exchange, the stream and the consumer
-ID = "X-Event"  # header with the event's id where the broker has to have another
+ID = "X-Event"  # header with the event's id, if the broker has to have another id
 KEYS = 400
 TOGETHER = 50  # events that one transaction publishes
 AHEAD = 1_500  # events that are published and have no effect yet; the mock cluster keeps 5 MB a partition
@@ -50,7 +50,7 @@ COMMANDS = {"relay": ("idempotency_relay",), "consumer": ("idempotency_consume",
 
 
 class Mortal(Protocol):
-    """What can be killed; ``every``: seconds between two kills, ``None`` if it can't be after all."""
+    """What can be killed. ``every``: seconds between two kills; ``None`` if it can't be killed after all."""
 
     @property
     def every(self) -> float | None: ...
@@ -85,7 +85,7 @@ class Broker(ABC):
 
 
 class RabbitMQ(Broker):
-    """Publishes to an exchange that has two queues: the consumers' one, and one that nobody consumes."""
+    """Publishes to an exchange that has two queues: the consumers' queue, and one that nobody consumes."""
 
     kind, every = "rabbitmq", 45.0
 
@@ -174,7 +174,7 @@ class JetStream(Broker):
 
 
 class Kafka(Broker):
-    """What arrived is read all the while: the mock cluster forgets."""
+    """What arrived is read continuously, because the mock cluster forgets it."""
 
     kind = "kafka"
     keeps_order_of_effects = True
@@ -230,7 +230,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a campaign leaves. ``effects``: ids of events in the order in which their effects were made."""
+    """What a campaign leaves behind. ``effects``: ids of events in the order in which their effects were made."""
 
     published: Sequence[Published]
     arrivals: Sequence[str]
@@ -271,7 +271,7 @@ def _out_of_order(known: Mapping[str, Published], ids: Iterable[str]) -> int:
 
 @dataclass
 class Fleet:
-    """Processes by name, such as ``relay 1``: killed at random, and started again."""
+    """Processes by name, such as ``relay 1``. They are killed at random, and started again."""
 
     environment: Mapping[str, str]
     log: Path

@@ -1,4 +1,4 @@
-"""What a history may show where a store may lose what it has acknowledged."""
+"""What a history may show if a store may lose what it has acknowledged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How consumers are driven under faults: a broker that delivers again whatever was not acknowledged."""
+"""Drive consumers under faults, with a broker that delivers again whatever was not acknowledged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODES = ("atomic", "lease")
 
 @dataclass
 class Consumers:
-    """A process for each client, started when there is something to deliver, and again when it died."""
+    """A process for each client, started when there is something to deliver, and again after it died."""
 
     environment: Mapping[str, str]
     processes: dict[int, subprocess.Popen[str]] = field(default_factory=dict)

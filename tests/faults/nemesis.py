@@ -1,4 +1,4 @@
-"""Harm from outside the service: to its wires, its workers and its database. Each counts what it did."""
+"""Harm from outside the service: to its connections, its workers and its database. Each nemesis counts what it did."""
 
 from __future__ import annotations
 
@@ -103,16 +103,22 @@ OUTAGES = (
 
 
 def harming_redis(node: Node, lease: float, counts: Counter[str]) -> Nemesis:
-    """Redis is killed, frozen, slow, out of memory or without its scripts, for a tenth of a lease to five leases."""
+    """Redis is killed, frozen or out of memory for a tenth of a lease to five leases, or slow, or its scripts are gone.
+
+    Each as often as the others.
+    """
 
     def harm(decide: random.Random, over: Event) -> None:
-        while not over.wait(decide.uniform(0.2, 0.8)):
-            name = decide.choice([*REDIS_TROUBLES])
+        names: list[str] = []
+        while not over.wait(decide.uniform(0.1, 0.4)):
+            names = names or decide.sample([*REDIS_TROUBLES], len(REDIS_TROUBLES))
+            name = names.pop()
             begin, end = REDIS_TROUBLES[name]
             begin(node)
             counts[name] += 1
-            over.wait(lease * 10 ** decide.uniform(-1, math.log10(5)))
-            end(node)
+            if end is not None:
+                over.wait(lease * 10 ** decide.uniform(-1, math.log10(5)))
+                end(node)
 
     return harm
 
@@ -125,12 +131,13 @@ def _remember(node: Node, limit: str) -> None:
     node.client.config_set("maxmemory", limit)
 
 
-REDIS_TROUBLES: dict[str, tuple[Callable[[Node], object], Callable[[Node], object]]] = {
+# What begins each trouble, and what ends it, unless it is over at once.
+REDIS_TROUBLES: dict[str, tuple[Callable[[Node], object], Callable[[Node], object] | None]] = {
     "Redis SIGKILL": (Node.kill, Node.start),
     "Redis frozen": (Node.freeze, Node.thaw),
-    "Redis slow": (_slow, lambda node: None),
+    "Redis slow": (_slow, None),
     "Redis out of memory": (lambda node: _remember(node, "1"), lambda node: _remember(node, "0")),
-    "scripts flushed": (lambda node: node.client.script_flush(), lambda node: None),
+    "scripts flushed": (lambda node: node.client.script_flush(), None),
 }
 
 

@@ -1,4 +1,4 @@
-"""How the payments service is driven under faults: which entry point, which fault, and what came of it."""
+"""Drive the payments service under faults: which entry point, which fault, and what came of it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ REPEATABLE = (
     "/api/payouts/",
     "/async/orders/",
 )  # in lease mode; a run after a crash finds the effect, and answers by it
-LEASED = (*REPEATABLE, "/orders/leased/")  # the last one answers in other words each time
+LEASED = (*REPEATABLE, "/orders/leased/")  # the last one's response differs each time
 TIMEOUT = 8.0
-BACK_OFF = 0.4  # as a client should, lest all of its requests fall into one outage
+BACK_OFF = 0.4  # as a client should, so that its requests do not all fall into one outage
 BACKING_OFF = Event()  # never set
 
 Choose = Callable[[random.Random, Call, bool], "Trouble"]
@@ -52,7 +52,7 @@ NO_TROUBLE = Trouble()
 
 @dataclass(frozen=True)
 class Payments:
-    """``send`` and ``effects`` for ``exercise``. ``choose`` picks a request's trouble."""
+    """``send`` and ``effects`` for ``exercise``. ``choose``: picks the trouble of a request."""
 
     server: Server
     ledger: Ledger
@@ -96,7 +96,7 @@ class Payments:
 
 
 class Ledger:
-    """The effects there are, read on one connection for as long as it lasts."""
+    """The effects that exist, read over one connection for as long as it lasts."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -156,7 +156,7 @@ def _effect(response: httpx.Response, amount: int | None) -> str:
 
 # --- What bit --------------------------------------------------------------------------------------------------------
 
-# What the database says, as the server's processes heard it.
+# Errors of the database, as the server's processes saw them.
 ERRORS = {
     "could not serialize access": "serialization failure",
     "deadlock detected": "deadlock",

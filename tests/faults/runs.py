@@ -1,4 +1,4 @@
-"""How lease mode is driven through outages: effects outside the database, which nothing but the lease keeps single."""
+"""Drive lease mode through outages, with effects outside the database, which only the lease keeps single."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ REFUSALS = {409: "idempotency_key_in_use", 422: "idempotency_key_reused"}
 
 @dataclass
 class Runs:
-    """``send`` and ``effects`` for ``exercise``; an effect is a run that began.
+    """``send`` and ``effects`` for ``exercise``. An effect is a run that began.
 
-    The law: while nobody is killed or stopped, a key is run once, whatever becomes of the store. ``unstated``:
-    responses that are no success and not among those that the documentation states.
+    The law: while no process that runs it is killed or stopped, a key is run once, whatever happens to the store.
+    ``unstated``: responses that are not a success and are not among those that the documentation lists.
     """
 
     server: Server

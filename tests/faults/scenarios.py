@@ -73,7 +73,7 @@ class Place:
 class Scenario:
     """``must_bite``: the faults that it is for. ``must_show``: what they lead to. ``share``: of all operations.
 
-    ``may_lose``: its store may lose records that it has acknowledged; what comes of that is counted, and not judged.
+    ``may_lose``: its store may lose records that it has acknowledged. What comes of that is counted, but not judged.
     """
 
     name: str

@@ -1,10 +1,10 @@
-"""Every order in which a few actors' statements can reach PostgreSQL, tried one after the other.
+"""Try every order in which a few actors' statements can reach PostgreSQL, one after the other.
 
 An actor is a thread with a connection of its own. It stops before each statement, COMMIT and ROLLBACK, and before each
-pause; one actor at a time is let go. What it does between two stops must be nobody else's business. An actor that waits
-for a row lock is seen to (``pg_blocking_pids``) and can't be let go. ``Explorer`` goes through the schedules depth
-first. Actors that have seen the same, before the same rows, go on the same: from a state that was reached before
-nothing new can come, and the schedule is cut there.
+pause. One actor at a time is let go. What it does between two stops must not concern any other actor. An actor that
+waits for a row lock is noticed (``pg_blocking_pids``), and can't be let go. ``Explorer`` goes through the schedules
+depth first. Actors that have seen the same, before the same rows, continue in the same way. So nothing new can come
+from a state that was reached before, and the schedule is cut there.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from django.db import connections
 
 PATIENCE = 20  # seconds; far more than any statement here takes
 LOOK_AFTER = 0.004  # a statement that takes longer may be waiting for a lock
-# Other ones each time that a schedule is played.
+# These differ each time that a schedule is played.
 NAMES_OF_THE_SERVER = (b"pg_backend_pid", b"pg_current_xact_id", b"transaction")
 TIMESTAMPTZ, TID = 1184, 27  # their types' numbers
-WRITTEN_TIME = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}\+00")  # as a claim tells when its record was made
+WRITTEN_TIME = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}\+00")  # how a claim tells when its record was made
 HOUR = 3600
 IDLE = "(time passes)"
-TRIES = 5  # of a schedule that goes another way when it is played again
+TRIES = 5  # for a schedule that goes another way when it is played again
 
 OUTSIDE = SimpleNamespace(name="outside", tokens=0)  # who prepares a schedule and finishes it
 
@@ -40,19 +40,19 @@ Work = Callable[[], Any]
 
 
 class Killed(BaseException):
-    """The actor's process is no more."""
+    """The actor's process is gone."""
 
 
 class Stuck(AssertionError):
-    """Nobody can go on, and not all are done."""
+    """No actor can continue, and not all are done."""
 
 
 class Violation(AssertionError):
-    """A law is broken; says by which schedule."""
+    """A law is broken. The message says by which schedule."""
 
 
 class Diverged(Exception):
-    """Played again, a schedule went another way: PostgreSQL let another one go first of those who waited for it."""
+    """A schedule went another way when it was played again: PostgreSQL let another waiting actor go first."""
 
 
 class Actor:
@@ -94,7 +94,7 @@ class Actor:
     @contextmanager
     def _gates(self) -> Iterator[None]:
         connection = connections["default"]
-        # For every connection that it opens: one that a kill left in a transaction is replaced.
+        # For every connection that it opens, because one that a kill left in a transaction is replaced.
         options = {**connection.settings_dict["OPTIONS"], "options": "-c synchronous_commit=off"}
         connection.settings_dict = {**connection.settings_dict, "CONN_MAX_AGE": None, "OPTIONS": options}
         connection.ensure_connection()
@@ -130,7 +130,7 @@ class Actor:
         except (Killed, Exception) as error:
             return Killed() if self.dying else error
         finally:
-            # After a kill nothing of Django's own bookkeeping was done.
+            # After a kill, Django has done none of its own bookkeeping.
             self.connection.in_atomic_block, self.connection.needs_rollback = False, False
             self.connection.savepoint_ids, self.connection.atomic_blocks = [], []
             self.connection.run_on_commit, self.connection.run_commit_hooks_on_set_autocommit_on = [], False
@@ -169,7 +169,7 @@ class Actor:
 
     def _gated(self, name: str, do: Work) -> Work:
         def gated() -> Any:
-            # Psycopg sends BEGIN with the first statement: without one there is nothing to stop before.
+            # Psycopg sends BEGIN with the first statement. If there was none, there is nothing to stop before.
             if self.connection.connection.info.transaction_status:
                 self.gate(name)
             return do()
@@ -212,8 +212,8 @@ def _value(value: bytes | None, name: bytes, type_: int) -> Hashable:
     return round((datetime.fromisoformat(text).astimezone(UTC) - datetime.now(UTC)).total_seconds() / HOUR)
 
 
-_places: dict[str, int] = {}  # where somebody was told that a row is, in a schedule
-_names: dict[tuple[bytes, bytes], int] = {}  # of sessions and transactions that somebody was told of, in a schedule
+_places: dict[str, int] = {}  # where an actor was told that a row is, in a schedule
+_names: dict[tuple[bytes, bytes], int] = {}  # of sessions and transactions that an actor was told of, in a schedule
 
 
 def place(value: str | None) -> int | None:
@@ -239,7 +239,7 @@ def token() -> Any:
 
 @dataclass
 class Found:
-    """What an exploration came to."""
+    """What an exploration found."""
 
     schedules: int = 0  # played to their end
     cut: int = 0  # ended where a known state was reached
@@ -249,7 +249,7 @@ class Found:
     diverged: int = 0  # went another way, were judged all the same, and played again
     missed: int = 0  # went another way each time
     outcomes: set[Any] = field(default_factory=set)
-    waited: set[str] = field(default_factory=set)  # who ever waited for a lock
+    waited: set[str] = field(default_factory=set)  # the actors that ever waited for a lock
 
     def __str__(self) -> str:
         return (
@@ -262,10 +262,10 @@ class Found:
 class Explorer:
     """Plays ``works`` (name → work) in every order.
 
-    ``prepare`` makes the world anew before each schedule; ``look`` tells the state of the rows, and raises when a law
-    is broken; ``watch`` is told after each step whose it was, with the rows before and after it; ``finish`` is given
-    the answers and judges. ``when_idle`` lets time pass once nobody has anything to do but wait. With ``kills`` so many
-    actors die, each before every of its statements. ``prune=False`` goes through known states too.
+    ``prepare`` makes the world anew before each schedule. ``look`` reads the state of the rows, and raises if a law is
+    broken. ``watch`` is told after each step whose it was, with the rows before and after it. ``finish`` gets the
+    answers and judges. ``when_idle`` lets time pass once all that is left to do is to wait. ``kills``: so many actors
+    die, each before every one of its statements. ``prune=False`` goes through known states, too.
     """
 
     works: dict[str, Work]
@@ -282,7 +282,7 @@ class Explorer:
         self.moved = threading.Condition()
         self.actors = {name: Actor(name, self.moved) for name in self.works}
         self.found, self.known, self.looked = Found(), set[Hashable](), dict[tuple[str, ...], Hashable]()
-        _tell("SET synchronous_commit = off")  # nothing here is to survive a crash of the server
+        _tell("SET synchronous_commit = off")  # nothing here has to survive a crash of the server
         try:
             todo: list[tuple[str, ...]] = [()]
             while todo:

@@ -1,4 +1,4 @@
-"""The checker of histories passes right ones, names each wrong one, and catches broken entry points."""
+"""The checker of histories passes correct ones, names each wrong one, and catches broken entry points."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def test_a_right_history_holds(requests, count):
 WRONG = {
     "two effects": ([A, A], 2, "took effect 2 times"),
     "two effects, and nobody knows of one": ([NO_RESPONSE, A], 2, "took effect 2 times"),
-    "an effect of refused requests": ([IN_FLIGHT, MISMATCH], 1, "took effect, though every request was refused"),
-    "an effect of a key that nobody sent": ([], 1, "took effect, though every request was refused"),
+    "an effect of refused requests": ([IN_FLIGHT, MISMATCH], 1, "took effect, although every request was refused"),
+    "an effect of a key that nobody sent": ([], 1, "took effect, although every request was refused"),
     "phantom success": ([A], 0, "was answered, but did not take effect"),
     "other bytes": ([A, B], 1, "was answered in different ways"),
     "another status": ([A, Response(200, b"a")], 1, "was answered in different ways"),
@@ -102,7 +102,7 @@ def test_keys_are_judged_apart():
 
 def test_a_history_whose_ends_belong_to_no_request_is_refused():
     history = told(A)
-    with pytest.raises(ValueError, match="An end without its request"):
+    with pytest.raises(ValueError, match="An end without a request"):
         check(history[1:], {"k": 1})
     with pytest.raises(ValueError, match="number them"):
         check([history[0], *history], {"k": 1})

@@ -1,4 +1,4 @@
-"""The campaign of messages: its verdict on made-up histories, and that on chains."""
+"""The campaign of messages: its verdict on made-up histories, and the verdict on chains."""
 
 from __future__ import annotations
 

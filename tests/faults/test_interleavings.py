@@ -1,8 +1,8 @@
 """The laws under every order in which the statements of two or three actors can reach PostgreSQL.
 
-Between any two statements of one, any of another; with ``kills`` an actor dies before each of its statements in turn.
-How many states there are is stated: far fewer would say that the scheduler no longer comes everywhere. The largest
-explorations, minutes each, run with ``INTERLEAVINGS=all`` in the environment.
+Any statement of one actor may come between any two of another. With ``kills``, an actor dies before each of its
+statements in turn. The tests say how many states there are: far fewer would mean that the scheduler no longer reaches
+all of them. The largest explorations take minutes each, and run with ``INTERLEAVINGS=all`` in the environment.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from django_idempotency import maintenance
 from tests.faults.schedule import Explorer, Violation
 from tests.faults.world import MODES, execute, hours_pass, in_all_modes, retention_ends, told
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db")]
+pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db"), pytest.mark.exhaustive]
 
 
 ALL = os.environ.get("INTERLEAVINGS") == "all"

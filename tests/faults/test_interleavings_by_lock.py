@@ -1,4 +1,4 @@
-"""Every order of statements, where claims are locks, beside each other and beside claims that are records."""
+"""Every order of statements when claims are locks, beside each other and beside claims that are records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.faults.world import RECORDS, execute, retention_ends, told
 from tests.support.callers import entry_point, pay
 from tests.support.views_of_laws import OTHER_BODY
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db")]
+pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db"), pytest.mark.exhaustive]
 
 OTHERS = pytest.mark.parametrize("other", ["lock", "record"])
 

@@ -1,4 +1,4 @@
-"""Every order of statements, with one guard taken out: the explorer finds a violation."""
+"""Every order of statements with one guard taken out: the explorer finds a violation."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_without_a_lock_two_take_what_one_may(world, monkeypatch, mode):
 def test_without_a_lock_the_reaper_waits_for_a_live_owner(world, monkeypatch):
     w = world()
     monkeypatch.setattr(reaper, "locked", lambda rows: rows)
-    with pytest.raises(AssertionError, match=r"L11|L3"):  # or takes from it what it has answered meanwhile
+    with pytest.raises(AssertionError, match=r"L11|L3"):  # or the reaper takes from it what it has answered meanwhile
         w.explore({"A": w.caller(), "time": hours_pass, "reaper": maintenance.reap})
 
 

@@ -1,4 +1,4 @@
-"""The Promela models of the two kinds of claim: the laws hold in them, and each mutant of them breaks one."""
+"""The laws hold in the Promela models of the two kinds of claim, and each mutant of a model breaks a law."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.spin
+pytestmark = [pytest.mark.spin, pytest.mark.slow]
 
 RECORD, LOCK = (Path(__file__).parent / "model" / name for name in ("claim.pml", "lock_claim.pml"))
 MODES = ("ATOMIC", "LEASE", "HOLD")
-# Lease mode with on_crash="retry" may run again, and says so: there a mutant that only runs again breaks no law.
+# Lease mode with on_crash="retry" may run again, and says so, so a mutant that only runs again breaks no law there.
 MUTANTS = (
     ("ATOMIC", "NO_FENCE"),
     ("LEASE", "NO_FENCE"),
@@ -55,7 +55,7 @@ LOCK_MUTANTS = {
     "LOOK_WITHOUT_LOCKS ONLY_LOCKS": "committing",
     "LOOK_ONCE REPEATABLE ONLY_LOCKS": "committing",
 }
-SAFETY = ("-O0", "-DSAFETY", "-DNOCLAIM")  # a mutant is found sooner than compiled any better
+SAFETY = ("-O0", "-DSAFETY", "-DNOCLAIM")  # finding a mutant takes less time than optimizing would
 WHOLE = ("-O1", *SAFETY[1:])
 LIVENESS = ("-O1", "-DNFAIR=12")
 

@@ -13,7 +13,7 @@ from tests.faults.troubles import MATRIX, anywhere, one_of
 MORE_CRASHES = replace(CRASHES, choose=anywhere(0.7, dict.fromkeys(MATRIX, 1)), environment=MIXED)
 MORE_DATABASE_CRASHES = replace(DATABASE_CRASHES, choose=one_of(0.2, *CRASHES_OF_THE_DATABASE))
 
-pytestmark = [pytest.mark.server, pytest.mark.postgresql]
+pytestmark = [pytest.mark.server, pytest.mark.postgresql, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The whole life of a record, in random steps, against a small model of it: after each step they agree.
+"""The whole life of a record in random steps, beside a small model of it: after each step they agree.
 
 More of it: ``STATE_MACHINE_EXAMPLES=2000 pytest tests/faults/test_state_machine.py``.
 """
@@ -32,7 +32,7 @@ from django_idempotency.stores import store_for
 from django_idempotency.stores.database import ahead
 from tests.support.threads import OtherThread
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db")]
+pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db"), pytest.mark.exhaustive]
 
 EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "15"))
 POLICIES = {
@@ -161,7 +161,7 @@ class Life(RuleBasedStateMachine):
     def ask_the_same(self) -> None:
         self.ask(self.model.fingerprint if self.model else FINGERPRINTS[0])
 
-    # --- Ending: by whoever ever had a claim, the owner or a zombie ---
+    # --- Ending: by anyone who ever had a claim, the owner or a zombie ---
 
     @precondition(lambda self: self.claims and self.unlocked())
     @rule(which=st.integers(0, 9), answer=RESPONSES, failure=st.booleans())
@@ -270,7 +270,7 @@ class Life(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("mode", POLICIES)
 def test_record_and_model_agree_after_every_step(monkeypatch, mode):
-    monkeypatch.setattr(Worker, "wake", lambda worker: None)  # counts of replays are not of this life
+    monkeypatch.setattr(Worker, "wake", lambda worker: None)  # counts of replays are not part of this life
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
     limits = settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None, suppress_health_check=checks)
     run_state_machine_as_test(type("Life", (Life,), {"policy": POLICIES[mode]}), settings=limits)

@@ -1,4 +1,4 @@
-"""An endpoint in lease mode whose answer differs with every run, as those of the atomic entry points do."""
+"""An endpoint in lease mode whose response differs with every run, as those of the atomic entry points do."""
 
 from __future__ import annotations
 

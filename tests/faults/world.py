@@ -1,4 +1,4 @@
-"""One key and those who want it, for every order of their statements."""
+"""One key and the actors that want it, for every order of their statements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from django.http import HttpResponse
 from django_idempotency import engine
 from django_idempotency.conf import resolve
 from django_idempotency.engine.decisions import LEASE_LAPSED
-from django_idempotency.engine.leases import keeper_of
+from django_idempotency.engine.leases import BEATS_PER_LEASE, keeper_of
 from django_idempotency.engine.workers import Worker
 from django_idempotency.maintenance import reaper
 from django_idempotency.maintenance.cleaner import Cleaned
@@ -31,7 +31,7 @@ from tests.faults.schedule import Actor, Explorer, Found, pause, place, token
 from tests.support.callers import BODY, PAYER, SCOPE, entry_point, operation
 from tests.support.waiting import eventually
 
-LEASE = 2 * 3600  # no schedule takes as long: time passes where it is told to
+LEASE = 2 * 3600  # longer than any schedule takes: time passes only when it is told to
 MODES = {
     "atomic": {"mode": "atomic", "lease": LEASE, "takeover_grace": 0},
     "lease": {"mode": "lease", "lease": LEASE},
@@ -64,7 +64,7 @@ DAYS_PASS = f"UPDATE {RECORDS} SET expires_at = now() - interval '1 hour', purge
 
 
 class Row(NamedTuple):
-    """The record as ``LOOK`` sees it; all ``None`` where there is none."""
+    """The record as ``LOOK`` sees it; all ``None`` if there is none."""
 
     status: str | None
     on_hold: bool | None
@@ -131,25 +131,25 @@ def _rows(result: Any) -> int:
 
 
 class World:
-    """One key and one ledger, and the actors that have to do with them."""
+    """One key, one ledger, and the actors that use them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, mode: str = "atomic", **policy: Any) -> None:
         self.policy = MODES[mode] | policy
         self.resolved = resolve(Policy(scope=SCOPE, **self.policy))
         self.mode = mode
-        self.refused: tuple[str, ...] = ()  # whose runs are released: what they wrote stays, as without a key
+        self.refused: tuple[str, ...] = ()  # actors whose runs are released: what they wrote stays, as without a key
         self.user_id = get_user_model().objects.create_user(PAYER).pk
         self.store = store_for(self.resolved)
         self.keeper = keeper_of(self.store)
-        monkeypatch.setattr(Worker, "wake", lambda worker: None)  # no thread: it renews when an actor has it renew
+        monkeypatch.setattr(Worker, "wake", lambda worker: None)  # no thread: it renews when an actor makes it renew
         monkeypatch.setattr(DatabaseStore, "own_connection", lambda store, **limits: nullcontext())  # the actor's
-        # Who waits asks again, at every time there is: the shared thread's looks change nothing but when it does.
+        # An actor that waits asks again at every time there is: the shared thread's looks only change when it does.
         monkeypatch.setattr(type(self.store), "give_back", lambda store: False)
         for module in (engine.claims, engine.executions):
             monkeypatch.setattr(module, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
         monkeypatch.setattr(engine.claims, "uuid4", token)
-        # The reaper tells the database how long it has watched: a time that differs from run to run is a state that
-        # never comes again.
+        # The reaper tells the database how long it has watched. That time differs from run to run, so the state would
+        # never come again.
         monkeypatch.setattr(reaper, "LONGEST_WATCH", 0.0)
         monkeypatch.setattr(reaper, "time", SimpleNamespace(monotonic=lambda: 0.0))
 
@@ -179,7 +179,7 @@ class World:
         self.beating = list(self.keeper._leases)
         actor.learn(self.beating)
         if self.beating:
-            self.keeper._renew([*self.keeper._leases.values()])
+            self.keeper._renew([*self.keeper._leases.values()], LEASE / BEATS_PER_LEASE / 2)
 
     def dead_holder(self) -> Claimed:
         """Somebody claimed, and was gone before it had the row lock."""
@@ -255,7 +255,7 @@ class World:
         if mover == "beat" and was != now:
             assert was.token in self.beating, f"L5: a lease was renewed by another than its owner: {was}, {now}"
 
-    runs_again = False  # the effects are outside the record's transaction, and something happens to their run
+    runs_again = False  # true if the effects are outside the record's transaction, and something happens to their run
 
     may_answer = frozenset({201, 409, "Killed"})
 

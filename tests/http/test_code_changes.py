@@ -12,7 +12,7 @@ from django.test import override_settings
 from django_idempotency.decorators import idempotent
 from tests.unit.test_docs import rows, text
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("transactional_db")
 
 
 def send(rf, view, *, key, path="/orders/", body=None, **headers):

@@ -113,7 +113,7 @@ def test_a_meaningless_option_is_an_error_at_decoration():
 
 def test_an_async_view_in_atomic_mode_is_a_clear_error_and_not_run(call):
     runs = Runs()
-    with pytest.raises(ImproperlyConfigured, match='async view in atomic mode; state mode="lease"'):
+    with pytest.raises(ImproperlyConfigured, match='async view in atomic mode; set mode="lease"'):
         call(idempotent(runs.aview))
     assert runs.count == 0
 
@@ -290,7 +290,7 @@ def test_a_result_that_is_no_response_is_refused_before_commit(call, result, mod
     assert IdempotencyRecord.objects.get().status == "failed"
 
 
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("transactional_db")
 def test_a_claim_inside_a_foreign_transaction_names_the_fix(alice):
     runs = Runs()
     request = RequestFactory().post("/", headers={"Idempotency-Key": "k"})

@@ -102,9 +102,9 @@ def test_a_stored_language_is_that_of_the_response(call):
     ("parse", "header", "english", "german"),
     [
         (parse_key, "x" * 256, "has 256 characters; at most 255", "hat 256 Zeichen; höchstens 255"),
-        (parse_key, "50%-off\xe9", r"key '50%-off\xe9' holds", r"Idempotenzschlüssel '50%-off\xe9' enthält"),
+        (parse_key, "50%-off\xe9", r"key '50%-off\xe9' contains", r"Idempotenzschlüssel '50%-off\xe9' enthält"),
         (parse_key, '"unfinished', "is not one quoted string", "keine einzelne Zeichenkette"),
-        (parse_sent, "noon", "'noon' is no time", "'noon' ist keine Zeit"),
+        (parse_sent, "noon", "'noon' is not a time", "'noon' ist keine Zeit"),
     ],
 )
 def test_an_error_is_in_english_and_its_problem_is_not(parse, header, english, german):

@@ -22,7 +22,7 @@ from django_idempotency.stores import store_for
 from tests.support.callers import heard, is_replay
 from tests.support.views import Runs, code
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("transactional_db")
 ALLOWED = "X-Allowed"  # what the header of a request says, its callable says
 
 

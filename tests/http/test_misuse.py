@@ -14,6 +14,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_idempotency.decorators import idempotent
+from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Policy
 from django_idempotency.rest_framework import IdempotentMixin
 from tests.support.callers import is_replay, post
@@ -129,3 +130,19 @@ def test_what_is_no_request_is_refused():
     with refused(ImproperlyConfigured, match="HttpRequest"):
         idempotent(view)(object())
     assert idempotent(scope="public")(view)(RequestFactory().get("/")).status_code == 200
+
+
+def test_an_async_handler_of_rest_framework_is_refused(db):
+    """REST framework has none, but packages that add them do: the entry point would end before the handler began."""
+
+    class Charge(IdempotentMixin, APIView):
+        idempotency_policy = Policy(scope="public")
+
+        async def post(self, request):
+            raise AssertionError("it ran")
+
+    with refused(ImproperlyConfigured, match="Charge is async"):
+        Charge.as_view()
+    with refused(ImproperlyConfigured, match=r"Charge\.post is async"):
+        Charge().dispatch(post())
+    assert IdempotencyRecord.objects.count() == 0

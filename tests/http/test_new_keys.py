@@ -26,7 +26,7 @@ from tests.support.callers import Gate, effects, entry_point, heard, is_replay, 
 from tests.support.statements import sent_statements
 from tests.support.views import Runs, code
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.usefixtures("transactional_db")
 ALLOWED = "k-allowed"
 
 

@@ -168,7 +168,7 @@ def test_a_decorator_between_two_lines_is_refused(api):
     protecting(router)
     router.post("/pay")(pay)
     api.add_router("", router)
-    with pytest.raises(ImproperlyConfigured, match="before others"):
+    with pytest.raises(ImproperlyConfigured, match="before the others"):
         _ = api.urls
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 import uuid
 
 import pytest
+from django.urls import path
 from ninja import NinjaAPI, Router, Schema
 from openapi_spec_validator import validate
 
 from django_idempotency.decorators import idempotent
+from django_idempotency.middleware import IdempotencyMiddleware
 
 
 class Paid(Schema):
@@ -99,3 +102,52 @@ def test_both_documents_say_the_same(api):
     assert {**header(ours), "required": True} == {**header(other), "required": True}
     assert ours["responses"]["410"] == other["responses"]["410"]
     assert ours["description"].partition("Idempotency:")[2] == other["description"].partition("Idempotency:")[2]
+
+
+# --- Operations that only the middleware covers ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def covered(api, settings):
+    """The operations of ``api`` at ``/api/``, in a project with the middleware."""
+    settings.MIDDLEWARE = ["django_idempotency.middleware.IdempotencyMiddleware"]
+    IdempotencyMiddleware(lambda request: None)
+
+    def described():
+        settings.ROOT_URLCONF = (path("api/", api.urls),)
+        return operations(api)[0]
+
+    return described
+
+
+def test_a_covered_operation_is_described_as_a_protected_one(api, covered, settings):
+    settings.IDEMPOTENCY = {"REQUIRED": True}
+    api.post("/pay", response={201: Paid})(pay_here())
+    api.post("/protected", response={201: Paid}, operation_id="protected")(idempotent(pay_here()))
+    api.get("/paid", response=Paid, operation_id="paid")(pay_here())
+    described = covered()
+    pay_it, protected = (described[path]["post"] for path in ("/pay", "/protected"))
+    told = ("parameters", "responses", "description")
+    assert [pay_it[name] for name in told] == [protected[name] for name in told]
+    assert header(pay_it)["required"]
+    assert header(described["/paid"]["get"]) is None
+
+
+def test_an_exempt_operation_is_not_described(api, covered, settings):
+    settings.IDEMPOTENCY = {"EXEMPT_PATHS": ["^/api/hooks/"]}
+    api.post("/pay")(pay_here())
+    api.post("/hooks/paid", operation_id="hook")(pay_here())
+    described = covered()
+    assert header(described["/pay"]["post"]) is not None
+    assert header(described["/hooks/paid"]["post"]) is None
+
+
+def test_another_package_of_ninjas_name_does_not_matter(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ninja.openapi.schema", None)
+    IdempotencyMiddleware(lambda request: None)
+
+
+def test_without_the_middleware_an_operation_stays_as_it_is(api, covered, settings):
+    settings.MIDDLEWARE = []
+    api.post("/pay")(pay_here())
+    assert header(covered()["/pay"]["post"]) is None

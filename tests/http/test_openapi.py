@@ -6,14 +6,17 @@ import pytest
 
 pytest.importorskip("drf_spectacular")
 
+from django.urls import path
 from drf_spectacular.generators import SchemaGenerator
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from drf_spectacular.validation import validate_schema
-from rest_framework.decorators import action
+from rest_framework.decorators import action, api_view
 from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet
 
+from django_idempotency.decorators import idempotency_exempt, idempotent
 from django_idempotency.policy import Policy
 from django_idempotency.rest_framework import IdempotentMixin
 from testproject.serializers import PaymentSerializer
@@ -111,7 +114,7 @@ def test_an_action_is_described_by_its_own_policy():
         ({}, "gets the first response for 1 day"),
         ({"retention": 7200}, "gets the first response for 2 hours"),
         ({"retention": 90}, "gets the first response for 90 seconds"),
-        ({"fingerprint_exclude": ["trace"]}, "All of the body but trace is compared"),
+        ({"fingerprint_exclude": ["trace"]}, "All of the body except trace is compared"),
         ({"fingerprint_fields": ["amount"]}, "Of the body, amount are compared"),
     ],
 )
@@ -144,23 +147,104 @@ def test_that_new_keys_are_limited_is_described():
     assert ["429" in responses for responses in described] == [False, True]
 
 
-def test_a_view_without_the_mixin_stays_as_it_is():
-    class Plain(APIView):
-        serializer_class = PaymentSerializer
-
-        def post(self, request):
+def test_what_the_project_says_itself_has_precedence():
+    class Described(Payments):
+        @extend_schema(
+            description="Pays.",
+            parameters=[OpenApiParameter("Idempotency-Key", location="header", description="Ours.")],
+            responses={201: PaymentSerializer, 409: OpenApiResponse(description="Busy.")},
+        )
+        def create(self, request):
             return Response()
 
-    from django.urls import path
+    operation = document(Described)["paths"]["/payments/"]["post"]
+    assert header(operation)["description"] == "Ours."
+    assert operation["responses"]["409"]["description"] == "Busy."
+    assert operation["responses"].keys() == {"201", "400", "409", "422", "503"}
+    assert operation["description"].startswith("Pays.\n\nIdempotency: a retry")
 
-    schema = SchemaGenerator(patterns=[path("plain/", Plain.as_view())]).get_schema(request=None, public=True)
-    operation = schema["paths"]["/plain/"]["post"]
-    assert header(operation) is None
-    assert "409" not in operation["responses"]
+
+# --- Views that only the middleware covers ---------------------------------------------------------------------------
+
+
+class Plain(APIView):
+    serializer_class = PaymentSerializer
+
+    def get(self, request):
+        return Response()
+
+    def post(self, request):
+        return Response()
+
+    @extend_schema(description="Puts.", request=PaymentSerializer, responses={204: None})
+    def put(self, request):
+        return Response()
+
+
+@extend_schema(request=PaymentSerializer, responses=PaymentSerializer)
+@api_view(["POST"])
+def plain(request):
+    return Response()
+
+
+def covered_operation(method="post", view=None, at="plain/"):
+    """The operation of a view without an entry point."""
+    schema = SchemaGenerator(patterns=[path(at, view or Plain.as_view())]).get_schema(request=None, public=True)
+    validate_schema(schema)
+    return schema["paths"][f"/{at}"][method]
+
+
+def is_described(operation):
+    described = [header(operation) is not None, *(status in operation["responses"] for status in ("409", "422"))]
+    assert len(set(described)) == 1
+    return described[0]
+
+
+@pytest.fixture
+def middleware(settings):
+    settings.MIDDLEWARE = ["django_idempotency.middleware.IdempotencyMiddleware"]
+
+
+def test_without_the_middleware_a_view_stays_as_it_is(settings):
+    settings.MIDDLEWARE = []
+    assert not is_described(covered_operation())
+
+
+@pytest.mark.usefixtures("middleware")
+def test_a_view_that_the_middleware_covers_is_described(settings):
+    settings.IDEMPOTENCY = {"RETENTION": 60, "REQUIRED": True, "METHODS": {"POST"}}
+    operation = covered_operation()
+    assert is_described(operation)
+    assert header(operation)["required"]
+    assert "for 1 minute" in operation["description"]
+    assert not is_described(covered_operation("get"))
+    assert not is_described(covered_operation("put"))
+
+
+@pytest.mark.usefixtures("middleware")
+@pytest.mark.parametrize(("method", "view"), [("put", None), ("post", plain)], ids=["method", "api_view"])
+def test_a_covered_view_that_extends_its_schema_is_described(method, view):
+    assert is_described(covered_operation(method, view))
+
+
+@pytest.mark.usefixtures("middleware")
+def test_an_exempt_view_is_not_described(settings):
+    assert not is_described(covered_operation(view=idempotency_exempt(Plain.as_view())))
+    settings.IDEMPOTENCY = {"EXEMPT_PATHS": ["^/hooks/"]}
+    assert not is_described(covered_operation(at="hooks/plain/"))
+    assert is_described(covered_operation())
+
+
+@pytest.mark.usefixtures("middleware")
+def test_an_entry_point_of_its_own_counts_before_the_middlewares(settings):
+    settings.IDEMPOTENCY = {"RETENTION": 60}
+    assert "for 2 hours" in covered_operation(view=idempotent(retention=7200)(Plain.as_view()))["description"]
 
 
 def test_the_test_projects_document_is_valid(client, db):
     answer = client.get("/api/schema/", headers={"Accept": "application/vnd.oai.openapi+json"})
     assert answer.status_code == 200
     validate_schema(answer.json())
-    assert header(answer.json()["paths"]["/api/transfers/"]["post"])["required"]
+    paths = answer.json()["paths"]
+    assert header(paths["/api/transfers/"]["post"])["required"]
+    assert is_described(paths["/legacy/api/refunds/"]["post"])

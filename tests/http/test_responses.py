@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from http.cookies import CookieError, Morsel
 from uuid import uuid4
 
 import pytest
@@ -93,6 +94,7 @@ def test_a_replay_is_what_the_first_caller_got(call, answer, mode):
 # What Django lets into a header: no line breaks, nothing beyond Latin-1.
 NAMES = st.from_regex(r"[A-Za-z][A-Za-z0-9-]{0,8}", fullmatch=True)
 VALUES = st.text(st.characters(max_codepoint=255, exclude_characters="\0\r\n"), max_size=12)
+COOKIES = st.text(st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=12)
 
 
 @pytest.mark.django_db
@@ -100,7 +102,7 @@ VALUES = st.text(st.characters(max_codepoint=255, exclude_characters="\0\r\n"), 
     st.integers(200, 499),
     st.dictionaries(NAMES, VALUES, max_size=4),
     st.binary(max_size=200),
-    st.dictionaries(NAMES, VALUES, max_size=2),
+    st.dictionaries(NAMES, COOKIES, max_size=2),
 )
 def test_a_replay_equals_the_response_to_the_byte(status, headers, body, cookies):
     policy = Policy(store_cookies=True)
@@ -115,6 +117,20 @@ def test_a_replay_equals_the_response_to_the_byte(status, headers, body, cookies
     assert (replayed.status_code, replayed.content) == (status, body)
     assert dict(replayed.items()) == {**kept, "Idempotent-Replayed": "true"}
     assert replayed.cookies.output() == answer.cookies.output()
+
+
+def test_a_cookie_that_python_refuses_by_now_is_left_out(monkeypatch):
+    """Since 2026, releases of Python refuse control characters, which earlier ones stored."""
+
+    def refuse(morsel, key, value, coded_value):
+        if value == "\x1f":
+            raise CookieError("Control characters are not allowed in cookies")
+        morsel.__setstate__({"key": key, "value": value, "coded_value": coded_value})
+
+    monkeypatch.setattr(Morsel, "set", refuse)
+    headers = (("Set-Cookie", 'a="\\037"'), ("Set-Cookie", "b=kept"))
+    replayed = replay(StoredResponse(200, headers, b""))
+    assert (replayed.status_code, replayed.cookies.output()) == (200, "Set-Cookie: b=kept")
 
 
 @pytest.mark.parametrize(

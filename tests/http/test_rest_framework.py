@@ -226,8 +226,8 @@ def test_a_problem_is_problem_json_with_the_default_handler(call):
     assert (response.status_code, response.headers["Content-Type"]) == (400, "application/problem+json")
     assert response.json() == {
         "type": "https://django-idempotency.readthedocs.io/en/stable/errors/#idempotency_key_missing",
-        "title": "This operation needs an idempotency key, and the request has none.",
-        "detail": "Make a key for the operation, and send the same key with every retry of it.",
+        "title": "This operation needs an idempotency key, but the request has none.",
+        "detail": "Generate a key for the operation, and send the same key with every retry of it.",
         "status": 400,
         "code": "idempotency_key_missing",
         "retryable": False,

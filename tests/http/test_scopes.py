@@ -119,7 +119,7 @@ def test_of_several_databases_with_tenants_none_is_guessed(tenant, more_database
     tenant("acme", using="ledger")
     tenant("acme", using="archive")
     assert user_scope(User(pk=7), "ledger") == "acme/auth.user:7"
-    with pytest.raises(ImproperlyConfigured, match="State a scope"):
+    with pytest.raises(ImproperlyConfigured, match="Set a scope"):
         user_scope(User(pk=7), "default")
     (error,) = check_tenants(None)
     assert error.id == "django_idempotency.E041"

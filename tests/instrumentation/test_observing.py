@@ -197,7 +197,8 @@ def test_a_request_carries_no_statement_of_it(observing, django_assert_num_queri
     with django_assert_num_queries(0):
         plain(unkeyed())
         plain(post())
-    with django_assert_num_queries(2):  # however many requests there were: the comparison, and then the counters
+    # However many requests there were: the comparison (on MySQL with a SELECT in a block), and then the counters.
+    with django_assert_num_queries(2 if connection.features.can_return_rows_from_bulk_insert else 5):
         observations.flush()
         counters.flush()
 
@@ -368,6 +369,6 @@ def test_w080_nothing_is_protected(settings):
     (message,) = check_observing(None)
     assert message.id == "django_idempotency.W080"
     settings.IDEMPOTENCY = {"OBSERVE": WINDOW, "STATS_RETENTION": None}
-    assert "Nor is anything counted" in check_observing(None)[0].msg
+    assert "Nothing is counted either" in check_observing(None)[0].msg
     settings.IDEMPOTENCY = {"OBSERVE": WINDOW, "ENABLED": False}
     assert check_observing(None) == []

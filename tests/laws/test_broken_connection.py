@@ -10,11 +10,13 @@ import sys
 import pytest
 from django.db import ProgrammingError, connection, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.connection import ConnectionDoesNotExist
 
 from django_idempotency.consumers import Ack, Message, consume
 from django_idempotency.exceptions import ClaimInsideTransaction
 from django_idempotency.policy import Policy
 from django_idempotency.stores.database import DatabaseStore
+from django_idempotency.stores.transactions import atomic
 from tests.support.callers import MODES, effects, entry_point, pay, paying
 from tests.support.databases import environment
 from tests.support.requirements import ROOT
@@ -161,6 +163,15 @@ def test_a_transaction_that_is_managed_by_hand_is_left_alone():
 # --- Our own block ---------------------------------------------------------------------------------------------------
 
 
+def test_a_block_on_an_unknown_alias_is_not_left(monkeypatch):
+    unraisable: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    with contextlib.suppress(ConnectionDoesNotExist):
+        atomic("nowhere")
+    gc.collect()
+    assert unraisable == []
+
+
 @pytest.mark.parametrize("moment", ["set_autocommit", "commit", "rollback"])
 def test_a_run_interrupted_at_its_edge_leaves_no_broken_connection(moment, monkeypatch):
     def view(request):
@@ -235,6 +246,7 @@ def test_nothing_is_told_of_a_transaction_whose_exit_was_struck(monkeypatch, oth
 
 
 @pytest.mark.row_locks
+@pytest.mark.interruptions
 @pytest.mark.parametrize(
     ("kind", "claim"),
     [("message", "record"), ("request", "record"), pytest.param("message", "lock", marks=pytest.mark.postgresql)],

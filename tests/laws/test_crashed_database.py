@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import psycopg
 import pytest
-from django.core.management import call_command
 from django.db import OperationalError, connections
 from django.http import HttpResponse
 
@@ -12,24 +11,24 @@ from django_idempotency import signals
 from django_idempotency.keys import record_id
 from django_idempotency.models import IdempotencyRecord
 from tests.faults.cluster import room, running_cluster
-from tests.support.aliases import another_alias
+from tests.support.aliases import alias_of_cluster
 from tests.support.callers import SCOPE, entry_point
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.server]
+pytestmark = [pytest.mark.postgresql, pytest.mark.server, pytest.mark.slow]
 PRIVATE = "private"
 
 
 @pytest.fixture
 def server(transactional_db):
     """A server that writes nothing of a transaction before its COMMIT, with our table in the database ``PRIVATE``."""
-    with room() as directory, running_cluster(directory, wal_writer_delay="10s", autovacuum="off") as cluster:
-        options = {"sslmode": "disable", "gssencmode": "disable"}
-        where = {"HOST": "127.0.0.1", "PORT": str(cluster.port), "USER": "postgres", "NAME": "postgres"}
-        with another_alias(PRIVATE, **where, PASSWORD="", OPTIONS=options):
-            call_command("migrate", "django_idempotency", database=PRIVATE, verbosity=0)
-            cluster.execute("CREATE TABLE effect (attempt integer)")
-            cluster.execute("CREATE TABLE written ()")
-            yield cluster
+    with (
+        room() as directory,
+        running_cluster(directory, wal_writer_delay="10s", autovacuum="off") as cluster,
+        alias_of_cluster(PRIVATE, cluster),
+    ):
+        cluster.execute("CREATE TABLE effect (attempt integer)")
+        cluster.execute("CREATE TABLE written ()")
+        yield cluster
 
 
 @pytest.fixture

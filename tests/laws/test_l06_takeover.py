@@ -26,6 +26,7 @@ from tests.support.callers import (
     shift,
 )
 from tests.support.owner_process import AFTER_EFFECT, holding
+from tests.support.proxy import Cut
 from tests.support.threads import in_threads
 from tests.support.views_of_laws import HOUR, completed, row_locks
 from tests.support.waiting import eventually
@@ -150,3 +151,20 @@ def test_l6_only_an_interrupted_run_is_put_on_hold_and_only_if_asked(error, on_c
     with pytest.raises(error):
         entry_point(view, mode="lease", on_crash=on_crash)()
     assert (record().status, record().on_hold, record().reason) == (Status.FAILED, on_hold, error.__name__)
+
+
+@pytest.mark.postgresql
+@pytest.mark.parametrize("on_crash", ["retry", "hold"])
+def test_l6_a_takeover_whose_commit_is_not_answered_runs_all_the_same(proxy, on_crash):
+    """Nobody else would run it: the record has the token of this attempt."""
+    statuses = iter([500, 201])
+
+    def view(_request):
+        return HttpResponse(status=next(statuses))
+
+    policy = {"mode": "lease", "on_crash": on_crash}
+    assert entry_point(view, **policy)().status_code == 500
+    proxy.cut = Cut.AFTER_COMMIT
+    assert entry_point(view, **policy)().status_code == 201
+    assert proxy.cuts == 1
+    assert is_replay(entry_point(view, **policy)())

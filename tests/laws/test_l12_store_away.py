@@ -9,6 +9,7 @@ from django.http import HttpResponse
 from django_idempotency import signals
 from django_idempotency.consumers import Message, RetryLater, consume
 from django_idempotency.policy import Policy
+from django_idempotency.stores import distribution
 from tests.support.callers import (
     effects,
     entry_point,
@@ -56,6 +57,14 @@ def test_l12_when_the_store_cannot_be_reached_the_request_is_refused(mode, proxy
     assert (answer.status_code, answer.headers["Retry-After"] in ("1", "2")) == (503, True)
     assert b"idempotency_store_unavailable" in answer.content
     assert b'"safe_new_key": false' in answer.content
+
+
+@postgresql
+@pytest.mark.parametrize("claim", ["record", "lock"])
+def test_l12_the_first_request_of_a_process_is_refused_too(claim, proxy, monkeypatch):
+    monkeypatch.setattr(distribution, "_distributed", {})  # what a process asks once
+    proxy.go_away()
+    assert entry_point(paying, claim=claim)().status_code == 503
 
 
 @postgresql

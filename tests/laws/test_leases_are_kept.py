@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -93,6 +94,27 @@ def test_a_replay_is_answered_though_no_thread_can_be_started():
 
 
 # --- Connections ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.postgresql
+@pytest.mark.parametrize("owns_both", [True, False], ids=["owned", "asked for"])
+def test_a_connection_that_hangs_costs_no_short_lease_beside_a_long_one(proxy, owns_both):
+    """The thread that keeps the leases waits no longer for a connection than the shortest lease allows."""
+    direct = {"HOST": proxy.upstream[0], "PORT": proxy.upstream[1]}
+    long, short = {"mode": "lease", "lease": 60 * LEASE}, {"mode": "lease", "lease": LEASE}
+    gates = Gate(), Gate()
+    with (
+        another_alias("direct", **direct) as alias,
+        gates[0].running_with("long", **long, using=None if owns_both else alias),
+        gates[1].running(**short),
+    ):
+        assert entry_point(paying, **long)("long").status_code == 409
+        renewed()
+        proxy.swallow()
+        given_up = time.monotonic() + 3 * LEASE
+        while time.monotonic() < given_up:
+            assert entry_point(paying, **short, using=alias)().status_code == 409
+            time.sleep(0.1)
 
 
 @pytest.mark.postgresql

@@ -206,7 +206,7 @@ def test_a_success_from_a_failed_transaction_is_refused(payer):
         except DatabaseError:
             return HttpResponse(status=201)
 
-    with pytest.raises(transaction.TransactionManagementError, match="nothing of it"):
+    with pytest.raises(transaction.TransactionManagementError, match="none of it"):
         entry_point(view)()
     assert (paid(), record().response_status) == (0, None)
 

@@ -62,7 +62,9 @@ def test_a_database_that_is_away_ends_it_in_a_line(transactional_db, capsys, nam
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "idempotency_partitions"])
 def test_a_right_that_is_missing_ends_it_in_a_line(transactional_db, capsys, name):
     with without_rights():
-        assert str(told(capsys, name)) == "The database refused it: its role lacks a right (ProgrammingError 42501)."
+        assert (
+            str(told(capsys, name)) == "The database refused it: its role lacks a privilege (ProgrammingError 42501)."
+        )
 
 
 @pytest.fixture
@@ -81,7 +83,7 @@ def test_a_relay_without_its_database_ends_in_a_line(transactional_db, publisher
 @pytest.mark.postgresql
 @pytest.mark.parametrize("option", ["--once", "--health"])
 def test_a_relay_without_rights_ends_in_a_line(transactional_db, publishers, option):
-    refused = pytest.raises(CommandError, match=r"^The database refused it: its role lacks a right \(.* 42501\)\.$")
+    refused = pytest.raises(CommandError, match=r"^The database refused it: its role lacks a privilege \(.* 42501\)\.$")
     options = connection.settings_dict["OPTIONS"]
     with role() as name, another_alias("clerk", OPTIONS=options | {"options": f"-c role={name}"}), refused:
         call_command("idempotency_relay", option, "--database=clerk")

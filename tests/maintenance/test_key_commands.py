@@ -186,17 +186,17 @@ def test_an_owner_that_renews_its_lease_keeps_it(anna, monkeypatch):
 # --- What they refuse, and tell apart --------------------------------------------------------------------------------
 
 WHY_NOT = {
-    ("allow_retry", "live"): r"Nothing is done to public live\. In flight for .*its owner may be alive",
-    ("allow_retry", "done"): r"Nothing is done to public done\. It has its response, 201",
-    ("allow_retry", "free"): r"Nothing is done to public free\. Free to retry: the last run failed",
+    ("allow_retry", "live"): r"Nothing was done to public live\. In flight for .*its owner may be alive",
+    ("allow_retry", "done"): r"Nothing was done to public done\. It got its response, 201",
+    ("allow_retry", "free"): r"Nothing was done to public free\. Free to retry: the last run failed",
     ("allow_retry", "unheard-of"): r"Unknown key: there is no record of it",
     ("fail", "live"): r"its owner may be alive",
-    ("fail", "done"): r"It has its response, 201",
+    ("fail", "done"): r"It got its response, 201",
     ("resolve", "live"): r"its owner may be alive",
-    ("resolve", "done"): r"It has its response, 201",
+    ("resolve", "done"): r"It got its response, 201",
     ("resolve", "unheard-of"): r"Unknown key",
     ("extend", "held"): r"It is not running\. On hold for .*\(its lease ran out\)",
-    ("extend", "done"): r"It is not running\. It has its response, 201",
+    ("extend", "done"): r"It is not running\. It got its response, 201",
     ("extend", "stuck"): r"In atomic mode there is no lease to extend.* Stuck|In flight",
 }
 
@@ -243,10 +243,10 @@ def dying(request):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ((), "State with --by"),
+        ((), "Pass --by with the name"),
         (("--by=nobody\x1b",), r"There is no user nobody\\x1b"),
-        (("--by=payer",), "has not the permission django_idempotency.resolve_idempotencyrecord"),
-        (("--by=gone",), "has not the permission"),
+        (("--by=payer",), "does not have the permission django_idempotency.resolve_idempotencyrecord"),
+        (("--by=gone",), "does not have the permission"),
         (("--by=anna", "--note=" + "x" * 201), "201 characters"),
     ],
     ids=["none", "unknown", "may_not", "inactive", "note"],
@@ -293,7 +293,7 @@ def test_a_second_user_confirms_where_the_settings_require_it(anna, settings):
 def test_nobody_decides_about_a_key_of_their_own(anna):
     claimed = claim("k", policy=Policy(**HOLD))
     IdempotencyRecord.objects.filter(pk=claimed.id).update(scope=f"auth.user:{anna.pk}")
-    with pytest.raises(CommandError, match="It is a key of your own"):
+    with pytest.raises(CommandError, match="The key is your own"):
         run("extend", "k", *BY_ANNA)
     assert not LogEntry.objects.exists()
 
@@ -395,7 +395,7 @@ def test_the_command_for_other_stores_decides_nothing_here():
     [
         ("live", "running", "In flight for", "Wait."),
         ("held", "on hold", "it is not known whether the operation took place (its lease ran out)", "Find out"),
-        ("done", "completed", "It has its response, 201", "nothing can be"),
+        ("done", "completed", "It got its response, 201", "nothing can be"),
         ("free", "free to retry", "the last run failed", "Nothing has to be done"),
     ],
 )

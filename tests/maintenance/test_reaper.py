@@ -11,10 +11,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import DatabaseError, OperationalError, connection, transaction
 
 from django_idempotency import engine, signals
-from django_idempotency.maintenance import cleanup, drop_bodies, reap
+from django_idempotency.maintenance import cleanup, drop_bodies, reap, reaper
 from django_idempotency.maintenance.reaper import reap_in_batches
 from django_idempotency.models import IdempotencyRecord, Status
 from django_idempotency.outcomes import Keep, StoredResponse
@@ -36,6 +36,7 @@ from tests.support.maintained import (
     row_locks,
     run_sql,
 )
+from tests.support.refusals import updates_refused
 from tests.support.threads import in_threads, just_before
 from tests.support.waiting import eventually
 
@@ -132,6 +133,22 @@ def test_a_lease_can_not_be_renewed_between_the_look_and_the_move():
     with renewed_before_the_update(dead(mode="lease"), policy) as renewals:
         assert reap().failed == 1
     assert renewals[0].result() == set()
+
+
+@postgresql
+def test_where_leases_can_not_be_renewed_none_is_taken_from_its_owner(monkeypatch):
+    """The database was read-only for as long as the leases were watched."""
+    ownerless = reaper._is_ownerless
+
+    def after_the_watch(seconds):
+        run_sql(f"DROP TRIGGER refuse ON {TABLE}")
+        return ownerless(seconds)
+
+    dead(mode="lease")
+    monkeypatch.setattr(reaper, "_is_ownerless", after_the_watch)
+    with updates_refused(), pytest.raises(DatabaseError, match="no updates here"):
+        reap()
+    assert record().status == Status.PROCESSING
 
 
 @row_locks
@@ -274,7 +291,7 @@ updates = []
 
 def wait_in_the_second(execute, sql, *details):
     result = execute(sql, *details)
-    if sql.startswith("UPDATE"):
+    if sql.startswith("UPDATE") and "reason" in sql:
         updates.append(sql)
         if len(updates) == 2:
             print("updated", flush=True)

@@ -194,7 +194,7 @@ def test_the_command_fails_while_something_is_left(keys, capsys):
     keys(NEW, OLD)
     with pytest.raises(SystemExit):
         call_command("idempotency_reencrypt", "--batch", "1", "--max-seconds", "0")
-    assert f"go on --after {IdempotencyRecord.objects.order_by('pk').first().pk}" in capsys.readouterr().out
+    assert f"continue with --after {IdempotencyRecord.objects.order_by('pk').first().pk}" in capsys.readouterr().out
 
 
 # --- E090 ------------------------------------------------------------------------------------------------------------
@@ -231,8 +231,8 @@ def test_e090_refuses_every_key_that_the_documentation_shows():
 def test_e090_refuses_a_key_that_is_stated_twice(keys):
     keys(OLD, digests=[OLD])
     assert [found.msg for found in check_keys(None)] == [
-        "ENCRYPTION_KEYS: the key at index 0 is stated twice.",
-        "DIGEST_KEYS: the key at index 0 is stated twice.",
+        "ENCRYPTION_KEYS: the key at index 0 is listed twice.",
+        "DIGEST_KEYS: the key at index 0 is listed twice.",
     ]
 
 

@@ -113,7 +113,7 @@ def test_a_released_key_runs_as_new(capsys, key):
 )
 def test_what_is_not_released_says_why(capsys, key, why):
     before = read(key)
-    with pytest.raises(CommandError, match="Nothing is done: ") as refused:
+    with pytest.raises(CommandError, match="Nothing was done: ") as refused:
         call_command("idempotency_store", "release", key, store="mine", scope="user:1")
     assert str(why.label) in str(refused.value)
     with pytest.raises(CommandError):
@@ -163,8 +163,8 @@ def test_erasing_a_scope_leaves_what_runs_or_is_on_hold(capsys):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("release", "k", "--store", "mine"), "State the key, and its scope"),
-        (("erase", "--store", "mine"), "State the scope"),
+        (("release", "k", "--store", "mine"), "Pass the key, and its scope"),
+        (("erase", "--store", "mine"), "Pass the scope"),
         (("list", "--store", "mien"), "did you mean 'mine'"),
     ],
 )

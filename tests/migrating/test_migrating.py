@@ -24,7 +24,7 @@ from tests.support.databases import create_database, drop_database
 from tests.support.requirements import PEERS, ROOT
 from tests.unit.test_docs import code, rows, section, text
 
-pytestmark = [pytest.mark.peers, pytest.mark.postgresql]
+pytestmark = [pytest.mark.peers, pytest.mark.postgresql, pytest.mark.slow]
 
 PAGE = "migrating.md"
 # What the page names of this package, besides settings, knobs and commands.

@@ -19,7 +19,7 @@ from tests.support.private_nats import PrivateNATS
 from tests.support.private_rabbitmq import PrivateRabbitMQ
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.row_locks
+pytestmark = [pytest.mark.row_locks, pytest.mark.slow]
 PUBLISHERS = "django_idempotency.outbox.publishers"
 EVENTS = 3000
 
@@ -86,6 +86,7 @@ def jetstream(tmp_path):
 
 
 @pytest.mark.nats
+@pytest.mark.private_nats
 def test_jetstream_killed_in_mid_batch(jetstream, outbox):
     options = {"servers": jetstream.url, "prefix": "shop."}
     outbox(PUBLISHERS={"default": {"BACKEND": f"{PUBLISHERS}.nats.NATSPublisher", "OPTIONS": options}})

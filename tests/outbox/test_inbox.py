@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 
 import pytest
+from django.contrib.auth import get_user_model
 from django.db import transaction
 
 from django_idempotency.consumers import RejectMessage
+from django_idempotency.outbox import maintenance
 from django_idempotency.outbox.models import OutboxEvent, Status
 from django_idempotency.outbox.publishers.base import Confirmed, NotSent, Refused
 from django_idempotency.outbox.publishers.local import InboxPublisher, LocalPublisher
 from django_idempotency.outbox.publishing import publish
+from django_idempotency.policy import Policy
 from testproject.models import LedgerEntry
 from tests.outbox.events import TRACE, event, sent
 from tests.support.callers import PAYER
@@ -19,8 +22,6 @@ from tests.support.callers import PAYER
 
 def receive(message, context):
     """A receipt for each charge: an effect in the consumer's database."""
-    from django.contrib.auth import get_user_model
-
     if message.source == "bad":
         raise RejectMessage("no such charge")
     user = get_user_model().objects.get(username=PAYER)
@@ -71,6 +72,24 @@ def test_what_the_handler_rejects_is_given_up(inbox, relay):
     assert "no such charge" in dead.error
 
 
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_requeued_event_is_handled_after_the_attempts_were_used_up(outbox, relay, mode, most):
+    backend = "django_idempotency.outbox.publishers.local.InboxPublisher"
+    options = {"handler": f"{__name__}.receive", "max_attempts": most, "policy": Policy(mode=mode)}
+    outbox(PUBLISHERS={"default": {"BACKEND": backend, "OPTIONS": options}}, FIRST_DELAY=0.001, LONGEST_DELAY=0.001)
+    with transaction.atomic():
+        id = publish("charge.created", {})
+    one = relay()
+    while OutboxEvent.objects.get().status != Status.DEAD:
+        one.step()
+    assert f"attempt {most} of {most} failed: DoesNotExist" in OutboxEvent.objects.get().error
+    get_user_model().objects.create_user(PAYER)
+    assert maintenance.requeue() == 1
+    assert one.run_once() == 1
+    assert LedgerEntry.objects.filter(reference=str(id)).count() == 1
+
+
 def test_from_the_transaction_to_the_effect_once(inbox, relay):
     with transaction.atomic():
         id = publish("charge.created", {})
@@ -103,4 +122,24 @@ def test_a_task_has_the_events_id_arguments_and_headers(rabbitmq_url):
     assert headers[0]["traceparent"] == TRACE
     assert headers[0]["kwargsrepr"] == "{'amount': 1}"
     assert headers[1]["argsrepr"] in ("[1, 2]", "(1, 2)")
+    app.close()
+
+
+@pytest.mark.rabbitmq
+def test_a_header_with_a_name_that_celery_uses_is_not_sent():
+    from celery import Celery
+
+    from django_idempotency.outbox.publishers.celery import CeleryPublisher
+
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    one = event("shop.charge", headers={"id": "tenant-7", "task": "other", "retries": "3", "chord": "x", "tenant": "7"})
+    with app.connection() as connection:
+        queue = connection.SimpleQueue("tasks")
+        assert sent(CeleryPublisher(app, queue="tasks"), one) == [Confirmed(one)]
+        message = queue.get(timeout=5)
+        message.ack()
+        queue.close()
+    headers = message.headers
+    assert (headers["id"], headers["task"], headers["retries"]) == (str(one.id), "shop.charge", 0)
+    assert (headers["tenant"], "chord" in headers) == ("7", False)
     app.close()

@@ -7,7 +7,7 @@ import time
 import pytest
 from confluent_kafka import Consumer, Producer
 
-from django_idempotency.outbox.publishers.base import Confirmed, PublisherUnavailable, Refused
+from django_idempotency.outbox.publishers.base import Confirmed, NotSent, PublisherUnavailable, Refused
 from django_idempotency.outbox.publishers.kafka import KafkaPublisher
 from tests.outbox.events import TRACE, event, sent
 from tests.support.pgbouncer import free_port
@@ -69,6 +69,12 @@ def test_what_is_too_large_can_never_be_sent(cluster):
     ] == [Refused, Confirmed]
     (refused,) = [outcome for outcome in outcomes if isinstance(outcome, Refused)]
     assert (refused.event, refused.permanent) == (large, True)
+
+
+def test_a_full_queue_is_no_events_fault(cluster):
+    events = [event("full") for _ in range(50)]
+    publisher = KafkaPublisher({**cluster, "queue.buffering.max.messages": 3, "linger.ms": 1000})
+    assert {type(outcome) for outcome in sent(publisher, *events)} == {Confirmed, NotSent}
 
 
 def test_a_cluster_that_is_down_is_reported(monkeypatch, capfd):

@@ -80,7 +80,7 @@ def test_what_no_stream_takes_is_refused_among_others(nats_url, stream):
     good, lost = event(f"{stream.prefix}a"), event(f"nobody-{uuid.uuid4().hex}")
     assert sent(NATSPublisher(nats_url), good, lost) == [
         Confirmed(good),
-        Refused(lost, "no stream takes its subject"),
+        Refused(lost, "no stream accepts its subject"),
     ]
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
 from django_idempotency.outbox.backlog import delay_after
 from django_idempotency.outbox.conf import Options
-from django_idempotency.outbox.cursor import OVERLAP, SWEEP_EVERY, Cursor
+from django_idempotency.outbox.cursor import OVERLAP, SWEEP_EVERY, SWEEP_SHARE, Cursor
 from django_idempotency.outbox.waves import waves
 from tests.outbox.events import event
 
@@ -32,76 +34,101 @@ def test_waves_keep_each_keys_order_and_split_it(keys):
 
 
 def test_reading_begins_where_it_had_come_to_some_time_ago():
+    cursor = without_sweeps()
+    assert cursor.after({1}, {}, now=0) == {1: 0}
+    cursor.has_read([at(10)], 0, now=0)
+    assert cursor.after({1}, {}, now=0.5) == {1: 0}
+    cursor.has_read([at(20)], 0, now=0.5)
+    assert cursor.after({1}, {}, now=OVERLAP + 0.1) == {1: 10}
+    assert cursor.after({1}, {}, now=OVERLAP + 0.6) == {1: 20}
+
+
+def without_sweeps():
+    """A cursor whose last sweep took so long that there won't be one for long."""
     cursor = Cursor()
-    assert cursor.after({1}, (), now=0) == {1: 0}
-    cursor.has_swept(0, now=0)
-    cursor.has_read([at(10)], now=0)
-    assert cursor.after({1}, (), now=0.5) == {1: 0}
-    cursor.has_read([at(20)], now=0.5)
-    cursor.has_swept(0, now=100)
-    assert cursor.after({1}, (), now=OVERLAP + 0.1) == {1: 10}
-    assert cursor.after({1}, (), now=OVERLAP + 0.6) == {1: 20}
+    cursor.after({1}, {}, now=0)
+    cursor.has_read([], 10_000, now=0)
+    return cursor
 
 
-def test_a_sweep_starts_over_and_takes_a_share_of_the_time():
-    cursor = Cursor()
-    cursor.after({1}, (), now=0)
-    cursor.has_swept(0.001, now=0)
-    cursor.has_read([at(10)], now=0)
-    assert cursor.after({1}, (), now=SWEEP_EVERY) == {1: 0}
-    assert cursor.sweeps
-    cursor.has_swept(2.0, now=50)
-    cursor.after({1}, (), now=89)
-    assert not cursor.sweeps
-    cursor.after({1}, (), now=90)
-    assert cursor.sweeps
+def calm():
+    """All that was read is old."""
+    cursor = without_sweeps()
+    cursor.has_read([at(100)], 0, now=0)
+    assert cursor.after({1}, {}, now=OVERLAP) == {1: 100}
+    return cursor, OVERLAP
 
 
-def calm(cursor, now):
-    """Nothing to sweep for long, and all that was read is old."""
-    cursor.after({1}, (), now=now)
-    cursor.has_read([at(100)], now=now)
-    cursor.has_swept(1000, now=now)
-    assert cursor.after({1}, (), now=now + OVERLAP) == {1: 100}
-    return now + OVERLAP
+def swept(cursor, lanes, took, now):
+    """The lanes that are read from their beginning at ``now``, which takes so many seconds more than usual."""
+    cursor.has_read([at(100, lane) for lane in lanes], 0, now - OVERLAP)
+    after = cursor.after(lanes, {}, now)
+    cursor.has_read([], took, now)
+    return [lane for lane in lanes if after[lane] == 0]
 
 
 def test_a_sweep_finds_what_is_below_all_that_was_read():
-    cursor = Cursor()
-    calm(cursor, 0)
-    assert cursor.after({1}, (), now=20_000) == {1: 0}
-    cursor.has_swept(0, now=20_000)
-    assert cursor.after({1}, (), now=20_000) == {1: 100}
+    cursor, _now = calm()
+    assert cursor.after({1}, {}, now=1_000_000) == {1: 0}
+    cursor.has_read([], 0, now=1_000_000)
+    assert cursor.after({1}, {}, now=1_000_000) == {1: 100}
 
 
-def test_a_lane_with_held_back_events_is_read_whole():
-    cursor = Cursor()
-    now = calm(cursor, 0)
-    assert cursor.after({1}, {1}, now) == {1: 0}
-    assert cursor.after({1}, (), now) == {1: 0}
-    cursor.has_read([at(32)], now)
-    assert cursor.after({1}, (), now + OVERLAP) == {1: 32}  # and what was cut off behind it is not passed over
+def test_a_sweep_that_costs_little_is_soon_of_all_lanes_and_once_a_second():
+    cursor, lanes, now, seen = Cursor(), range(8), OVERLAP, []
+    while now < OVERLAP + 5 * SWEEP_EVERY:
+        seen.append((now, swept(cursor, lanes, 0.001, now)))
+        now += 0.01
+    whole = [when for when, some_lanes in seen if len(some_lanes) == 8]
+    assert [round(later - earlier) for earlier, later in itertools.pairwise(whole)] == [1, 1, 1]
+
+
+def test_a_sweep_that_costs_much_goes_lane_by_lane():
+    """It takes a twentieth of the time, whatever it costs, and each lane has its turn."""
+    cursor, lanes, now, turns = Cursor(), range(8), OVERLAP, []
+    for _part in range(30):
+        found = swept(cursor, lanes, 0.4, now)
+        turns.append(found)
+        assert swept(cursor, lanes, 0.4, now + 0.4 / SWEEP_SHARE - 0.1) == []
+        now += 0.4 / SWEEP_SHARE
+    last = turns[-8:]
+    assert {len(found) for found in last} == {1}
+    assert sorted(lane for found in last for lane in found) == list(lanes)
+
+
+def test_a_lane_with_held_back_events_is_read_from_the_first():
+    cursor, now = calm()
+    assert cursor.after({1}, {1: 40}, now) == {1: 39}
+    assert cursor.after({1}, {1: 40}, now) == {1: 39}
+
+
+@pytest.mark.parametrize("then", [{}, {1: 60}])
+def test_what_was_held_back_is_read_from_the_beginning(then):
+    """Also if another one holds back others by then, and if it is more than a read brings."""
+    cursor, now = calm()
+    cursor.after({1}, {1: 40}, now)
+    assert cursor.after({1}, then, now) == {1: 0}
+    assert cursor.after({1}, then, now) == {1: 0}
+    cursor.has_read([at(45)], 0, now)
+    assert cursor.after({1}, then, now + OVERLAP) == {1: 45}
 
 
 def test_a_late_event_has_its_lane_read_anew():
-    cursor = Cursor()
-    now = calm(cursor, 0)
-    cursor.has_read([at(5)], now)
-    assert cursor.after({1}, (), now + OVERLAP) == {1: 5}
+    cursor, now = calm()
+    cursor.has_read([at(5)], 0, now)
+    assert cursor.after({1}, {}, now + OVERLAP) == {1: 5}
 
 
 def test_what_was_left_behind_is_read_again():
-    cursor = Cursor()
-    now = calm(cursor, 0)
+    cursor, now = calm()
     cursor.leave_behind([at(100)])
-    assert cursor.after({1}, (), now) == {1: 0}
+    assert cursor.after({1}, {}, now) == {1: 0}
 
 
 def test_a_lane_that_comes_back_is_read_whole():
-    cursor = Cursor()
-    now = calm(cursor, 0)
-    cursor.after(set(), (), now)
-    assert cursor.after({1}, (), now) == {1: 0}
+    cursor, now = calm()
+    cursor.after(set(), {}, now)
+    assert cursor.after({1}, {}, now) == {1: 0}
 
 
 def test_delays_double_up_to_a_limit():

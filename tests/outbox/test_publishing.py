@@ -89,7 +89,7 @@ def test_a_payload_is_bytes_or_json(outbox, payload, body, content_type):
         ({"topic": "a\0b"}, "control characters"),
         ({"key": "x" * 256}, "key is"),
         ({"payload": float("nan")}, "can't be sent as JSON"),
-        ({"payload": b"x" * 101}, "has 101 bytes, and 100 are allowed"),
+        ({"payload": b"x" * 101}, "has 101 bytes, but at most 100 are allowed"),
         ({"headers": {"bad name": "x"}}, "'bad name'"),
         ({"headers": {"name": "a\r\nb"}}, "control characters"),
         ({"headers": {"name": 7}}, "is 7"),

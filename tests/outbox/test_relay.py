@@ -10,7 +10,10 @@ from django.db import connection, transaction
 from django_idempotency.outbox.models import Lane, OutboxEvent, Status
 from django_idempotency.outbox.publishers.base import PublisherUnavailable
 from django_idempotency.outbox.publishing import publish
+from django_idempotency.outbox.signals import event_failed
+from testproject.benchmarks.outbox import holding_xmin
 from tests.outbox.conftest import receiver
+from tests.support import plans
 
 
 def publish_all(*events):
@@ -156,6 +159,17 @@ def test_an_event_that_stays_silent_among_others_is_to_blame(outbox, relay):
     assert "no confirmation within 5 s" in event.error
 
 
+def test_silence_while_nothing_is_confirmed_is_no_attempt(outbox, relay):
+    outbox(FIRST_DELAY=60, LONGEST_DELAY=60)
+    publish_all("bad", "silent")
+    one = relay()
+    receiver(one).refuses = lambda event: "too large" if event.topic == "bad" else None
+    receiver(one).silent = lambda event: len(receiver(one).calls[-1]) > 1
+    one.run_once()
+    assert receiver(one).topics == ["silent"]
+    assert left() == ["bad"]
+
+
 def test_a_broken_connection_alone_is_nobodys_fault(relay):
     publish_all("a")
     one = relay()
@@ -211,14 +225,70 @@ def test_an_event_that_is_held_back_does_not_fill_its_lane(outbox, relay):
     assert sum(topic.startswith("free") for topic in receiver(one).topics) == 100
 
 
+def test_an_idle_relay_keeps_its_lanes_between_two_looks(outbox, relay):
+    outbox(POLL=30, SEND_TIMEOUT=0.1, LEASE=1)
+    one, stop, kept = relay(), threading.Event(), []
+
+    def wait(seconds, stop):
+        stop.wait(4)
+        kept.append(one.lanes.are_ours)
+        stop.set()
+
+    one.wakeup.wait = wait
+    one.run(stop)
+    assert kept == [True]
+
+
 def test_a_relay_that_lost_its_lanes_counts_no_failure(relay):
     publish_all("bad")
-    one = relay()
+    one, told = relay(), []
+
+    def receive(**told_by_signal):
+        told.append(told_by_signal)
 
     def lose_lanes(event):
         Lane.objects.update(relay_id=None)
         return "no"
 
     receiver(one).refuses = lose_lanes
-    one.step()
-    assert OutboxEvent.objects.get().attempts == 0
+    event_failed.connect(receive)
+    try:
+        one.step()
+    finally:
+        event_failed.disconnect(receive)
+    assert (OutboxEvent.objects.get().attempts, told) == (0, [])
+
+
+@pytest.mark.postgresql
+def test_a_pass_steps_over_nothing_that_was_deleted_before(outbox, relay, monkeypatch):
+    """While ``xmin`` is held, what was deleted stays, and its index leads to it. Also where a failed event has come."""
+    outbox(BATCH=500, FIRST_DELAY=1_000, LONGEST_DELAY=1_000)
+    monkeypatch.setattr("django_idempotency.outbox.cursor.OVERLAP", 0)
+    monkeypatch.setattr("django_idempotency.outbox.cursor.SWEEP_EVERY", 1_000_000)
+    one, buffers = relay(), []
+    receiver(one).refuses = lambda event: "no" if event.topic == "bad" else None
+    with holding_xmin():
+        for round in range(5):
+            if round:
+                publish_all(*(f"t/k-{number}" for number in range(600)))
+            publish_all("bad/k" if round == 4 else "good/k")
+            while one.step():
+                pass
+            buffers.append(buffers_of(one.step))
+    assert max(buffers[2:]) <= buffers[1] + 16
+
+
+def buffers_of(work):
+    """How many buffers are read by what ``work`` selects from the table of events."""
+    counts = []
+
+    def explain(execute, sql, params, *details):
+        if OutboxEvent._meta.db_table in sql and sql.lstrip().startswith("SELECT"):
+            with connection.connection.cursor() as cursor:
+                cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", params)
+                counts.append(plans.buffers(cursor.fetchone()[0][0]["Plan"]))
+        return execute(sql, params, *details)
+
+    with connection.execute_wrapper(explain):
+        work()
+    return sum(counts)

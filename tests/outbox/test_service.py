@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.server, pytest.mark.rabbitmq, pytest.mark.row_locks]
+pytestmark = [pytest.mark.server, pytest.mark.rabbitmq, pytest.mark.row_locks, pytest.mark.slow]
 
 
 @pytest.fixture

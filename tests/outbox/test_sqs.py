@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
 import pytest
+from botocore.config import Config
 from moto.server import ThreadedMotoServer
 
 from django_idempotency.outbox.publishers.base import Confirmed, PublisherUnavailable, Refused
@@ -82,11 +88,13 @@ def test_more_than_a_call_takes_go_in_several(sqs, options):
     assert sent(SQSPublisher(url, **options), *events) == [Confirmed(one) for one in events]
 
 
-def test_bytes_go_as_base64(sqs, options):
+@pytest.mark.parametrize("payload", [b"\xff\x00", b"\x00"], ids=["no text", "no text of SQS'"])
+def test_bytes_go_as_base64(sqs, options, payload):
     url = sqs.create_queue(QueueName="bytes")["QueueUrl"]
-    sent(SQSPublisher(url, **options), event("a", b"\xff\x00"))
+    sent(SQSPublisher(url, **options), event("a", payload))
     (message,) = received(sqs, url)
-    assert (message["Body"], attributes(message)["content-encoding"]) == ("/wA=", "base64")
+    assert base64.b64decode(message["Body"]) == payload
+    assert attributes(message)["content-encoding"] == "base64"
 
 
 def test_what_fails_in_a_call_is_told_apart(sqs, options):
@@ -94,7 +102,46 @@ def test_what_fails_in_a_call_is_told_apart(sqs, options):
     good, many = event("a"), event("a", headers={f"name-{number}": "x" for number in range(8)})
     outcomes = sent(SQSPublisher(url, **options), good, many)
     assert outcomes[0] == Confirmed(good)
-    assert outcomes[1] == Refused(many, "SQS takes 10 attributes, headers among them", permanent=True)
+    assert outcomes[1] == Refused(many, "SQS accepts at most 10 attributes, including headers", permanent=True)
+
+
+def test_what_sqs_refuses_a_whole_call_for_costs_the_others_no_attempt(sqs, options):
+    """As it does for a header with a name that it does not take."""
+    url = sqs.create_queue(QueueName="whole")["QueueUrl"]
+    one, bad, other = event("a"), event("a", headers={"no name": "x"}), event("a")
+    outcomes = sent(SQSPublisher(url, **options), one, bad, other)
+    assert [outcomes[0], outcomes[2]] == [Confirmed(one), Confirmed(other)]
+    assert isinstance(outcomes[1], Refused)
+
+
+def test_an_empty_message_can_never_be_sent(sqs, options):
+    url = sqs.create_queue(QueueName="empty")["QueueUrl"]
+    (outcome,) = sent(SQSPublisher(url, **options), empty := event("a", b""))
+    assert outcome == Refused(empty, "SQS accepts no empty messages", permanent=True)
+
+
+@pytest.mark.parametrize(("status", "code"), [(503, "ServiceUnavailable"), (400, "RequestThrottled")])
+def test_an_illness_of_the_service_is_no_events_fault(options, status, code):
+    class Ill(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.send_response(status)
+            self.send_header("x-amzn-query-error", f"{code};Sender")
+            self.end_headers()
+            self.wfile.write(json.dumps({"__type": code, "message": "later"}).encode())
+
+        def log_message(self, *given):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Ill)
+    Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    config = Config(retries={"max_attempts": 0})
+    try:
+        with pytest.raises(PublisherUnavailable, match=code):
+            sent(SQSPublisher(f"{url}/1/q", endpoint_url=url, config=config, **ACCOUNT), event("a"), event("a"))
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_a_queue_that_is_not_there_refuses(options):

@@ -112,6 +112,6 @@ def test_what_there_was_no_time_for_is_as_if_nobody_had_tried(site):
 
 def test_a_secret_that_is_none_is_told_of(site):
     (outcome,) = sent(WebhookPublisher(f"{site.url}/204", "whsec_***"), event("a"))
-    assert "must be whsec_ and base64" in outcome.reason
+    assert "must be whsec_ followed by base64" in outcome.reason
     with pytest.raises(ImproperlyConfigured, match="either url and secret, or endpoint"):
         WebhookPublisher()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import psycopg
 import pytest
-from django.core.management import call_command
 from django.db import connections
 
 from django_idempotency.exceptions import NotConvertible
@@ -12,7 +11,7 @@ from django_idempotency.partitions import disable, enable, ensure
 from django_idempotency.partitions.catalog import read_layout
 from django_idempotency.partitions.layout import TABLE
 from tests.faults.cluster import room, running_cluster
-from tests.support.aliases import another_alias
+from tests.support.aliases import alias_of_cluster
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.plain_table, pytest.mark.server]
@@ -29,10 +28,7 @@ def server():
 @pytest.fixture
 def private(transactional_db, server):
     """The alias of a database of that server, with a record table that is plain before each test."""
-    options = {"sslmode": "disable", "gssencmode": "disable"}
-    where = {"HOST": "127.0.0.1", "PORT": str(server.port), "USER": "postgres", "NAME": "postgres"}
-    with another_alias(PRIVATE, **where, PASSWORD="", OPTIONS=options):
-        call_command("migrate", "django_idempotency", database=PRIVATE, verbosity=0)
+    with alias_of_cluster(PRIVATE, server):
         yield PRIVATE
         sql(f"TRUNCATE {TABLE}")
         disable(using=PRIVATE)

@@ -168,7 +168,8 @@ def test_callers_who_come_at_midnight_run_each_key_once(table, kinds):
 
 WAITING_CLAIMS = """
 SELECT count(*) FROM pg_locks JOIN pg_stat_activity AS waiting USING (pid)
-WHERE NOT granted AND locktype = 'relation' AND query LIKE '%%django_idempotency_claim%%'
+WHERE NOT granted AND locktype = 'relation'
+    AND (query LIKE '%%django_idempotency_claim%%' OR query LIKE 'BEGIN; EXECUTE django_idempotency_%%')
     AND datname = current_database()
 """
 

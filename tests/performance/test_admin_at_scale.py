@@ -19,7 +19,7 @@ from django_idempotency.maintenance.interventions import Act, version
 from django_idempotency.models import IdempotencyRecord
 
 # A partition with a few rows is read from end to end, and may be.
-pytestmark = [pytest.mark.postgresql, pytest.mark.plain_table]
+pytestmark = [pytest.mark.postgresql, pytest.mark.plain_table, pytest.mark.exhaustive]
 
 LIST = "/admin/django_idempotency/idempotencyrecord/"
 TABLE = IdempotencyRecord._meta.db_table

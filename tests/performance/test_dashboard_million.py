@@ -13,7 +13,7 @@ from django.urls import path
 from django_idempotency.models import IdempotencyCounter, IdempotencyRecord
 from tests.support.happening import a_week
 
-pytestmark = pytest.mark.postgresql
+pytestmark = [pytest.mark.postgresql, pytest.mark.exhaustive]
 
 PAGE = "/admin/django_idempotency/idempotencyrecord/dashboard/"
 TABLE = IdempotencyRecord._meta.db_table

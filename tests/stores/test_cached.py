@@ -10,7 +10,7 @@ import pytest
 from django.core.cache import caches
 from django.core.cache.backends.locmem import LocMemCache
 from django.core.management import call_command
-from django.db import connection, transaction
+from django.db import DEFAULT_DB_ALIAS, connection, connections, transaction
 
 from django_idempotency import engine
 from django_idempotency.models import IdempotencyRecord, Status
@@ -130,6 +130,27 @@ def test_a_miss_fills_the_cache_once_for_many_threads(settings):
     assert sum(statements for _outcome, statements in asks) == 1
 
 
+def test_a_miss_that_another_thread_has_answered_meanwhile_takes_no_statement():
+    one = operation()
+    done(one)
+    caches["default"].clear()
+
+    def meanwhile():
+        FaultyCache.fault = None
+        ((outcome, _statements),) = in_threads(1, lambda _number: asked(one))  # which connects with some
+        assert outcome == Replay(RESPONSE)
+
+    FaultyCache.fault = staticmethod(meanwhile)
+    assert asked(one) == (Replay(RESPONSE), 0)
+
+
+def test_a_first_request_asks_the_cache_once_and_writes_to_it_once():
+    calls = []
+    FaultyCache.fault = staticmethod(lambda: calls.append(1) or True)
+    done(operation())
+    assert len(calls) == 2
+
+
 def test_a_deleted_record_is_served_for_max_age_seconds_at_most(settings):
     settings.IDEMPOTENCY = {
         "STORES": {"default": {"BACKEND": "django_idempotency.stores.cached.CachedStore", "OPTIONS": {"max_age": 1}}}
@@ -213,3 +234,33 @@ def test_an_erased_response_is_replayed_no_more(capsys):
     call_command("idempotency_store", "erase", "--store", "default", "--scope", one.scope)
     assert capsys.readouterr().out.startswith("1 record erased")
     assert isinstance(engine.claim(one, POLICY), Claimed)
+
+
+# --- Tenants with a schema each --------------------------------------------------------------------------------------
+
+
+def test_a_response_is_replayed_to_its_tenant_only(monkeypatch):
+    of = operation()
+    wrapper = connections[DEFAULT_DB_ALIAS]
+    monkeypatch.setattr(wrapper, "schema_name", "one", raising=False)
+    done(of)
+    store = store_for(POLICY)
+    assert store._cached(of).response == RESPONSE
+    wrapper.schema_name = "two"
+    assert store._cached(of) is None
+
+
+@pytest.mark.postgresql
+def test_a_cache_that_can_not_tell_schemas_apart_is_left_alone(monkeypatch, caplog):
+    monkeypatch.setattr(cached, "_first_schemas", {})
+    monkeypatch.setattr(cached, "_several_schemas", set())
+    of = operation()
+    done(of)
+    with connection.cursor() as cursor:
+        cursor.execute("SET search_path = pg_catalog, public")
+        try:
+            done(operation())
+            assert store_for(POLICY)._cached(of) is None
+        finally:
+            cursor.execute("RESET search_path")
+    assert "several schemas (public; pg_catalog, public)" in caplog.text

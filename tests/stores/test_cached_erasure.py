@@ -106,7 +106,7 @@ def test_an_erasure_tells_of_a_cache_that_is_away(one, cache, monkeypatch, capsy
     with pytest.raises(SystemExit) as ended:
         call_command("idempotency_erase", "--scope", one.scope)
     assert ended.value.code == 1
-    assert f"it may replay them for {age(BOUND)} more." in capsys.readouterr().out
+    assert f"it may replay them for another {age(BOUND)}." in capsys.readouterr().out
 
 
 def test_an_erasure_tells_of_a_cache_in_each_process(one, cache):

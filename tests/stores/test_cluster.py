@@ -18,7 +18,7 @@ from tests.support.redis_servers import running_cluster
 from tests.support.threads import in_threads
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.redis_server
+pytestmark = [pytest.mark.redis_server, pytest.mark.slow]
 LEASE = Policy(mode="lease", store="redis", lease=300)
 
 

@@ -69,7 +69,7 @@ def test_a_policy_chooses_its_store_and_another_has_the_database(settings):
 
 def test_atomic_mode_is_refused_where_a_store_has_no_transactions(settings):
     use(settings, MemoryStore)
-    with pytest.raises(ImproperlyConfigured, match=r"'mine' \(MemoryStore\) can't commit .* state mode=\"lease\""):
+    with pytest.raises(ImproperlyConfigured, match=r"'mine' \(MemoryStore\) can't commit .* set mode=\"lease\""):
         store_for(Policy(store="mine"))
 
 
@@ -78,10 +78,13 @@ def test_atomic_mode_is_refused_where_a_store_has_no_transactions(settings):
     [
         ({"STORES": {"redsi": {"BACKEND": "x.Y"}}, "STORE": "redis"}, "STORES has no 'redis': did you mean 'redsi'?"),
         ({"STORES": {"default": {"BACKEND": "nowhere.Store"}}}, "the store 'default' can't be imported: "),
-        ({"STORES": {"default": {"BACKEND": "builtins.dict"}}}, "builtins.dict of 'default' is no django_idempotency."),
+        (
+            {"STORES": {"default": {"BACKEND": "builtins.dict"}}},
+            "builtins.dict of 'default' is not a django_idempotency.",
+        ),
         (
             {"STORES": {"default": {"BACKEND": f"{memory.__name__}.MemoryStore", "OPTIONS": {"size": 1}}}},
-            "the OPTIONS of 'default' can't be used: MemoryStore has no options, but got size.",
+            "the OPTIONS of 'default' can't be used: MemoryStore takes no options, but got size.",
         ),
     ],
 )

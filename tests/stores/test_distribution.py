@@ -1,22 +1,27 @@
 """A table that is distributed by ``id`` over several servers: each hot statement names it, and so goes to one of them.
 
-Citus itself is not part of the suite; what is held here is what it takes of the statements.
+What is held here on plain PostgreSQL is what Citus takes of the statements; test_citus.py runs on Citus itself.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from uuid import uuid4
 
 import pytest
 from django.db import connections
 
 from django_idempotency import engine
+from django_idempotency.checks.databases import check_capabilities
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.outcomes import Claimed, Fail, Keep, Operation, Release, Replay, StoredResponse
 from django_idempotency.policy import Policy
-from django_idempotency.stores import postgresql, store_for
+from django_idempotency.stores import distribution, postgresql, store_for
 from django_idempotency.stores.claim_function import FUNCTION
 from django_idempotency.stores.database import ahead
+from django_idempotency.stores.probing import Capabilities
+from tests.support.shard_locks import refused_across_shards, shard_of
 from tests.support.statements import sent_statements
 
 TABLE = IdempotencyRecord._meta.db_table
@@ -131,3 +136,92 @@ def test_every_statement_of_a_request_that_the_orm_writes_is_by_id(mode, verdict
     assert len(of_records) >= 4
     for sql in of_records:
         assert "INSERT" in sql or re.search(r"""["`]id["`] (?:= %s|IN \(%s\))""", sql), sql
+
+
+# --- Locks of several records ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shards(transactional_db, monkeypatch):
+    """The shards of each statement that has locked records; one that names several is refused, as by Citus."""
+    with refused_across_shards(monkeypatch) as locked:
+        yield locked
+
+
+@pytest.mark.postgresql
+@pytest.mark.usefixtures("shards")
+def test_that_rows_are_on_several_servers_is_tried_once():
+    distribution._distributed.clear()
+    assert distribution.is_distributed("default")
+    with connections["default"].execute_wrapper(lambda *_args: pytest.fail("asked again")):
+        assert distribution.is_distributed("default")
+
+
+def test_plain_tables_lock_any_rows(db, monkeypatch):
+    monkeypatch.setattr(distribution, "_distributed", {})
+    assert not distribution.is_distributed("default")
+
+
+@pytest.mark.postgresql
+@pytest.mark.parametrize("tells", [True, False])
+def test_ids_are_told_apart_by_shard_always_in_the_same_order(shards, tells):
+    ids = [uuid4() for _ in range(30)]
+    if not tells:
+        with connections["default"].cursor() as cursor:
+            cursor.execute("ALTER FUNCTION get_shard_id_for_distribution_column RENAME TO mislaid")
+    groups = distribution.in_shards(ids, "default")
+    if not tells:
+        with connections["default"].cursor() as cursor:
+            cursor.execute("ALTER FUNCTION mislaid RENAME TO get_shard_id_for_distribution_column")
+    expected = [[id for id in sorted(ids) if shard_of(id) == shard] for shard in sorted(set(map(shard_of, ids)))]
+    assert groups == (expected if tells else [[id] for id in sorted(ids)])
+
+
+@pytest.mark.postgresql
+def test_leases_are_renewed_shard_by_shard(shards):
+    policy = Policy(mode="lease")
+    claims = [claimed(f"k{number}", policy) for number in range(20)]
+    assert store_for(policy).renew(claims) == {claim.token for claim in claims}
+    assert shards == [{shard} for shard in sorted({shard_of(claim.id) for claim in claims})]
+
+
+@pytest.mark.postgresql
+def test_a_batch_is_locked_shard_by_shard(shards):
+    policy = Policy()
+    claims = [claimed(f"k{number}", policy) for number in range(20)]
+    store = store_for(policy)
+    with store.transaction():
+        assert store.lock_many(claims) == {claim.token for claim in claims}
+    assert shards == [{shard} for shard in sorted({shard_of(claim.id) for claim in claims})]
+
+
+@pytest.mark.postgresql
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_a_run_on_several_servers_goes_by_the_transaction_of_its_own(shards, verdict, monkeypatch):
+    """The number that the row's server tells is another transaction's here."""
+    monkeypatch.setattr(postgresql, "LOCK", postgresql.LOCK.replace("pg_current_xact_id()::text", "'7'"))
+    settle(claimed("k", Policy()), Policy(), verdict)
+    status = IdempotencyRecord.objects.filter(key="k").values_list("status", flat=True).first()
+    assert status == {Keep: "completed", Fail: "failed", Release: None}[type(verdict)]
+
+
+@pytest.mark.postgresql
+def test_claims_by_lock_are_records_on_several_servers(shards):
+    claim = claimed("k", Policy(claim="lock"))
+    assert not claim.by_lock
+    assert IdempotencyRecord.objects.filter(pk=claim.id).exists()
+
+
+@pytest.mark.postgresql
+@pytest.mark.plain_table
+def test_e084_locks_of_several_servers_are_no_claims(shards, settings):
+    settings.IDEMPOTENCY = {"CLAIM": "lock"}
+    (error,) = check_capabilities(None, databases=["default"])
+    assert error.id == "django_idempotency.E084"
+    assert "on several servers, each with advisory locks of its own" in error.msg
+
+
+def test_a_partitioned_table_on_several_servers_is_not_unique():
+    plain = Capabilities(function=True, place=True, key_locks=True, row_locks=True, partitioned=False, distributed=True)
+    assert plain.unique
+    assert not replace(plain, partitioned=True).unique

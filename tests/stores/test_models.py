@@ -188,7 +188,7 @@ def storage_parameters():
         return dict(option.split("=") for option in cursor.fetchone()[0] or [])
 
 
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("transactional_db")
 def test_the_migrations_go_back_and_forth_again():
     try:
         migrate(["zero"])
@@ -198,7 +198,7 @@ def test_the_migrations_go_back_and_forth_again():
     assert inserted(columns("completed")) is None
 
 
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("transactional_db")
 @pytest.mark.postgresql
 def test_storage_parameters_are_set_and_reset():
     parameters = import_module("django_idempotency.migrations.0002_tune_record_on_postgresql").PARAMETERS

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import subprocess
 import sys
+import weakref
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pytest
 from django.db import DatabaseError, DataError, ProgrammingError, connection, connections, transaction
@@ -72,13 +75,13 @@ def connect_directly(connect):
         connect()
         connection.ensure_connection()
         for _ in range(prepared.THRESHOLD):
-            prepared.learn(connection.connection.pgconn.backend_pid, "default")
+            prepared.learn(connection.connection.pgconn.backend_pid, connections["default"])
 
     return connect_directly
 
 
 def ask(statement, *values):
-    return prepared.execute(statement, values, "default").row
+    return prepared.execute(statement, values, connections["default"]).row
 
 
 @pytest.fixture
@@ -96,8 +99,8 @@ def test_statements_are_prepared_on_a_persistent_connection(connect, mode):
     prepare(mode)
     assert connection.connection.prepare_threshold is None  # as Django has it
     first = statements_of(entry_point(paying, mode=mode), "four")
-    assert len(first) == {"atomic": 7, "lease": 4}[mode]
-    assert (first[1] == "BEGIN") is (mode == "atomic")
+    assert len(first) == {"atomic": 6, "lease": 4}[mode]
+    assert first[1].startswith("BEGIN; EXECUTE ") is (mode == "atomic")
     assert len(statements_of(entry_point(paying, mode=mode), "four")) == 1
 
 
@@ -131,7 +134,7 @@ def test_whom_another_process_answers_goes_by_the_cursor_again(connect, monkeypa
     """A pooler that tells the process it has chosen first, and chooses another one later."""
     connect()
     prepare()
-    prepared.learn(0, "default")
+    prepared.learn(0, connections["default"])
     monkeypatch.setattr(prepared, "_by_libpq", lambda *_: pytest.fail("was called as prepared"))
     assert entry_point(paying)().status_code == 201
 
@@ -279,6 +282,42 @@ def test_errors_are_read_in_the_connections_encoding(connect_directly, no_cursor
     no_cursor()
     with pytest.raises(DataError, match='"ü"'):
         ask("SELECT %s::integer", "ü")
+
+
+def test_what_is_sent_follows_a_change_of_the_encoding(connect_directly, no_cursor):
+    connect_directly()
+    no_cursor()
+    assert ask("SELECT length(%s::text)", "ü") == (1,)
+    connection.cursor().execute("SET client_encoding TO latin1")
+    assert ask("SELECT length(%s::text)", "ü") == (1,)
+
+
+def test_begin_goes_out_with_the_first_statement(connect_directly):
+    connect_directly()
+    values = ("it's \\ 'quoted'; COMMIT", 2**40, uuid4(), b"\0\xff'", True, None)
+    question = "SELECT %s::text, %s::bigint, %s::uuid, %s::bytea, %s::boolean, %s::text"
+    assert ask(question, *values) == values
+    with sent_statements() as sent, transaction.atomic():
+        assert ask(question, *values) == values  # written out, behind BEGIN
+        assert ask(question, *values) == values  # as parameters
+    begun, asked, committed = sent.all
+    assert begun.startswith("BEGIN; EXECUTE ")
+    assert (asked.startswith("SELECT"), committed) == (True, "COMMIT")
+
+
+def test_what_is_kept_of_a_connection_does_not_keep_it(no_cursor):
+    """So that a thread that ends leaves no session behind."""
+    wrapper = connections.create_connection("default")
+    wrapper.ensure_connection()
+    for _ in range(prepared.THRESHOLD):
+        prepared.learn(wrapper.connection.pgconn.backend_pid, wrapper)
+    no_cursor()
+    assert prepared.execute("SELECT %s::integer", (1,), wrapper).row == (1,)
+    inner = weakref.ref(wrapper.connection)
+    wrapper.connection.close()
+    del wrapper
+    gc.collect()
+    assert inner() is None
 
 
 @pytest.mark.parametrize("name", ["isolation_level", "read_only", "deferrable"])

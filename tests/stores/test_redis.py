@@ -295,6 +295,18 @@ def test_a_full_server_refuses_new_records_and_keeps_old(node):
 
 
 @pytest.mark.redis_server
+def test_a_full_server_is_away_for_whoever_watches_a_lease(node):
+    """Nobody can renew there, so an owner whose lease lapses may be alive."""
+    claim = claimed()
+    watched = {claim.token: claim.id}
+    node.client.config_set("maxmemory", "1")
+    with pytest.raises(StoreRefused):
+        store_for(RETRY).leases_left(watched)
+    node.client.config_set("maxmemory", "0")
+    assert store_for(RETRY).leases_left(watched).keys() == {claim.token}
+
+
+@pytest.mark.redis_server
 def test_a_response_is_stored_once_the_server_is_back(node):
     """The effects have happened: the run ends as it should, and a thread keeps at it."""
     node.client.config_set("appendonly", "yes")
@@ -362,8 +374,8 @@ def test_a_response_without_enough_replicas_is_written_again(node, settings, tmp
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({}, "state url, or client, and not both"),
-        ({"url": "redis://x", "client": "a.b"}, "state url, or client, and not both"),
+        ({}, "set either url or client, not both"),
+        ({"url": "redis://x", "client": "a.b"}, "set either url or client, not both"),
         ({"url": "redis://x", "durability": "replica"}, "did you mean 'replicas'?"),
         ({"url": "redis://x", "timeout": 0}, "timeout is 0; it must be a number from 0.01"),
         (

@@ -9,7 +9,7 @@ import redis
 
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.server, pytest.mark.redis]
+pytestmark = [pytest.mark.server, pytest.mark.redis, pytest.mark.slow]
 PAYOUT = {"amount": 5, "currency": "EUR"}
 
 

@@ -1,15 +1,19 @@
-"""Further aliases of databases, for as long as a test lasts."""
+"""Further aliases of databases that exist as long as a test lasts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from django.core.management import call_command
 from django.db import connection, connections
 
 from tests.support.callers import stop_heartbeat
+
+if TYPE_CHECKING:
+    from tests.faults.cluster import Cluster  # needs psycopg and psutil, which are not everywhere
 
 
 @contextmanager
@@ -46,3 +50,13 @@ def another_alias(name: str, **changed: Any) -> Iterator[str]:
         stop_heartbeat()
         connections[name].close()
         del connections[name], connections.settings[name]
+
+
+@contextmanager
+def alias_of_cluster(name: str, cluster: Cluster) -> Iterator[str]:
+    """Have the alias ``name``, of a database of ``cluster`` with the package's tables."""
+    options = {"sslmode": "disable", "gssencmode": "disable"}
+    where = {"HOST": "127.0.0.1", "PORT": str(cluster.port), "USER": "postgres", "NAME": "postgres"}
+    with another_alias(name, **where, PASSWORD="", OPTIONS=options):
+        call_command("migrate", "django_idempotency", database=name, verbosity=0)
+        yield name

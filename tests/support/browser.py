@@ -1,4 +1,4 @@
-"""Headless Chromium, driven by its own driver: what an operator sees and clicks, with nothing inline let through."""
+"""Headless Chromium, driven by its own driver: what an operator sees and clicks, with everything inline blocked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROGRAMS = ("chromium", "chromedriver")
 POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; frame-ancestors 'none'; form-action 'self'"
 QUIET = (
     "--headless=new",
-    "--no-sandbox",  # there is none for root
+    "--no-sandbox",  # there is no sandbox for root
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
@@ -41,7 +41,7 @@ def strict_csp(get_response: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class Browser:
-    """One window. ``origin`` is where paths are."""
+    """One window. ``origin``: what paths are relative to."""
 
     def __init__(self, driver: Chrome, origin: str) -> None:
         self.driver = driver
@@ -111,7 +111,7 @@ class Browser:
     def complaints(self) -> list[str]:
         """What the browser's console has had to say since it was last asked: errors, breaches of the policy."""
         said = [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
-        return [message for message in said if "/favicon.ico" not in message]  # it asks for that by itself
+        return [message for message in said if "/favicon.ico" not in message]  # the browser asks for that by itself
 
     def forget(self) -> None:
         """Who was signed in, and what was complained of."""

@@ -1,4 +1,4 @@
-"""Calling a view behind an entry point without a server, and what is left of it: effects, and the record."""
+"""Call a view behind an entry point without a server, and read what is left of it: effects, and the record."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def heard(signal: Signal) -> Iterator[list[dict[str, Any]]]:
         signal.disconnect(hear)
 
 
-# What a replay has and the first response had not.
+# Headers that a replay has and the first response did not have.
 OF_A_REPLAY = {"Idempotent-Replayed": "true", "Cache-Control": "no-store"}
 
 
@@ -132,7 +132,7 @@ def is_replay(response: HttpResponseBase) -> bool:
 
 
 class Gate:
-    """A view that pays, and stays until it is let go."""
+    """A view that pays, and waits until it is let go."""
 
     def __init__(self) -> None:
         self.entered, self.let_go = threading.Event(), threading.Event()

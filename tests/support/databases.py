@@ -1,4 +1,4 @@
-"""Databases beside the one that pytest-django makes: for processes that the tests start."""
+"""Databases beside the one that pytest-django makes, for processes that the tests start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def environment() -> dict[str, str]:
     """For a process with this one's settings, on the test database."""
     given = {
         "DATABASE_URL": database_url(connection.settings_dict, connection.settings_dict["NAME"]),
-        # An override of the settings names no module.
+        # Overridden settings name no module.
         "DJANGO_SETTINGS_MODULE": settings.SETTINGS_MODULE or os.environ["DJANGO_SETTINGS_MODULE"],
     }
     return os.environ | given

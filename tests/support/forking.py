@@ -1,4 +1,4 @@
-"""A process that has a lease and forks; its child has another. What they do they say in lines."""
+"""A process that has a lease and forks. Its child has another lease. Both write what they do in lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from tests.support.waiting import eventually
 
 LEASE = 2
-# By PyDLL, which keeps the GIL: what forks without it may leave its child a GIL that nobody gives back.
+# Called through PyDLL, which keeps the GIL: a fork without it may leave the child a GIL that nothing gives back.
 FORKS = {"os.fork": os.fork, "without Python's hooks": ctypes.PyDLL(None).fork}
 
 
@@ -49,7 +49,7 @@ def main(how: str) -> None:
     entered = threading.Event()
     threading.Thread(target=hold, args=("parent", entered), daemon=True).start()
     assert entered.wait(30)
-    eventually(asleep)  # what another thread does at the fork stays half done in the child
+    eventually(asleep)  # what another thread was doing at the fork stays half done in the child
     if FORKS[how]() == 0:
         hold("child", threading.Event())
     else:

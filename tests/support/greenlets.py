@@ -1,4 +1,4 @@
-"""A process of gevent's, in which one greenlet has a record locked that another one waits for."""
+"""A process of gevent's in which one greenlet has locked a record that another one waits for."""
 
 from __future__ import annotations
 

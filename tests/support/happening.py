@@ -1,4 +1,4 @@
-"""Counters of what did not happen: a past for the statistics and the dashboard to show."""
+"""Counters of events that did not happen: a past for the statistics and the dashboard to show."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def happen(view: str, *, hours: float = 0, **events: int) -> None:
         IdempotencyCounter.objects.create(since=ahead(-3600 * hours), view=view, event=event, count=count)
 
 
-# Requests in five minutes, by daylight and by night, and what else comes of a thousand of them.
+# Requests in five minutes, by day and by night, and what else comes of a thousand of them.
 WEEK = """
 INSERT INTO django_idempotency_counter (since, view, event, count)
 SELECT now() - slot * interval '5 minutes', view, event,

@@ -1,7 +1,8 @@
 """A process whose work a signal's exception interrupts at random moments, as Celery's soft time limit does.
 
-After each interruption it does one thing in peace, which must succeed. Prints how many things it has done, how often it
-was interrupted, and how many things in peace failed; ends with 1 if something was told to be done that is not there.
+After each interruption it does one thing undisturbed, which must succeed. Prints how many things it has done, how often
+it was interrupted, and how many undisturbed things failed. Exits with 1 if something that was reported as done is not
+there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from statistics import median
 from typing import Any
 
 ROUNDS = 200
-FIRST = 10  # things done in peace, to learn how long one takes here
+FIRST = 10  # things done undisturbed, to learn how long one takes here
 
 
 class Interrupted(Exception):
@@ -66,7 +67,7 @@ def _hurried(do: Callable[[str], bool], reference: str, seconds: float) -> bool:
     try:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         return do(reference)
-    finally:  # which the exception may strike as well
+    finally:  # the exception may strike here as well
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 

@@ -1,4 +1,4 @@
-"""Coroutines run to their end, and the database connections of their threads closed."""
+"""Run coroutines to their end, and close the database connections of their threads."""
 
 from __future__ import annotations
 

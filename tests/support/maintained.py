@@ -45,6 +45,7 @@ def keys(**condition):
 
 
 LOCKING = "SELECT .* FOR (NO KEY )?UPDATE"
+CHANGING = r"UPDATE (?!.* SET .updated_at. = .*\..updated_at.)"  # not the one that only tries whether it can write
 
 
 def run_sql(sql):
@@ -88,7 +89,7 @@ def renewed_before_the_update(claimed: Claimed, policy: Policy) -> Iterator[list
 
         def try_to_renew() -> None:
             renewals.append(pool.submit(renew))
-            wait(renewals, timeout=0.5)  # long enough, were it let
+            wait(renewals, timeout=0.5)  # long enough, if it were let
 
-        with just_before("UPDATE", try_to_renew):
+        with just_before(CHANGING, try_to_renew):
             yield renewals

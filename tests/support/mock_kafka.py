@@ -1,4 +1,4 @@
-"""Kafka as librdkafka plays it: a cluster inside this process that others reach over TCP, without a disk."""
+"""Kafka as librdkafka simulates it: a cluster inside this process that others reach over TCP, without a disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class MockKafka:
-    """A mock cluster, which lives as long as the producer that made it. A topic has four partitions."""
+    """A mock cluster that lives as long as the producer that made it. A topic has four partitions."""
 
     def __init__(self) -> None:
         from confluent_kafka import Producer

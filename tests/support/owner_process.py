@@ -19,7 +19,7 @@ IN_VIEW, AFTER_EFFECT, COMMIT = "in the view", "after the effect", "COMMIT"
 
 
 class Owner:
-    """Says where it is, and goes on when it is told. Its view pays and answers 201 with the payment's id."""
+    """Says where it is, and continues when it is told to. Its view pays and answers 201 with the payment's id."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -122,6 +122,9 @@ def _at(point: str) -> Iterator[None]:
 
 
 def _operate(what: str, renews: bool, policy: dict[str, Any], point: str = "") -> Any:
+    from django_idempotency.stores.distribution import is_distributed
+
+    is_distributed("default")  # each process tries it once; here, so that it is not on the way to the point
     with _at("" if point == AFTER_EFFECT else point):
         return _run_operation(what, renews, policy)
 

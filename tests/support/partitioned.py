@@ -1,6 +1,6 @@
-"""A partitioned record table for tests, divided more finely than anybody would, so that they cross its bounds.
+"""A partitioned record table for tests, divided more finely than in practice, so that tests cross its bounds.
 
-With ``IDEMPOTENCY_PARTITIONED=1`` in the environment, a whole run of the suite has one.
+With ``IDEMPOTENCY_PARTITIONED=1`` in the environment, the whole suite runs with one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plans of statements, as PostgreSQL explains them in JSON."""
+"""Query plans, as PostgreSQL explains them in JSON."""
 
 from __future__ import annotations
 

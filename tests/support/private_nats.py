@@ -16,7 +16,7 @@ def program() -> str | None:
 
 
 class PrivateNATS:
-    """A server with a directory and a port of its own. What it has acknowledged, it has after a kill."""
+    """A server with a directory and a port of its own. What it has acknowledged survives a kill."""
 
     def __init__(self, directory: Path) -> None:
         self.port, self.directory = free_port(), directory

@@ -20,7 +20,7 @@ def program() -> str | None:
 
 
 class PrivateRabbitMQ:
-    """A node with a directory and ports of its own. What it has confirmed, it has after a kill."""
+    """A node with a directory and ports of its own. What it has confirmed survives a kill."""
 
     def __init__(self, directory: Path) -> None:
         self.port, distribution = free_port(), free_port()

@@ -1,4 +1,4 @@
-"""A TCP proxy before a database or a broker: cuts the wire when a test says so, for good, at a COMMIT or a claim."""
+"""A TCP proxy in front of a database or a broker. A test can cut its connections for good, at a COMMIT or a claim."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CLAIM = b"django_idempotency_claim"
 
 class Cut(Enum):
     BEFORE_COMMIT = auto()  # the server never hears of it
-    AFTER_COMMIT = auto()  # the server has committed, its answer is lost
-    AFTER_CLAIM = auto()  # the same, of a claim
+    AFTER_COMMIT = auto()  # the server has committed, but its answer is lost
+    AFTER_CLAIM = auto()  # the same for a claim
 
     def is_at(self, message: bytes) -> bool:
         return CLAIM in message if self is Cut.AFTER_CLAIM else message in COMMITS
@@ -28,8 +28,8 @@ class Cut(Enum):
 class Proxy:
     """``away`` refuses every connection; ``cut`` says where the next transaction, or claim, is to be cut off.
 
-    ``freeze`` keeps back what is sent either way, of old wires and new ones, until ``thaw``; ``swallow`` does so for
-    good to the newest wire: nobody is told that it leads nowhere.
+    ``freeze`` holds back what is sent either way, on old connections and new ones, until ``thaw``. ``swallow`` does so
+    for good on the newest connection: neither end is told that it leads nowhere.
 
     ``meanwhile`` is called when the server has lost the client before a COMMIT, and the client does not know it yet.
     """

@@ -17,7 +17,7 @@ from tests.support.pgbouncer import free_port
 from tests.support.waiting import eventually
 
 REDIS = "redis-server"
-BUS = 10_000  # a node's cluster bus is that far above its port
+BUS = 10_000  # a node's cluster bus is at its port plus this number
 NODE_TIMEOUT = 1500  # milliseconds
 
 

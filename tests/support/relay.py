@@ -1,4 +1,4 @@
-"""An unreliable way to a server: an HTTP proxy that loses responses, or leaves before they come, as it is told."""
+"""An unreliable way to a server: an HTTP proxy that loses responses, or leaves before they come, as it is told to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OF_THE_CONNECTION = {"host", "connection", "accept-encoding", "transfer-encoding
 
 @dataclass
 class Relay:
-    """``plan``: what becomes of the next responses, then all of them ``pass``.
+    """``plan``: what happens to the next responses; after those, all of them ``pass``.
 
     ``lose``: the server answers, and the connection breaks. ``cut``: it breaks in the middle of the body. ``leave``:
     it breaks while the server runs the request. A dict replaces the response (``status``, ``headers``, ``body``).

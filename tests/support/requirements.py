@@ -1,4 +1,4 @@
-"""What a test can need of the machine it runs on, by marker; a test that lacks it is left out, and it is said."""
+"""What a test can need of the machine it runs on, by marker. A test that lacks it is skipped, and the run says so."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from pathlib import Path
 
 from django.conf import settings
 
-from tests.support import brokers, partitioned, pgbouncer, private_rabbitmq
+from tests.support import brokers, distributed, partitioned, pgbouncer, private_nats, private_rabbitmq
 from tests.support.programs import program_beside_python
 
 ROOT = Path(__file__).parents[2]
-PEERS = {  # what docs/migrating.md tells of, by distribution
+PEERS = {  # what docs/migrating.md describes, by distribution
     "django-idempotency-key": "idempotency_key",
     "drf-idempotency": "drf_idempotency",
     "drf-idempotencykey": "drf_idempotencykey",
     "djangorestframework-idempotency-key": "rest_framework_idempotency_key",
     "idemkit": "idemkit",
 }
-ADOPTED = ROOT / ".venv" / "openwisp-ipam"  # an environment with a project that nobody here wrote
+ADOPTED = ROOT / ".venv" / "openwisp-ipam"  # an environment with a project that was written elsewhere
+ASK_FOR_MORE = ("INTERLEAVINGS", "STATE_MACHINE_EXAMPLES", "UPGRADE_FROM")  # for single files with exhaustive tests
 OURS = {"django_idempotency", "testproject", "tests"}
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """``met`` decides; ``remedy`` says how to have these tests run; ``always_in_ci``: CI fails where it is not met."""
+    """``met`` decides. ``remedy`` says how to have these tests run. ``always_in_ci``: CI fails if it is not met."""
 
     meaning: str
     met: Callable[[], bool]
@@ -81,13 +82,32 @@ REQUIREMENTS = {
     "other_databases": _on_database("says what other databases lack", lambda: "postgresql" not in _engine()),
     "row_locks": _on_database("needs a database that locks rows", lambda: "sqlite" not in _engine()),
     "plain_table": Requirement(
-        "says something of the table while it is not partitioned",
-        lambda: not partitioned.WANTED,
-        "make test without IDEMPOTENCY_PARTITIONED",
+        "says something of the table while it is neither partitioned nor distributed",
+        lambda: not (partitioned.WANTED or distributed.WANTED),
+        "make test without IDEMPOTENCY_PARTITIONED or IDEMPOTENCY_DISTRIBUTED",
+        always_in_ci=False,
+    ),
+    "citus": Requirement(
+        "has Citus distribute the table",
+        lambda: distributed.WANTED,
+        "make test-citus CITUS_URL=…, a database on a coordinator",
+        always_in_ci=False,
+    ),
+    "exhaustive": Requirement(
+        "tries every order of statements, a table of a million rows, or an upgrade",
+        lambda: bool(os.environ.keys() & {"CI", "EXHAUSTIVE", *ASK_FOR_MORE}),
+        "EXHAUSTIVE=1 make test",
+        always_in_ci=True,
+    ),
+    "interruptions": Requirement(
+        "has signals interrupt a process at random moments, after which Python 3.14 may leave locks held",
+        lambda: sys.version_info < (3, 14),  # https://github.com/python/cpython/issues/148874
+        "make test PYTHON=python3.13",
         always_in_ci=False,
     ),
     "node": _program("node", "runs JavaScript in Node.js"),
     "curl": _program("curl", "runs curl"),
+    "openssl": _program("openssl", "has OpenSSL make a certificate"),
     "httpx": _extra("needs httpx", "httpx"),
     "requests": _extra("needs requests", "requests"),
     "http_clients": _extra("sends requests by httpx and by requests", "httpx", "requests"),
@@ -101,7 +121,7 @@ REQUIREMENTS = {
     ),
     "docs_site": Requirement(
         "builds the documentation",
-        lambda: all(map(_installed, ("properdocs", "pygments"))),
+        lambda: all(map(_installed, ("properdocs", "pygments", "mike"))),
         "pip install -e '.[docs]'",
         always_in_ci=False,
     ),
@@ -164,6 +184,12 @@ REQUIREMENTS = {
         always_in_ci=False,
     ),
     "nats": _broker("nats", "needs a NATS server with JetStream"),
+    "private_nats": Requirement(
+        "starts a NATS server of its own, and kills it",
+        lambda: private_nats.program() is not None,
+        "apt-get install nats-server && make test",
+        always_in_ci=True,
+    ),
     "webhooks": _extra("needs standardwebhooks", "standardwebhooks"),
     "mcp": _extra("needs the SDK of MCP", "mcp"),
     "kafka": _extra("needs confluent-kafka, which brings a mock cluster", "confluent_kafka"),

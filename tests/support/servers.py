@@ -19,19 +19,20 @@ from testproject import service
 from tests.support.programs import program_beside_python
 
 ROOT = Path(__file__).parents[2]
-# A connection per request: a retry never meets a connection that a killed worker, or uWSGI, has closed meanwhile.
+# One connection per request, so that a retry never meets one that a killed worker, or uWSGI, has closed meanwhile.
 NO_KEEPALIVE = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 PREPARE = """
 import django; django.setup()
 from testproject import service; service.prepare()
-from tests.support import partitioned
+from tests.support import distributed, partitioned
 if partitioned.WANTED: partitioned.divide_finely()
+if distributed.WANTED: distributed.distribute()
 """
 
 
 @dataclass(frozen=True)
 class Server:
-    """A running server. Requests raise ``httpx.TransportError`` when the worker that has them is killed."""
+    """A running server. Requests raise ``httpx.TransportError`` if the worker that has them is killed."""
 
     url: str
     gateway_url: str
@@ -81,7 +82,7 @@ def prepare_database(database_url: str) -> None:
 
 def _environment(database_url: str) -> dict[str, str]:
     given = {"DATABASE_URL": database_url, "DJANGO_SETTINGS_MODULE": "testproject.settings"}
-    # A system check refuses SQLite anywhere else.
+    # Without DEBUG, a system check refuses SQLite.
     return given | ({"DEBUG": "1"} if database_url.startswith("sqlite") else {})
 
 

@@ -1,4 +1,4 @@
-"""What goes over the wire to PostgreSQL, transaction statements included: libpq's own trace."""
+"""What goes over the wire to PostgreSQL, transaction statements included, by libpq's own trace."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 from django.db import connection as default_connection
 
-# A message to the server ("F") that carries a statement, up to the next message of either side; or one that executes a
-# statement by the name under which it was prepared.
+# A message to the server ("F") that carries a statement, up to the next message from either side; or one that executes
+# a statement by the name under which it was prepared.
 SENT = re.compile(
     r'^F\t\d+\t(?:(?:Query|Parse)\t(?P<text>.*?)"?\s*(?=^[FB]\t\d+\t|\Z)|Bind\t "" "(?P<name>[^"]+)")',
     re.MULTILINE | re.DOTALL,
@@ -22,9 +22,9 @@ TRANSACTION = re.compile(r"(?:BEGIN|COMMIT|ROLLBACK|SAVEPOINT|RELEASE|START TRAN
 
 @dataclass
 class Statements:
-    """All that was sent, in order, a round trip each; complete once the block is left.
+    """All that was sent, in order, one item per round trip; complete once the block is left.
 
-    To prepare a statement is a round trip of its own.
+    Preparing a statement is a round trip of its own.
     """
 
     all: list[str] = field(default_factory=list)

@@ -39,7 +39,7 @@ def in_threads(count: int, work: Callable[[int], Any], *, timeout: float = 60, r
 
 
 class OtherThread:
-    """A thread with database connections of its own, which does one thing after the other as it is told."""
+    """A thread with database connections of its own, which does one thing after another as it is told."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1)
@@ -54,8 +54,8 @@ class OtherThread:
 
 IMPATIENCE = {
     "postgresql": "SET statement_timeout = '5s'",
-    "mysql": "SET max_statement_time = 5",
-    "sqlite": "PRAGMA busy_timeout = 50",  # it finds a live owner's lock only by waiting for it
+    "mysql": "SET innodb_lock_wait_timeout = 5, lock_wait_timeout = 5",
+    "sqlite": "PRAGMA busy_timeout = 50",  # it can only find a live owner's lock by waiting for it
 }
 
 

@@ -1,4 +1,4 @@
-"""Versions of the package beside each other: each with its own test project, in a directory of its own."""
+"""Several versions of the package side by side, each with its own test project in a directory of its own."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
 
+from testproject.benchmarks.versions import unpack
 from tests.support.servers import ROOT, Server, running_server
 
 SERVICE = ROOT / "tests" / "deployment" / "versions"
@@ -37,12 +35,7 @@ def unpacked(name: str, directory: Path) -> Path:
     """The package and the test project of a commit or tag; of a wheel, the package with this test project."""
     if name.endswith(".whl"):
         shutil.copytree(ROOT / "testproject", directory / "testproject")
-        with zipfile.ZipFile(name) as wheel:
-            wheel.extractall(directory)
-    else:
-        archive = subprocess.run(["git", "archive", name, *PARTS], cwd=ROOT, capture_output=True, check=True).stdout
-        with tarfile.open(fileobj=BytesIO(archive)) as files:
-            files.extractall(directory, filter="data")
+    unpack(name, directory, *PARTS)
     return _with_service(directory)
 
 

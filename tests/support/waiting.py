@@ -1,4 +1,4 @@
-"""Waiting for what another process or thread does, with a bound; other databases of the server are not asked."""
+"""Wait, with a bound, for what another process or thread does; other databases of the server are not asked."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def numbered(get_response):
 
 
 def test_a_request_without_an_effect_shows_nothing(client):
-    with pytest.raises(AssertionError, match="no effect that could be seen"):
+    with pytest.raises(AssertionError, match="no visible effect"):
         assert_idempotent(client, "POST", "/nothing/")
 
 
@@ -95,7 +95,7 @@ def test_a_list_that_grows_is_no_longer_the_same(client):
 
 
 def test_ignored_models_are_no_effects(client):
-    with pytest.raises(AssertionError, match="no effect that could be seen"):
+    with pytest.raises(AssertionError, match="no visible effect"):
         assert_idempotent(client, "POST", "/orders/", ignore=["testproject.LedgerEntry"])
 
 

@@ -61,7 +61,7 @@ def test_an_exception_of_the_child_is_told(client):
 
 
 def test_a_view_without_effects_shows_nothing(client):
-    with pytest.raises(AssertionError, match="no effect that could be seen"):
+    with pytest.raises(AssertionError, match="no visible effect"):
         crash_after_effect(client, "POST", "/orders/", effects=Receipt.objects.all())
 
 

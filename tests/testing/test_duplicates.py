@@ -72,22 +72,22 @@ def test_no_request_is_sent_before_all_can_be():
 def test_effects_are_told_by_number(client, monkeypatch):
     options = {"count": 2, "once": 1, "effects": LedgerEntry.objects.all()}
     duplicates_at_once(client, "POST", "/orders/", **options)
-    with pytest.raises(AssertionError, match=r"one execution adds {'effects': 1}, and {'effects': 2} were added"):
+    with pytest.raises(AssertionError, match=r"one execution adds {'effects': 1}, but {'effects': 2} were added"):
         duplicates_at_once(client, "POST", "/unprotected/", **options)
 
 
 def test_what_one_execution_adds_is_measured_first(client):
-    with pytest.raises(AssertionError, match=r"adds {'testproject.LedgerEntry': 1}, and {'.*': 3} were added"):
+    with pytest.raises(AssertionError, match=r"adds {'testproject.LedgerEntry': 1}, but {'.*': 3} were added"):
         duplicates_at_once(client, "POST", "/unprotected/", count=3)
 
 
 def test_what_can_not_be_measured_is_to_be_stated(client):
-    with pytest.raises(AssertionError, match="state once="):
+    with pytest.raises(AssertionError, match="pass once="):
         duplicates_at_once(client, "POST", "/nothing/", count=2)
 
 
 def test_who_is_never_answered_fails(client):
-    with pytest.raises(AssertionError, match=r"was not answered in 0.1 s: 409"):
+    with pytest.raises(AssertionError, match=r"was not answered within 0.1 s: 409"):
         duplicates_at_once(client, "POST", "/busy/", count=2, patience=0.1, once={})
 
 

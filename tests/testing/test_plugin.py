@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 # In a clone whose entry points are installed, and in one where they are not, it is loaded once.
 PLUGIN = ["-p", "no:django_idempotency", "-p", "django_idempotency.pytest_plugin"]

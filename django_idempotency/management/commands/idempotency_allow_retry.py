@@ -10,8 +10,8 @@ from django_idempotency.management.keys import DecisionCommand
 
 class Command(DecisionCommand):
     about = gettext_lazy(
-        "Lets the next request with a key run again, if the key is on hold or its owner is gone. "
-        "Find out first that the operation did not take place. Exits with 1 if nothing is done."
+        "Lets the next request with a key run again, if the key is on hold or its owner is gone. First make sure "
+        "that the operation did not take place. Exits with 1 if nothing is done."
     )
     act = Act.ALLOW_RETRY
     did = "allowed"

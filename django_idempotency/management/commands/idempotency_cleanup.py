@@ -21,14 +21,14 @@ class Command(MaintenanceCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("--batch", type=number(1, int), help=_("records in one transaction"))
-        parser.add_argument("--pause", type=seconds(0), help=_("seconds between two"))
-        parser.add_argument("--max-seconds", type=seconds(0), help=_("begin no further batch after that"))
+        parser.add_argument("--pause", type=seconds(0), help=_("seconds between two batches"))
+        parser.add_argument("--max-seconds", type=seconds(0), help=_("begin no further batch after this time"))
         parser.add_argument(
             "--bodies",
             action="store_true",
-            help=_("drop the bodies of records that have expired but stay for audit, instead"),
+            help=_("instead, drop the bodies of records that have expired but are kept for audit"),
         )
-        parser.add_argument("--dry-run", action="store_true", help=_("only count, and change nothing"))
+        parser.add_argument("--dry-run", action="store_true", help=_("only count; change nothing"))
 
     def work(
         self,

@@ -17,18 +17,22 @@ from django_idempotency.management.base import OneLineErrors
 
 
 class Command(OneLineErrors):
-    about = gettext_lazy("Consume messages until told to stop (SIGTERM, SIGINT), then finish what is at work.")
+    about = gettext_lazy("Consume messages until told to stop (SIGTERM, SIGINT), then finish what is in progress.")
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
             "runner",
             nargs="?",
-            help=_("Dotted path of a runner, or of what returns one. Not needed if CONSUMERS names one alone."),
+            help=_(
+                "Dotted path of a runner, or of a function that returns one. Not needed if CONSUMERS names only one."
+            ),
         )
-        parser.add_argument("--concurrency", type=int, help=_("Handlers at a time; the runner's own unless stated."))
+        parser.add_argument(
+            "--concurrency", type=int, help=_("Handlers at a time; by default, the runner's own number.")
+        )
         parser.add_argument("--health", metavar="[HOST:]PORT", help=_("Serve /healthz and, with Prometheus, /metrics."))
         parser.add_argument(
-            "--patience", type=float, default=PATIENCE, help=_("Seconds to finish what is at work (%(default)g).")
+            "--patience", type=float, default=PATIENCE, help=_("Seconds to finish what is in progress (%(default)g).")
         )
 
     def handle(
@@ -44,9 +48,9 @@ class Command(OneLineErrors):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_signal: consuming.stop())
         if health is not None and not health.rpartition(":")[2].isdecimal():
-            raise CommandError(_("--health is %(health)r; state a port, or host:port.") % {"health": health})
+            raise CommandError(_("--health is %(health)r; it must be a port or host:port.") % {"health": health})
         with health_endpoint(consuming, health) if health else nullcontext():
-            told = _("Consuming by %(runner)s, %(concurrency)d at a time.")
+            told = _("Consuming with %(runner)s, %(concurrency)d at a time.")
             self.stdout.write(told % {"runner": path, "concurrency": consuming.concurrency})
             sys.stdout.flush()
             try:
@@ -60,5 +64,5 @@ class Command(OneLineErrors):
 def _only(paths: Any) -> str:
     if len(paths) == 1:
         return str(paths[0])
-    told = _("State which runner to run: a dotted path. CONSUMERS names %(runners)s.")
+    told = _("Pass the dotted path of the runner to run. CONSUMERS names %(runners)s.")
     raise CommandError(told % {"runners": ", ".join(paths) or _("none")})

@@ -16,7 +16,7 @@ from django_idempotency.stats.formatting import age
 class Command(MaintenanceCommand):
     about = gettext_lazy(
         "Erases the records of one scope, key or path, such as those of a user who asks for it. A retry of an erased "
-        "key runs again. Exits with 1 if something is left, or not looked at yet."
+        "key runs again. Exits with 1 if something is left or has not been looked at yet."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -27,7 +27,7 @@ class Command(MaintenanceCommand):
             action="store_true",
             help=_("erase only the headers and bodies of responses, and the paths; keys stay, and no retry runs again"),
         )
-        parser.add_argument("--on-hold", action="store_true", help=_("records on hold too, which wait for a decision"))
+        parser.add_argument("--on-hold", action="store_true", help=_("also records on hold, which wait for a decision"))
         self.add_page_arguments(parser)
 
     def work(
@@ -91,5 +91,5 @@ def _sentence(erased: Erased, *, dry_run: bool, bodies: bool) -> str:
 def _cached(erased: Erased) -> str:
     if not erased.cached_for:
         return ""
-    told = _("The cache in front was not reached: it may replay them for %(age)s more.")
+    told = _("The cache in front was not reached: it may replay them for another %(age)s.")
     return told % {"age": age(erased.cached_for)}

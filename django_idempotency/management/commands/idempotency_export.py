@@ -13,14 +13,14 @@ from django_idempotency.management.base import MaintenanceCommand
 
 class Command(MaintenanceCommand):
     about = gettext_lazy(
-        "Prints the records of one scope, or of others that are stated, as one JSON object in each line. Headers and "
-        "bodies of responses are left out unless --bodies is given, which prints them decrypted."
+        "Prints the selected records, such as those of one scope, as one JSON object per line. Headers and bodies of "
+        "responses are left out unless --bodies is given, which prints them decrypted."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         self.add_selection_arguments(parser)
-        parser.add_argument("--bodies", action="store_true", help=_("headers and bodies of responses too, decrypted"))
+        parser.add_argument("--bodies", action="store_true", help=_("also headers and bodies of responses, decrypted"))
 
     def work(self, *, bodies: bool, **options: Any) -> bool:
         selected = self.selected(options)

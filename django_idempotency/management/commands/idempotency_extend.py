@@ -13,17 +13,22 @@ from django_idempotency.management.keys import DecisionCommand
 
 class Command(DecisionCommand):
     about = gettext_lazy(
-        "Sees that the lease of a key lasts for so long from now at least, for an owner that is well but does not "
+        "Makes the lease of a key last at least the given time from now, for an owner that is well but does not "
         "renew it. A lease is never shortened. Exits with 1 if nothing is done."
     )
     act = Act.EXTEND
     did = "extended"
-    done = gettext_lazy("The key of %(scope)s is held by its owner for that long, at least.")
-    would = gettext_lazy("The key of %(scope)s would be held by its owner for that long, at least.")
+    done = gettext_lazy("The key of %(scope)s is held by its owner for at least that long.")
+    would = gettext_lazy("The key of %(scope)s would be held by its owner for at least that long.")
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--seconds", type=seconds(1), default=300, help=_("from now, or 20min, 2h; default: 300"))
+        parser.add_argument(
+            "--seconds",
+            type=seconds(1),
+            default=300,
+            help=_("seconds from now, or a time such as 20min or 2h; default: 300"),
+        )
 
     def given(self, options: dict[str, Any]) -> dict[str, Any]:
         return {"seconds": f"{options['seconds']:g}"}

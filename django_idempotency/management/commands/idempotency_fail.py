@@ -22,8 +22,10 @@ class Command(DecisionCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--status", type=int, default=410, help=_("of the response: 400 to 599; default: 410"))
-        parser.add_argument("--detail", default="", help=_("for the client: part of the problem response"))
+        parser.add_argument(
+            "--status", type=int, default=410, help=_("status of the response, 400 to 599; default: 410")
+        )
+        parser.add_argument("--detail", default="", help=_("for the client, in the problem response"))
 
     def given(self, options: dict[str, Any]) -> dict[str, Any]:
         return {"status": options["status"]}

@@ -18,7 +18,7 @@ from django_idempotency.models import TERMINAL, DatabaseNow, RowLocked, Status
 from django_idempotency.printable import printable
 from django_idempotency.stats.formatting import age
 
-# Each goes by an index. What an operator has to decide on comes first.
+# Each uses an index. What an operator has to decide on comes first.
 SITUATIONS: dict[str, Callable[[Records], list[Records]]] = {
     "waiting": lambda rows: [rows.awaiting_operator(), rows.abandoned()],
     "on_hold": lambda rows: [rows.awaiting_operator()],
@@ -33,15 +33,15 @@ LINE = "{standing:14} {age:>12}  {attempts:>3}  {scope}  {key}  {method} {path} 
 
 
 class Command(MaintenanceCommand):
-    about = gettext_lazy(
-        "Lists keys: those on hold and those that are stuck, or with --situation others. Changes nothing."
-    )
+    about = gettext_lazy("Lists the keys that are on hold or stuck, or others with --situation. Changes nothing.")
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--situation", choices=SITUATIONS, default="waiting", help=_("which; default: waiting"))
         parser.add_argument(
-            "--limit", type=number(1, int), default=100, help=_("so many records at most; default: 100")
+            "--situation", choices=SITUATIONS, default="waiting", help=_("which keys; default: waiting")
+        )
+        parser.add_argument(
+            "--limit", type=number(1, int), default=100, help=_("at most this many records; default: 100")
         )
 
     def work(self, *, situation: str, limit: int, **options: Any) -> bool:
@@ -51,7 +51,7 @@ class Command(MaintenanceCommand):
         shown, more = listed[:limit], len(listed) > limit
         lines = [_line(record) for record in shown] or [_("None.")]
         if more:
-            lines.append(_("There are more: these are the first %(limit)d, see --limit.") % {"limit": limit})
+            lines.append(_("There are more: these are the first %(limit)d; see --limit.") % {"limit": limit})
         owners = lock_owners(self.database) if situation == "live" else []
         if owners:
             lines.append("\n  ".join(told_lock_owners(owners, most=limit)))

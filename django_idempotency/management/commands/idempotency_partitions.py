@@ -30,20 +30,20 @@ PLAIN = gettext_lazy("The table is plain.")
 
 class Command(MaintenanceCommand):
     about = gettext_lazy(
-        "Keeps the partitions of the records, on PostgreSQL. enable and disable change nothing without --yes: "
+        "Maintains the partitions of the records on PostgreSQL. Without --yes, enable and disable change nothing: "
         "they print what they would run."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("action", choices=["enable", "ensure", "drop", "status", "disable"])
-        parser.add_argument("--ahead", type=number(1, int), default=AHEAD, help=_("for ensure: so many days to come"))
-        parser.add_argument("--plan", action="store_true", help=_("only print the statements, and change nothing"))
-        parser.add_argument("--yes", action="store_true", help=_("for enable and disable: do it"))
+        parser.add_argument("--ahead", type=number(1, int), default=AHEAD, help=_("for ensure: how many days ahead"))
+        parser.add_argument("--plan", action="store_true", help=_("only print the statements; change nothing"))
+        parser.add_argument("--yes", action="store_true", help=_("for enable and disable: make the change"))
 
     def work(self, *, action: str, **options: Any) -> bool:
         if options["plan"] and options["yes"]:
-            raise CommandError(_("State --plan or --yes, not both."))
+            raise CommandError(_("Pass --plan or --yes, not both."))
         try:
             getattr(self, f"_{action}")(self.database, options)
         except (PartitionsUnsupported, NotConvertible) as error:
@@ -56,7 +56,7 @@ class Command(MaintenanceCommand):
             return
         converted = self.run(enable_in_steps(using=using), _converted, verbosity=options["verbosity"])
         if not converted.partitioned:
-            raise CommandError(_("Ended before it was done; nothing is changed."))
+            raise CommandError(_("Ended before it was done; nothing was changed."))
         ensured = self.run(ensure_in_steps(using=using), _ensured, verbosity=options["verbosity"])
         facts = asdict(converted) | {"covered_until": ensured.covered_until}
         self.report(facts, f"{_converted(converted)} {_ensured(ensured)}", options)
@@ -93,7 +93,7 @@ class Command(MaintenanceCommand):
             return
         self._show(plan.statements, options)
         if not options["plan"]:
-            self.stderr.write(_("Nothing is changed yet. State --yes to run this."))
+            self.stderr.write(_("Nothing has been changed yet. Pass --yes to run this."))
 
     def _show(self, statements: Sequence[str], options: dict[str, Any]) -> None:
         words = "\n".join(f"{statement};" for statement in statements) or _("Nothing to do.")
@@ -103,7 +103,7 @@ class Command(MaintenanceCommand):
 def _converted(converted: Converted) -> str:
     if converted.changed:
         return str(PARTITIONED if converted.partitioned else PLAIN)
-    return _("The table is partitioned already.") if converted.partitioned else _("The table is plain already.")
+    return _("The table is already partitioned.") if converted.partitioned else _("The table is already plain.")
 
 
 def _ensured(ensured: Ensured) -> str:
@@ -112,14 +112,14 @@ def _ensured(ensured: Ensured) -> str:
     made = len(ensured.created)
     if ensured.covered_until is None:
         told = ngettext(
-            "%(count)d partition made; there are some without end.",
-            "%(count)d partitions made; there are some without end.",
+            "%(count)d partition created; partitions cover all future time.",
+            "%(count)d partitions created; partitions cover all future time.",
             made,
         )
     else:
         told = ngettext(
-            "%(count)d partition made; there are some until %(until)s.",
-            "%(count)d partitions made; there are some until %(until)s.",
+            "%(count)d partition created; partitions cover the time until %(until)s.",
+            "%(count)d partitions created; partitions cover the time until %(until)s.",
             made,
         )
     return told % {"count": made, "until": ensured.covered_until}
@@ -135,22 +135,22 @@ def _dropped(dropped: Dropped) -> str:
 
 
 def _why(reason: str) -> str:
-    """A reason in the language in force; one that counts records is in English."""
+    """Return a reason in the language in force; one that counts records stays in English."""
     return reason and _(reason)
 
 
 def _stands(found: Status) -> str:
-    detached = _("%(name)s is detached, and not dropped yet: run drop.")
+    detached = _("%(name)s is detached, but not dropped yet: run drop.")
     left = [detached % {"name": name} for name in found.left_behind]
     if not found.partitioned:
         told = [_("The table is not partitioned.")]
         if found.halfway:
-            told.append(_("An enable was interrupted: run it again, or ensure, which takes it back."))
+            told.append(_("An enable was interrupted: run it again, or run ensure, which undoes it."))
         return "\n".join([*left, " ".join(told)])
     if found.covered_until is None:
-        told = [_("There are partitions without end.")]
+        told = [_("The partitions cover all future time.")]
     else:
-        told = [_("There are partitions until %(until)s.") % {"until": stamp(found.covered_until)}]
+        told = [_("The partitions cover the time until %(until)s.") % {"until": stamp(found.covered_until)}]
     if found.short:
         told.append(_("That is too short: run ensure."))
     return "\n".join([*map(_line, found.partitions), *left, " ".join(told)])
@@ -159,7 +159,7 @@ def _stands(found: Status) -> str:
 def _line(standing: Standing) -> str:
     ends = (end and stamp(end) for end in (standing.lower, standing.upper))
     fate = _("is being dropped: run drop") if standing.retired else _why(standing.kept) or _("can be dropped")
-    unkeyed = "" if standing.keyed else _("has no unique index on id, so every claim reads it whole")
+    unkeyed = "" if standing.keyed else _("has no unique index on id, so every claim reads it in full")
     told = _("%(name)s: %(span)s; %(rows)s rows, %(bytes)d bytes, %(live)d live, %(on_hold)d on hold; %(fate)s")
     told %= {
         "name": standing.name,

@@ -20,10 +20,12 @@ class Command(MaintenanceCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--older-than", type=seconds(0), default=0, help=_("seconds since the lease ran out"))
+        parser.add_argument(
+            "--older-than", type=seconds(0), default=0, help=_("only if the lease ran out at least this long ago")
+        )
         parser.add_argument("--batch", type=number(1, int), help=_("records in one transaction"))
-        parser.add_argument("--max-seconds", type=seconds(0), help=_("begin no further batch after that"))
-        parser.add_argument("--dry-run", action="store_true", help=_("only count, and change nothing"))
+        parser.add_argument("--max-seconds", type=seconds(0), help=_("begin no further batch after this time"))
+        parser.add_argument("--dry-run", action="store_true", help=_("only count; change nothing"))
 
     def work(
         self,
@@ -38,7 +40,7 @@ class Command(MaintenanceCommand):
         options |= {"verbosity": verbosity}
         if dry_run:
             count = records(self.database).stuck(older_than)[:MOST].count()
-            told = _("%(count)d to reap at most; owners that live are passed over.") % {"count": count}
+            told = _("At most %(count)d to reap; owners that are alive are skipped.") % {"count": count}
             self.report({"stuck": count}, told, options)
             return True
         batches = reap_in_batches(older_than=older_than, batch=batch, max_seconds=max_seconds, using=self.database)

@@ -17,13 +17,15 @@ from django_idempotency.management.base import MaintenanceCommand, how_far, left
 class Command(MaintenanceCommand):
     about = gettext_lazy(
         "Encrypts stored responses again with the newest of ENCRYPTION_KEYS, and reports which keys they had. Exits "
-        "with 1 if something is left, or not looked at yet."
+        "with 1 if something is left or has not been looked at yet."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument(
-            "--unencrypted", action="store_true", help=_("responses that are stored in clear, too, whoever wrote them")
+            "--unencrypted",
+            action="store_true",
+            help=_("also responses that are stored in clear text, whoever wrote them"),
         )
         self.add_page_arguments(parser)
 

@@ -28,14 +28,14 @@ class Command(DecisionCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--status", type=int, required=True, help=_("of the response: 200 to 599"))
+        parser.add_argument("--status", type=int, required=True, help=_("status of the response, 200 to 599"))
         parser.add_argument(
-            "--content-type", default="application/json", help=_("of the body; default: application/json")
+            "--content-type", default="application/json", help=_("type of the body; default: application/json")
         )
         body = parser.add_mutually_exclusive_group()
-        body.add_argument("--body", help=_("of the response; default: none"))
+        body.add_argument("--body", help=_("body of the response; default: none"))
         body.add_argument(
-            "--body-file", type=Path, metavar="FILE", help=_("with the body, byte for byte; - reads stdin")
+            "--body-file", type=Path, metavar="FILE", help=_("file with the body, byte for byte; - reads stdin")
         )
 
     def given(self, options: dict[str, Any]) -> dict[str, Any]:

@@ -23,8 +23,8 @@ WIDTH = 14
 
 class Command(KeyCommand):
     about = gettext_lazy(
-        "Shows the records of a key: what each is, what happens by itself, what is safe to do now, and what happened. "
-        "Never responses. Exits with 1 if there is none. Changes nothing."
+        "Shows the records of a key: what each is, what happens by itself, what is safe to do now, and what "
+        "happened. Never shows responses. Exits with 1 if there is no record. Changes nothing."
     )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -38,22 +38,22 @@ from django_idempotency.stats.queries import views as views_of_late
 
 WIDTH = 28
 CHECK_SECONDS = 10.0  # for each statement of a check
-EXCEEDED, UNKNOWN = 2, 3  # exit codes, as monitoring plugins have them
+EXCEEDED, UNKNOWN = 2, 3  # exit codes, as monitoring plugins use them
 
 
 class Command(MaintenanceCommand):
     about = gettext_lazy(
-        "Tells how the records stand, and what happened in the last hour and day. "
-        "Counts of records end at a limit. Changes nothing. With --check, compares ages with limits."
+        "Shows the state of the records, and what happened in the last hour and day. Counts of records stop at a "
+        "limit. Changes nothing. With --check, compares ages with limits."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--exact", action="store_true", help=_("look at every record too: slow on a large table"))
+        parser.add_argument("--exact", action="store_true", help=_("also look at every record: slow on a large table"))
         parser.add_argument(
             "--check",
             action="store_true",
-            help=_("for monitoring: exit with 2 if something lasts too long, with 3 if that is unknown"),
+            help=_("for monitoring: exit with 2 if something has lasted too long, with 3 if that is unknown"),
         )
         parser.add_argument("--stuck-for", type=seconds(0), default=15 * 60, help=_("default: 15min"))
         parser.add_argument("--on-hold-for", type=seconds(0), default=HOUR, help=_("default: 1h"))

@@ -32,18 +32,21 @@ WAITING = (Standing.ON_HOLD, Standing.LAPSED)
 
 class Command(OneLineErrors):
     about = gettext_lazy(
-        "Shows and frees the records of a store outside the database, such as Redis. list and stats read all of them. "
-        "release frees a key on hold, or whose owner is gone. erase deletes what has ended of one scope."
+        "Shows and frees the records of a store outside the database, such as Redis. list and stats read all of "
+        "them. release frees a key that is on hold or whose owner is gone. erase deletes the ended records of one "
+        "scope."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("action", choices=["list", "stats", "release", "erase"])
         parser.add_argument("key", nargs="?", help=_("for release: the whole key, as the client sent it"))
         parser.add_argument("--store", required=True, help=_("alias in STORES"))
-        parser.add_argument("--scope", help=_('such as "auth.user:7"; needed for release and erase'))
-        parser.add_argument("--all", action="store_true", help=_("for list: not only what waits for a decision"))
-        parser.add_argument("--limit", type=number(1, int), default=100, help=_("for list: so many records at most"))
-        parser.add_argument("--json", action="store_true", help=_("report as JSON, one object in a line"))
+        parser.add_argument("--scope", help=_('a whole scope, such as "auth.user:7"; needed for release and erase'))
+        parser.add_argument(
+            "--all", action="store_true", help=_("for list: all records, not only those that wait for a decision")
+        )
+        parser.add_argument("--limit", type=number(1, int), default=100, help=_("for list: at most this many records"))
+        parser.add_argument("--json", action="store_true", help=_("report as JSON, one object per line"))
 
     def handle(self, *args: Any, action: str, store: str, **options: Any) -> None:
         try:
@@ -76,19 +79,19 @@ class Command(OneLineErrors):
     def _release(self, options: Mapping[str, Any]) -> None:
         key, scope = options["key"], options["scope"]
         if key is None or scope is None:
-            raise CommandError(_("State the key, and its scope with --scope."))
-        if isinstance(self.stores[0], DatabaseStore):  # where decisions have rules and a history
+            raise CommandError(_("Pass the key, and its scope with --scope."))
+        if isinstance(self.stores[0], DatabaseStore):  # decisions there have rules and a history
             raise CommandError(_("Its records are in a database: idempotency_allow_retry decides about their keys."))
         id = record_id(scope, key)
         store = next((each for each in self.stores if each.read(id)), self.stores[0])
         if why := stored.release(store, id):
-            raise CommandError(_("Nothing is done: %(why)s") % {"why": why.label})
+            raise CommandError(_("Nothing was done: %(why)s") % {"why": why.label})
         told = _("The key of %(scope)s is free: its next request runs as new.") % {"scope": scope}
         self._tell({"released": [scope]}, told, options)
 
     def _erase(self, options: Mapping[str, Any]) -> None:
         if options["scope"] is None:
-            raise CommandError(_("State the scope with --scope."))
+            raise CommandError(_("Pass the scope with --scope."))
         done = [erased for store in self.stores for erased in stored.erase(store, options["scope"])]
         if any(isinstance(store, DatabaseStore) for store in self.stores):
             log_entries.redact_gone(Selection(options["scope"]))

@@ -1,3 +1,3 @@
-"""Where events go: one module a broker, each importing its client only when it is used."""
+"""Publishers, one module for each broker. A broker's client is imported only if its module is used."""
 
 from __future__ import annotations

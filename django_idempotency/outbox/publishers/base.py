@@ -34,7 +34,7 @@ class Confirmed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The event was not taken, for a reason that lies with it. ``permanent``: it never will be."""
+    """The event was not taken, for a reason that lies with the event. ``permanent``: it never will be taken."""
 
     event: Event
     reason: str
@@ -43,7 +43,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class NotSent:
-    """There was no time for the event; this does not count as an attempt."""
+    """There was no time to send the event. This does not count as an attempt."""
 
     event: Event
 
@@ -52,17 +52,18 @@ Outcome = Confirmed | Refused | NotSent
 
 
 class PublisherUnavailable(Exception):
-    """The broker can't be reached, or accepts no event at all. No single event is the cause."""
+    """The broker can't be reached, or accepts no events at all. No single event is the cause."""
 
 
 class ConnectionLost(Exception):
-    """The connection broke while events were being sent, and one of them may be to blame for it."""
+    """The connection broke while events were being sent, and one of them may be to blame."""
 
 
 class Publisher(ABC):
     """Sends events. One object serves one relay, which calls it from one thread.
 
-    To write one, implement ``connect``, ``send`` and ``close``; the constructor gets the ``OPTIONS`` of the setting.
+    To write your own, implement ``connect``, ``send`` and ``close``. The constructor gets the setting's ``OPTIONS`` as
+    keyword arguments.
     """
 
     @abstractmethod
@@ -74,11 +75,11 @@ class Publisher(ABC):
         """Send ``events``, of which no two have the same key, and yield an outcome for each as it becomes known.
 
         Yield ``Confirmed`` only when the event is safe with the receiver. Return after ``timeout`` seconds at the
-        latest, without an outcome for the events that nothing is known of: they are sent again, and where others were
-        confirmed, that counts as an attempt.
+        latest, without an outcome for events of which nothing is known. They are sent again. If others were
+        confirmed, this counts as an attempt.
 
-        Raises ``ConnectionLost``, or ``PublisherUnavailable``; what was yielded before stands. It is connected again
-        before the next call.
+        Raises ``ConnectionLost`` or ``PublisherUnavailable``. Outcomes that were yielded before remain valid.
+        ``connect`` is called again before the next call.
         """
 
     @abstractmethod
@@ -87,7 +88,7 @@ class Publisher(ABC):
 
 
 def task_arguments(event: Event) -> tuple[list[Any], dict[str, Any]]:
-    """Return a task's arguments by position and by name: the payload is a list of them, or an object.
+    """Return a task's arguments by position and by name. The payload, in JSON, is a list or an object of them.
 
     Raises ``ValueError`` if it is neither.
     """
@@ -96,4 +97,4 @@ def task_arguments(event: Event) -> tuple[list[Any], dict[str, Any]]:
         return payload, {}
     if isinstance(payload, dict):
         return [], payload
-    raise ValueError(f"A task's arguments are a list or an object, and not {payload!r:.100}.")
+    raise ValueError(f"A task's arguments must be a list or an object, not {payload!r:.100}.")

@@ -1,4 +1,4 @@
-"""Celery: an event is a task, whose id is the event's."""
+"""Celery: an event is a task with the event's id."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from celery import Celery, current_app
+from celery.app.task import Context
 from django.utils.module_loading import import_string
 from kombu.exceptions import KombuError
 
@@ -22,14 +23,18 @@ from django_idempotency.outbox.publishers.base import (
     task_arguments,
 )
 
+# In a worker, a message's headers become attributes of the task's request.
+CELERYS_OWN = frozenset({*dir(Context), "lang", "task", "argsrepr", "kwargsrepr"})
+
 
 class CeleryPublisher(Publisher):
-    """Sends the task that is named by the topic, with the event's id as the task's.
+    """Sends the task that the topic names, with the event's id as the task's id.
 
-    The payload, in JSON, is the task's arguments: a list those by position, an object those by name. Messages are
-    confirmed by RabbitMQ, whatever the application's own settings. The headers go along.
+    The payload, in JSON, is the task's arguments: a list by position, or an object by name. RabbitMQ confirms messages,
+    whatever the application's own settings. The event's headers are sent with the task, except those with a name that
+    Celery uses, such as ``id`` or ``retries``.
 
-    ``app``: the application or its dotted path; by default the current one. Further options are those of
+    ``app``: the application or its dotted path. The default is the current application. Further options are those of
     ``send_task``, such as ``queue``.
     """
 
@@ -72,7 +77,7 @@ class CeleryPublisher(Publisher):
                 args,
                 kwargs,
                 task_id=str(event.id),
-                headers=dict(event.headers),
+                headers={name: value for name, value in event.headers.items() if name not in CELERYS_OWN},
                 producer=self._producer,
                 retry=False,
                 **self.options,

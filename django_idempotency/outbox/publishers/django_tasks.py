@@ -1,4 +1,4 @@
-"""Tasks of Django's own framework (Django 6.0 and later): an event enqueues one."""
+"""Tasks of Django's own framework (Django 6.0 and later): an event enqueues a task."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from django_idempotency.outbox.publishers.base import (
 class DjangoTasksPublisher(Publisher):
     """Enqueues the task whose dotted path is the topic.
 
-    The payload, in JSON, is the task's arguments: a list those by position, an object those by name. An
-    ``@idempotent_task`` gets the event's id as its ``message_id``, and so runs once; any other task runs again when an
-    event is sent again. Further options are those of the task's ``using``, such as ``queue_name`` and ``backend``.
+    The payload, in JSON, is the task's arguments: a list by position, or an object by name. An ``@idempotent_task``
+    gets the event's id as its ``message_id``, and so runs once. Any other task runs again when its event is sent again.
+
+    Options are those of the task's ``using``, such as ``queue_name`` and ``backend``.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -48,7 +49,7 @@ class DjangoTasksPublisher(Publisher):
             kwargs = {**kwargs, "message_id": str(event.id)}
         try:
             task.enqueue(*args, **kwargs)
-        except Exception as error:  # of whatever backend
+        except Exception as error:  # from any backend
             return Refused(event, f"{type(error).__name__}: {error}")
         return Confirmed(event)
 

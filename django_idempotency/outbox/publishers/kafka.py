@@ -1,4 +1,4 @@
-"""Kafka: an idempotent producer that waits for all in-sync replicas; events are CloudEvents in binary mode."""
+"""Kafka: an idempotent producer that waits for all in-sync replicas. Events are CloudEvents in binary mode."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from django_idempotency.outbox.publishers.base import (
     Confirmed,
     ConnectionLost,
     Event,
+    NotSent,
     Outcome,
     Publisher,
     PublisherUnavailable,
@@ -31,9 +32,11 @@ LOGGER = logging.getLogger("django_idempotency.kafka")
 class KafkaPublisher(Publisher):
     """Publishes to the Kafka topic ``prefix`` + topic, by the event's key, so that a key stays on its partition.
 
-    The event's id is the CloudEvents attribute ``id``, in the header ``ce_id``. ``source``: CloudEvents' ``source``.
-    Further options are librdkafka's, such as ``{"bootstrap.servers": "…"}`` in ``config``; it logs to the logger
-    ``django_idempotency.kafka`` unless another ``logger`` is among them.
+    The event's id is the CloudEvents attribute ``id``, in the header ``ce_id``.
+
+    ``config``: librdkafka's options, such as ``{"bootstrap.servers": "…"}``. librdkafka logs to the logger
+    ``django_idempotency.kafka`` unless ``config`` has another ``logger``.
+    ``source``: the CloudEvents attribute ``source``.
     """
 
     def __init__(self, config: dict[str, Any], *, prefix: str = "", source: str = "/outbox") -> None:
@@ -57,9 +60,9 @@ class KafkaPublisher(Publisher):
         deadline, owed = time.monotonic() + timeout, len(events)
         delivered: list[tuple[Event, KafkaError | None]] = []
         for event in events:
-            if (refused := self._produce(event, delivered)) is not None:
+            if (outcome := self._produce(event, delivered)) is not None:
                 owed -= 1
-                yield refused
+                yield outcome
         while owed and (left := deadline - time.monotonic()) > 0:
             self._producer.poll(min(left, 0.1))
             for event, error in delivered:
@@ -69,7 +72,7 @@ class KafkaPublisher(Publisher):
                 yield _outcome(event, error)
             delivered.clear()
 
-    def _produce(self, event: Event, delivered: list[tuple[Event, KafkaError | None]]) -> Refused | None:
+    def _produce(self, event: Event, delivered: list[tuple[Event, KafkaError | None]]) -> Refused | NotSent | None:
         def note(error: KafkaError | None, _message: Message) -> None:
             delivered.append((event, error))
 
@@ -83,14 +86,14 @@ class KafkaPublisher(Publisher):
                 on_delivery=note,
             )
         except BufferError:
-            return Refused(event, "librdkafka's queue is full")
+            return NotSent(event)  # librdkafka's queue is full
         except KafkaException as error:
             code: KafkaError = error.args[0]
             return Refused(event, code.str(), permanent=code.code() in NEVER)
         return None
 
     def _headers(self, event: Event) -> dict[str, str]:
-        """By the Kafka protocol binding of CloudEvents 1.0, binary content mode."""
+        """Return headers by the Kafka protocol binding of CloudEvents 1.0, in binary content mode."""
         return {
             **event.headers,
             "ce_specversion": "1.0",

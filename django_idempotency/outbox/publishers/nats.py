@@ -1,4 +1,4 @@
-"""NATS JetStream: a batch at a time on the way, each message acknowledged by its stream."""
+"""NATS JetStream: a batch is sent at a time, and its stream acknowledges each message."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ T = TypeVar("T")
 
 
 class NATSPublisher(Publisher):
-    """Publishes to the subject ``prefix`` + topic; ``Nats-Msg-Id`` is the event's id, by which streams deduplicate.
+    """Publishes to the subject ``prefix`` + topic. ``Nats-Msg-Id`` is the event's id, by which streams deduplicate.
 
-    A subject that no stream listens to is a refusal. The key travels in the header ``Idempotency-Outbox-Key``.
+    An event is refused if no stream listens to its subject. The key is sent in the header ``Idempotency-Outbox-Key``.
 
     ``servers``: one URL or several. Further options are those of ``nats.connect``.
     """
@@ -55,7 +55,7 @@ class NATSPublisher(Publisher):
         self._stream = self._client.jetstream(publish_async_max_pending=100_000)
 
     def _is_alive(self) -> bool:
-        """Whether the server still answers. Between two batches its pings are not answered, and it may disconnect."""
+        """Whether the server still answers. Between two batches, its pings get no answer, and it may disconnect."""
         if self._client is None:
             return False
         try:
@@ -112,11 +112,11 @@ def _outcome(future: asyncio.Future[PubAck], event: Event) -> Outcome | None:
     if error is None:
         return Confirmed(event)
     if isinstance(error, NoStreamResponseError):
-        return Refused(event, "no stream takes its subject")
+        return Refused(event, "no stream accepts its subject")
     if isinstance(error, APIError):
         return Refused(event, f"JetStream: {error.description or error.code}")
     return None
 
 
 async def _ignore(_error: Exception) -> None:
-    """The errors come back from the calls; the client would print them too."""
+    """Ignore errors, which the calls raise anyway. Otherwise the client would print them too."""

@@ -1,4 +1,4 @@
-"""RabbitMQ: a batch at a time on the way, every message persistent, mandatory and confirmed by the broker."""
+"""RabbitMQ: a batch is sent at a time. Every message is persistent, mandatory and confirmed by the broker."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ PERSISTENT = 2
 
 
 class RabbitMQPublisher(Publisher):
-    """Publishes to ``exchange`` with the topic as routing key; ``message_id`` is the event's id.
+    """Publishes to ``exchange`` with the topic as the routing key. ``message_id`` is the event's id.
 
-    A message that no queue takes is refused (``mandatory``), and so is one that the broker nacks. With the default
-    exchange, the topic names a queue. The key travels in the header ``idempotency-outbox-key``.
+    An event is refused if no queue takes its message (``mandatory``) or the broker nacks it. With the default exchange,
+    the topic names a queue. The key is sent in the header ``idempotency-outbox-key``.
 
-    ``url``: ``amqp://user:password@host:port/vhost``. ``declare``: the exchange is declared, durable, with the type
-    ``exchange_type``.
+    ``url``: ``amqp://user:password@host:port/vhost``.
+    ``declare``: whether to declare the exchange, durable, with the type ``exchange_type``.
+    Further options are those of ``kombu.Connection``.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class RabbitMQPublisher(Publisher):
 
 
 class _Confirms:
-    """A channel in confirm mode, and which of its messages the broker still owes a response for."""
+    """A channel in confirm mode, and its messages that the broker has not confirmed yet."""
 
     def __init__(self, channel: Any) -> None:
         self.channel = channel
@@ -130,8 +131,8 @@ class _Confirms:
         self._settled += [Refused(event, "RabbitMQ refused it (nack)") for event in self._answered(tag, multiple)]
 
     def _return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
-        """A returned message is acknowledged too, afterwards."""
-        self._returned[message.properties["message_id"]] = f"no queue takes it: {_words(error)}"
+        """Note why a message was returned. The broker acknowledges it too, afterwards."""
+        self._returned[message.properties["message_id"]] = f"no queue accepts it: {_words(error)}"
 
     def _answered(self, tag: int, multiple: bool) -> list[Event]:
         tags = range(self._oldest_tag, tag + 1) if multiple else (tag,)
@@ -142,7 +143,7 @@ class _Confirms:
 
 @contextmanager
 def _in_full_segments(sock: socket.socket) -> Iterator[None]:
-    """Send what is written meanwhile in as few packets as it takes, where the system can."""
+    """Send what is written meanwhile in as few packets as possible, if the system can."""
     cork = getattr(socket, "TCP_CORK", None)
     if cork is None:
         yield

@@ -1,8 +1,9 @@
-"""Amazon SQS: ten messages a call, with what failed of them told one by one."""
+"""Amazon SQS: ten messages in a call. SQS reports each failed message."""
 
 from __future__ import annotations
 
 import base64
+import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,16 +22,18 @@ from django_idempotency.outbox.publishers.base import (
 )
 
 ENTRIES = 10
-CALL_BYTES = 250_000  # of 262,144, with room for attributes
+CALL_BYTES = 250_000  # SQS takes 262,144; this leaves room for attributes
 MOST_ATTRIBUTES = 10
+_NOT_TAKEN = re.compile(r"[^\t\n\r -\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
 
 
 class SQSPublisher(Publisher):
     """Sends to the queue at ``queue_url``, in which ``{topic}`` stands for the topic.
 
-    In a FIFO queue the event's id is the deduplication id, and the key the group: that orders the events of a key and
-    lets others pass. The attributes ``event-id``, ``topic`` and ``content-type`` and the event's headers go along; SQS
-    takes ten. A payload that is no UTF-8 text goes as base64, with the attribute ``content-encoding``.
+    In a FIFO queue, the event's id is the deduplication id and the key is the group. This orders the events of a key,
+    and lets others pass. The attributes ``event-id``, ``topic`` and ``content-type`` and the event's headers are sent
+    with the message; SQS takes ten. If SQS does not take the payload as text, it is sent as base64, with the attribute
+    ``content-encoding``.
 
     Further options are those of ``boto3.client``.
     """
@@ -55,8 +58,8 @@ class SQSPublisher(Publisher):
     def _send(self, events: Sequence[Event]) -> Iterator[Outcome]:
         fitting = {str(number): event for number, event in enumerate(events)}
         for number, event in list(fitting.items()):
-            if len(_attributes(event)) > MOST_ATTRIBUTES:
-                yield Refused(fitting.pop(number), f"SQS takes {MOST_ATTRIBUTES} attributes, headers among them", True)
+            if reason := _never_taken(event):
+                yield Refused(fitting.pop(number), reason, permanent=True)
         if not fitting:
             return
         url = self.queue_url.format(topic=events[0].topic)
@@ -64,7 +67,9 @@ class SQSPublisher(Publisher):
         try:
             answer = self._client.send_message_batch(QueueUrl=url, Entries=entries)
         except ClientError as error:
-            yield from (Refused(event, str(error)) for event in fitting.values())
+            if _is_ill(error):
+                raise PublisherUnavailable(f"SQS: {error}") from error
+            yield from self._blamed(list(fitting.values()), error)
             return
         except BotoCoreError as error:
             raise PublisherUnavailable(f"SQS: {error}") from error
@@ -73,14 +78,34 @@ class SQSPublisher(Publisher):
             reason = f"{failed['Code']}: {failed.get('Message', '')}"
             yield Refused(fitting[failed["Id"]], reason, permanent=failed["SenderFault"])
 
+    def _blamed(self, events: Sequence[Event], error: ClientError) -> Iterator[Outcome]:
+        """Send each event by itself. SQS refuses a whole call for one entry, and this finds out which."""
+        if len(events) == 1:
+            yield Refused(events[0], str(error))
+            return
+        for event in events:
+            yield from self._send([event])
+
     def close(self) -> None:
         client, self._client = self._client, None
         if client is not None:
             client.close()
 
 
+def _never_taken(event: Event) -> str | None:
+    if len(_attributes(event)) > MOST_ATTRIBUTES:
+        return f"SQS accepts at most {MOST_ATTRIBUTES} attributes, including headers"
+    return None if event.payload else "SQS accepts no empty messages"
+
+
+def _is_ill(error: ClientError) -> bool:
+    """Whether SQS throttles, or has a fault of its own. Neither is an event's fault."""
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return status >= 500 or "Thrott" in error.response["Error"]["Code"]
+
+
 def _calls(events: Sequence[Event]) -> Iterator[list[Event]]:
-    """Divide ``events`` into what one call takes; all of one have the same topic."""
+    """Divide ``events`` into parts that one call takes. All events of a part have the same topic."""
     by_topic: dict[str, list[Event]] = {}
     for event in events:
         by_topic.setdefault(event.topic, []).append(event)
@@ -99,10 +124,15 @@ def _size(event: Event) -> int:
 
 
 def _text(event: Event) -> str | None:
+    """Return the payload if it is text that SQS takes.
+
+    https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SendMessage.html
+    """
     try:
-        return event.payload.decode() or None
+        text = event.payload.decode()
     except UnicodeDecodeError:
         return None
+    return None if _NOT_TAKEN.search(text) else text
 
 
 def _entry(number: str, event: Event, url: str) -> dict[str, Any]:
@@ -120,7 +150,7 @@ def _entry(number: str, event: Event, url: str) -> dict[str, Any]:
 
 
 def _group(event: Event) -> str:
-    """A group takes 128 visible ASCII characters."""
+    """Return the group of an event. SQS takes at most 128 visible ASCII characters."""
     key = event.key or str(event.id)
     fits = len(key) <= 128 and key.isascii() and " " not in key
     return key if fits else base64.urlsafe_b64encode(key.encode()).decode()[:128]

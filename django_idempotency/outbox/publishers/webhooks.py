@@ -1,4 +1,4 @@
-"""Webhooks, signed by Standard Webhooks (https://www.standardwebhooks.com): several at once, each by itself."""
+"""Webhooks, signed as in Standard Webhooks (https://www.standardwebhooks.com): several at once, each by itself."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ from django_idempotency.outbox.publishers.base import Confirmed, Event, NotSent,
 
 GONE = 410
 PREFIX = "whsec_"
-# The receiver's headers are its own: these are about the connection, or are what the signature vouches for.
+# An event can't set these headers: they belong to the connection, or the publisher sets them itself.
 OURS = {"host", "content-length", "connection", "transfer-encoding", "content-type"}
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where webhooks go. ``secrets``: ``whsec_…``, one or, while they are being changed, several."""
+    """Where webhooks go. ``secrets``: ``whsec_…``, more than one while a secret is being replaced."""
 
     url: str
     secrets: Sequence[str]
 
 
 class WebhookPublisher(Publisher):
-    """Posts each event to its endpoint, with ``webhook-id`` the event's id. A 2xx confirms it.
+    """Posts each event to its endpoint. ``webhook-id`` is the event's id. A 2xx response confirms the event.
 
-    410 gives the event up at once; anything else, redirects and silence among them, is a failed attempt.
+    A 410 gives the event up at once. Anything else is a failed attempt, including redirects and no response.
 
-    ``url`` and ``secret`` are the one endpoint for all events; or ``endpoint``, a callable or its dotted path, returns
-    an event's ``Endpoint``. ``concurrency``: how many requests are under way at once. ``timeout``: seconds that an
-    endpoint has for its response.
+    ``url`` and ``secret``: the endpoint for all events.
+    ``endpoint``: instead of these, a callable or its dotted path, which takes an event and returns its ``Endpoint``.
+    ``concurrency``: how many requests are sent at once.
+    ``timeout``: seconds that an endpoint has for its response.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class WebhookPublisher(Publisher):
         timeout: float = 5.0,
     ) -> None:
         if bool(endpoint) == bool(url):
-            raise ImproperlyConfigured("State either url and secret, or endpoint.")
+            raise ImproperlyConfigured("Set either url and secret, or endpoint.")
         self.endpoint: Callable[[Event], Endpoint] = (
             import_string(endpoint) if isinstance(endpoint, str) else endpoint or _always(Endpoint(url, [secret]))
         )
@@ -87,7 +88,7 @@ class WebhookPublisher(Publisher):
                 return Refused(event, f"the endpoint answered {error.code}", permanent=error.code == GONE)
         except (OSError, HTTPException) as error:
             return Refused(event, f"the endpoint did not answer: {error}")
-        except Exception as error:  # of the project's endpoint(): one event's fault, not the relay's
+        except Exception as error:  # from the project's endpoint(): the event's fault, not the relay's
             return Refused(event, f"{type(error).__name__}: {error}")
         return Confirmed(event)
 
@@ -98,13 +99,13 @@ class WebhookPublisher(Publisher):
 
 
 def signature(secret: str, id: str, timestamp: int, body: bytes) -> str:
-    """The ``webhook-signature`` of a message. Raises ``ImproperlyConfigured`` for a secret that is none."""
+    """Return the ``webhook-signature`` of a message. Raises ``ImproperlyConfigured`` if the secret is invalid."""
     try:
         key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
     except (binascii.Error, ValueError):
         key = b""
     if not key:
-        raise ImproperlyConfigured(f"A webhook's secret must be {PREFIX} and base64.")
+        raise ImproperlyConfigured(f"A webhook's secret must be {PREFIX} followed by base64.")
     signed = hmac.new(key, f"{id}.{timestamp}.".encode() + body, hashlib.sha256).digest()
     return f"v1,{base64.b64encode(signed).decode()}"
 

@@ -1,13 +1,13 @@
-"""The contenders: the same project and view, each with what its own README tells one to add."""
+"""The contenders: the same project and view, each with what its own README says to add."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
-# In the order of the report. The first is what the others are measured against.
+# In the order of the report. The others are measured against the first.
 NAMES = (
     "unprotected",
     "atomic",
@@ -21,6 +21,8 @@ NAMES = (
     "idemkit_redis",
     "django_idempotency_key",
 )
+# Contenders that help to explain the others; only on request.
+EXPLAINING = ("constant", "same_work", "cached_in_process")
 
 
 def _plain(view: Any) -> Any:
@@ -29,7 +31,7 @@ def _plain(view: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """``requirements`` are installed into a virtual environment of their own; none: this one will do."""
+    """``requirements`` are installed into a virtual environment of their own. Without any, this one is used."""
 
     title: str
     requirements: Sequence[str] = ()
@@ -46,5 +48,16 @@ def behind(mixin: type, view: Any, **attributes: Any) -> Any:
 
 
 def load(name: str) -> Contender:
-    contender: Contender = import_module(f"{__name__}.{name}").CONTENDER
-    return contender
+    """Load the module ``name`` of this package; after an ``@`` comes the version of ours to measure it with."""
+    module, _, version = name.partition("@")
+    contender: Contender = import_module(f"{__name__}.{module}").CONTENDER
+    return replace(contender, title=f"{contender.title}, {version}") if version else contender
+
+
+def is_ours(name: str) -> bool:
+    return "django_idempotency" in load(name).apps
+
+
+def with_versions(names: Sequence[str], versions: Sequence[str]) -> list[str]:
+    """Return ``names``, with each of ours followed by the same with other versions of the package."""
+    return [who for name in names for who in (name, *(f"{name}@{version}" for version in versions if is_ours(name)))]

@@ -8,7 +8,7 @@ CALLER = 1
 
 
 class TheCaller(BaseAuthentication):
-    """Everybody is the one user that there is, which takes no query: what is measured comes after it."""
+    """Every caller is the only user, which takes no query: what is measured comes after authentication."""
 
     def authenticate(self, request: Request) -> tuple[User, None]:
         return User(pk=CALLER, username="caller"), None

@@ -11,7 +11,7 @@ from testproject.benchmarks.project.models import Effect
 
 
 class EffectView(APIView):
-    """One INSERT, and an answer of about 200 bytes; first, as many milliseconds of other work as the query asks for."""
+    """Does as many milliseconds of work as the query asks for, then one INSERT; responds with about 200 bytes."""
 
     def post(self, request: Request) -> Response:
         if work := request.GET.get("work"):

@@ -21,27 +21,27 @@ SHOWN = ("event_id", "topic", "key", "attempts", "error", "created_at", "finishe
 
 class Command(OneLineErrors):
     about = gettext_lazy(
-        "Shows how the outbox stands, and sees to its dead letters and to published events that were kept."
+        "Shows the state of the outbox, and handles its dead letters and published events that were kept."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "--database", choices=list(connections), help=_("alias; by default where publish writes to")
+            "--database", choices=list(connections), help=_("alias; by default, the database that publish writes to")
         )
-        parser.add_argument("--json", action="store_true", help=_("report as JSON, one object a line"))
+        parser.add_argument("--json", action="store_true", help=_("report as JSON, one object per line"))
         actions = parser.add_subparsers(dest="action", required=True)
         actions.add_parser("status", help=_("pending, failing and dead events, and live relays, by publisher"))
         dead = actions.add_parser("dead", help=_("list dead letters, the oldest first"))
-        dead.add_argument("--topic", help=_("of this topic only"))
-        dead.add_argument("--limit", type=int, default=100, help=_("at most so many"))
-        again = actions.add_parser("requeue", help=_("have dead letters tried again"))
+        dead.add_argument("--topic", help=_("only of this topic"))
+        dead.add_argument("--limit", type=int, default=100, help=_("at most this many"))
+        again = actions.add_parser("requeue", help=_("try dead letters again"))
         again.add_argument("event", nargs="*", type=UUID, help=_("ids of events"))
         again.add_argument("--topic", help=_("all of this topic"))
         again.add_argument("--all", action="store_true", help=_("all there are"))
         gone = actions.add_parser("discard", help=_("delete dead letters for good; later events of their keys go on"))
         gone.add_argument("event", nargs="+", type=UUID, help=_("ids of events"))
         clean = actions.add_parser("cleanup", help=_("delete published events that are past their retention"))
-        clean.add_argument("--max-seconds", type=float, help=_("begin no further batch after that"))
+        clean.add_argument("--max-seconds", type=float, help=_("begin no further batch after this time"))
 
     def handle(self, *args: Any, action: str, **options: Any) -> None:
         getattr(self, f"_{action}")(options, options["database"])
@@ -63,7 +63,7 @@ class Command(OneLineErrors):
 
     def _requeue(self, options: dict[str, Any], using: str | None) -> None:
         if not (options["event"] or options["topic"] or options["all"]):
-            raise CommandError(_("State the ids of events, --topic or --all."))
+            raise CommandError(_("Pass the ids of events, --topic or --all."))
         count = maintenance.requeue(options["event"] or None, topic=options["topic"], using=using)
         self._report({"requeued": count}, _("%(count)d requeued.") % {"count": count}, options)
 

@@ -21,20 +21,18 @@ from django_idempotency.outbox.relay import EventRelay
 
 
 class Command(OneLineErrors):
-    about = gettext_lazy(
-        "Publishes the events of the outbox, until SIGTERM or SIGINT; what is under way then is finished."
-    )
+    about = gettext_lazy("Publishes the events of the outbox until SIGTERM or SIGINT, then finishes what is under way.")
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "--database", choices=list(connections), help=_("alias; by default where publish writes to")
+            "--database", choices=list(connections), help=_("alias; by default, the database that publish writes to")
         )
-        parser.add_argument("--publisher", action="append", help=_("only this one; may be given several times"))
-        parser.add_argument("--once", action="store_true", help=_("publish what there is, and end"))
+        parser.add_argument("--publisher", action="append", help=_("only this publisher; may be given several times"))
+        parser.add_argument("--once", action="store_true", help=_("publish what there is, then exit"))
         parser.add_argument(
             "--health",
             action="store_true",
-            help=_("end with 0 if every publisher has a live relay on this host, else 1"),
+            help=_("exit with 0 if every publisher has a live relay on this host, else with 1"),
         )
 
     def handle(
@@ -95,7 +93,7 @@ def _published(count: int) -> str:
 
 
 def _run_all(relays: Sequence[EventRelay], stop: threading.Event) -> list[BaseException]:
-    """Run each in a thread of its own: none waits for another's broker. If one fails, all end."""
+    """Run each relay in a thread of its own, so that none waits for another's broker. If one fails, all end."""
     errors: list[BaseException] = []
 
     def run(relay: EventRelay) -> None:
@@ -116,9 +114,9 @@ def _run_all(relays: Sequence[EventRelay], stop: threading.Event) -> list[BaseEx
 
 @contextmanager
 def _told_to_stop() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set."""
+    """Yield an event that SIGTERM and SIGINT set."""
     stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+    if threading.current_thread() is not threading.main_thread():  # signals can only be handled there
         yield stop
         return
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}

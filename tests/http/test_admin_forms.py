@@ -1,0 +1,243 @@
+"""An object is added once by a form of the admin, however often its button is pressed."""
+
+from __future__ import annotations
+
+import re
+from threading import Event
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.admin import UserAdmin
+from django.contrib.auth.models import Permission
+from django.core.exceptions import ImproperlyConfigured
+from django.test import Client
+from django.urls import path, reverse
+
+from django_idempotency.checks.views import check_views
+from django_idempotency.forms import IdempotentAddMixin
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.policy import Policy
+from testproject.admin import LedgerEntryAdmin
+from testproject.models import LedgerEntry, Receipt
+from tests.support.threads import in_threads
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
+ADD = "/admin/testproject/ledgerentry/add/"
+LIST = "/admin/testproject/ledgerentry/"
+
+
+@pytest.fixture
+def user(django_user_model):
+    return django_user_model.objects.create_superuser("anna")
+
+
+@pytest.fixture
+def anna(user):
+    return signed_in(user)
+
+
+def signed_in(user):
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+@pytest.fixture
+def at_admin(settings):
+    """Have this admin, and no other, at /admin/."""
+
+    def register(registered, model=LedgerEntry):
+        site = admin.AdminSite()
+        site.register(model, registered)
+        settings.ROOT_URLCONF = (path("admin/", site.urls),)
+
+    return register
+
+
+def keys_in(page):
+    return re.findall(r'name="idempotency_key" value="([^"]+)"', page.content.decode())
+
+
+def key_in(page):
+    (key,) = keys_in(page)
+    return key
+
+
+def add(client, key, at=ADD, **content):
+    user = Client.session.fget(client)["_auth_user_id"]
+    entry = {"kind": "deposit", "user": user, "amount": 5, "currency": "eur", "reference": "pen", "_save": "Save"}
+    return client.post(at, entry | {"idempotency_key": key} | content)
+
+
+def told(client):
+    return re.findall(r'<li class="success">(.*?)</li>', client.get(LIST).content.decode(), re.DOTALL)
+
+
+def test_a_second_submission_gets_the_first_redirect_and_message(anna):
+    key = key_in(anna.get(ADD))
+    first, message = add(anna, key), told(anna)
+    second, again = add(anna, key), told(anna)
+    assert (first.status_code, first["Location"]) == (second.status_code, second["Location"]) == (302, LIST)
+    assert (first.get("Idempotent-Replayed"), second["Idempotent-Replayed"]) == (None, "true")
+    assert message == again
+    assert f'<a href="{LIST}{LedgerEntry.objects.get().pk}/change/">' in message[0]
+
+
+def test_saving_and_adding_another_gives_a_new_key(anna):
+    key = key_in(anna.get(ADD))
+    first = add(anna, key, _addanother="1")
+    assert first["Location"] == ADD
+    another = key_in(anna.get(first["Location"]))
+    add(anna, another)
+    assert LedgerEntry.objects.count() == 2
+
+
+def test_a_form_with_errors_has_a_new_key_and_can_be_corrected(anna):
+    key = key_in(anna.get(ADD))
+    wrong, again = add(anna, key, amount="x"), add(anna, key, amount="x")
+    assert (wrong.status_code, wrong.content) == (200, again.content)
+    assert key_in(wrong) != key
+    assert add(anna, key_in(wrong)).status_code == 302
+    assert add(anna, key_in(wrong)).status_code == 302
+    assert LedgerEntry.objects.count() == 1
+
+
+def test_a_popup_tells_its_opener_of_the_same_object(anna):
+    page = anna.get(f"{ADD}?_popup=1")
+    first, second = (add(anna, key_in(page), at=f"{ADD}?_popup=1", _popup="1") for _time in range(2))
+    assert first.content == second.content
+    assert str(LedgerEntry.objects.get().pk) in first.content.decode()
+
+
+def test_without_the_field_each_submission_adds_one(anna):
+    for _time in range(2):
+        add(anna, "")
+    assert LedgerEntry.objects.count() == 2
+    assert not IdempotencyRecord.objects.exists()
+
+
+def test_changing_an_object_has_no_key(anna):
+    add(anna, "")
+    page = anna.get(f"{LIST}{LedgerEntry.objects.get().pk}/change/")
+    assert (page.status_code, keys_in(page)) == (200, [])
+
+
+def test_who_may_add_no_more_gets_no_replay(django_user_model):
+    clerk = django_user_model.objects.create_user("clerk", is_staff=True)
+    clerk.user_permissions.add(Permission.objects.get(codename="add_ledgerentry"))
+    client = signed_in(clerk)
+    key = key_in(client.get(ADD))
+    assert add(client, key).status_code == 302
+    clerk.user_permissions.clear()
+    assert add(client, key).status_code == 403
+
+
+def test_another_users_submission_is_not_replayed(anna, django_user_model):
+    key = key_in(anna.get(ADD))
+    add(anna, key)
+    thief = signed_in(django_user_model.objects.create_superuser("thief"))
+    assert "Idempotent-Replayed" not in add(thief, key).headers
+
+
+@pytest.mark.usefixtures("atomic_requests")
+def test_it_works_in_atomic_requests(anna):
+    key = key_in(anna.get(ADD))
+    assert [add(anna, key).status_code for _time in range(2)] == [302, 302]
+    assert LedgerEntry.objects.count() == 1
+
+
+def test_what_the_project_adds_around_is_done_once(anna, at_admin):
+    class Noting(LedgerEntryAdmin):
+        def add_view(self, request, form_url="", extra_context=None):
+            if request.method == "POST":
+                Receipt.objects.create(reference="noted")
+            return super().add_view(request, form_url, extra_context)
+
+    at_admin(Noting)
+    key = key_in(anna.get(ADD))
+    assert [add(anna, key).status_code for _time in range(2)] == [302, 302]
+    assert Receipt.objects.count() == 1
+
+
+def test_users_are_added_once_too(anna, at_admin, django_user_model):
+    at_admin(type("Users", (IdempotentAddMixin, UserAdmin), {}), django_user_model)
+    at = reverse("admin:auth_user_add")
+    page = anna.get(at)
+    bert = {"username": "bert", "password1": "s3cret-s3cret", "password2": "s3cret-s3cret", "usable_password": "true"}
+    answers = [anna.post(at, {"idempotency_key": key_in(page), **bert}) for _time in range(2)]
+    assert [answer.status_code for answer in answers] == [302, 302]
+    assert answers[0]["Location"] == answers[1]["Location"]
+    assert django_user_model.objects.filter(username="bert").count() == 1
+
+
+TEMPLATES = {
+    "admin/mine.html": '{% extends "admin/change_form.html" %}{% block form_top %}<p>mine</p>{% endblock %}',
+    "admin/whole.html": "{% load idempotency %}<form>mine {% idempotency_key %}</form>",
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("attribute", ["add_form_template", "change_form_template"])
+def test_the_projects_own_template_is_kept(anna, at_admin, settings, template, attribute):
+    (engine,) = settings.TEMPLATES
+    loaders = [
+        ("django.template.loaders.locmem.Loader", TEMPLATES),
+        "django.template.loaders.app_directories.Loader",
+    ]
+    own = {**engine, "APP_DIRS": False, "OPTIONS": {**engine["OPTIONS"], "loaders": loaders}}
+    settings.TEMPLATES = [own]
+    at_admin(type("Own", (LedgerEntryAdmin,), {attribute: template}))
+    page = anna.get(ADD)
+    assert "mine" in page.content.decode()
+    assert [add(anna, key_in(page)).status_code for _time in range(2)] == [302, 302]
+    assert LedgerEntry.objects.count() == 1
+
+
+def test_a_policy_is_heeded(anna, at_admin):
+    policy = {"idempotency_policy": Policy(retention=7200)}
+    at_admin(type("Kept", (LedgerEntryAdmin,), policy))
+    add(anna, key_in(anna.get(ADD)))
+    record = IdempotencyRecord.objects.get()
+    assert (record.expires_at - record.updated_at).total_seconds() == pytest.approx(7200, abs=60)
+
+
+def test_the_mixin_has_to_stand_first():
+    with pytest.raises(ImproperlyConfigured, match="comes after ModelAdmin"):
+        type("Late", (admin.ModelAdmin, IdempotentAddMixin), {})
+
+
+def test_effects_in_another_database_are_found_by_the_check(at_admin, settings):
+    settings.DATABASE_ROUTERS = [f"{__name__}.Elsewhere"]
+    at_admin(LedgerEntryAdmin)
+    (found,) = [message for message in check_views(None) if message.id == "django_idempotency.E005"]
+    assert found.msg.startswith("testproject.admin.LedgerEntryAdmin.add_view is in atomic mode, but writes to")
+
+
+class Elsewhere:
+    def db_for_write(self, model, **hints):
+        return "elsewhere" if model is LedgerEntry else None
+
+
+@pytest.mark.row_locks
+def test_a_double_click_adds_one_and_both_get_its_result(anna, user, monkeypatch):
+    key, running = key_in(anna.get(ADD)), Event()
+    clients = [signed_in(user), signed_in(user)]
+    save = LedgerEntryAdmin.save_model
+
+    def slow(self, *args):
+        running.set()
+        eventually(lambda: IdempotencyRecord.objects.filter(status="processing").exists())
+        return save(self, *args)
+
+    monkeypatch.setattr(LedgerEntryAdmin, "save_model", slow)
+
+    def click(index):
+        if index:
+            assert running.wait(10)
+        return add(clients[index], key)
+
+    answers = in_threads(2, click)
+    assert [answer.status_code for answer in answers] == [302, 302]
+    assert LedgerEntry.objects.count() == 1

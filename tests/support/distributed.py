@@ -1,0 +1,67 @@
+"""A record table that Citus distributes, for a whole run of the tests: ``make test-citus CITUS_URL=…``.
+
+The URL leads to a database on the coordinator that has the extension and knows the workers. The tests use databases of
+their own, and each of them is made on every worker, too.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.db import connection
+
+from django_idempotency.maintenance.distributing import distribution_plan
+
+WANTED = os.environ.get("IDEMPOTENCY_DISTRIBUTED") == "1"
+EFFECTS = "testproject_ledgerentry"
+NODES = "SELECT nodename, nodeport FROM pg_dist_node ORDER BY groupid"
+
+
+def distribute() -> None:
+    """Make the default database, which has its tables, one of Citus, and run what the command tells."""
+    (coordinator, *workers) = nodes()
+    for worker in workers:
+        _make_on(worker, connection.settings_dict["NAME"])
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE EXTENSION citus")
+        cursor.execute("SELECT citus_set_coordinator_host(%s, %s)", coordinator)
+        for worker in workers:
+            cursor.execute("SELECT citus_add_node(%s, %s)", worker)
+        for statement in distribution_plan().statements:
+            cursor.execute(statement)
+        cursor.execute("SELECT citus_add_local_table_to_metadata(%s, cascade_via_foreign_keys := true)", [EFFECTS])
+
+
+def end_other_sessions() -> None:
+    """Those of the workers, or the database can't be dropped."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        )
+
+
+def nodes() -> list[tuple[str, int]]:
+    """The coordinator, and the workers."""
+    url = urlsplit(os.environ["CITUS_URL"])
+    with to((url.hostname or "", url.port or 5432), url.path.lstrip("/")) as known:
+        return list(known.execute(NODES).fetchall())
+
+
+def _make_on(worker: tuple[str, int], name: str) -> None:
+    with to(worker, "postgres") as server:
+        server.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        server.execute(f'CREATE DATABASE "{name}"')
+    with to(worker, name) as made:
+        made.execute("CREATE EXTENSION citus")
+
+
+def to(node: tuple[str, int], name: str) -> Any:
+    """A session with the database ``name`` there."""
+    import psycopg
+
+    host, port = node
+    user, password = (connection.settings_dict[part] or None for part in ("USER", "PASSWORD"))
+    return psycopg.connect(host=host, port=port, dbname=name, user=user, password=password, autocommit=True)
