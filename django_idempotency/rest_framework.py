@@ -82,6 +82,8 @@ class IdempotentMixin:
             _refuse_async(cls.__qualname__)
         non_atomic = NonAtomic(stated_on_class(cls))
         view = super().as_view(*args, **initkwargs, idempotency_non_atomic=non_atomic)  # type: ignore[misc]
+        if cls.dispatch is IdempotentMixin.dispatch:  # Django has copied nothing from the one that it hides
+            vars(view).update(vars(super().dispatch) | vars(view))  # type: ignore[misc]
         return take_over_atomic_requests(view, non_atomic)
 
     def dispatch(self: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:

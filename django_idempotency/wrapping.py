@@ -135,7 +135,10 @@ class _IdempotentView(ClassView):
     @classmethod
     def as_view(cls, **initkwargs: Any) -> Any:
         non_atomic = NonAtomic(stated_on_class(cls))
-        return take_over_atomic_requests(super().as_view(**initkwargs, idempotency_non_atomic=non_atomic), non_atomic)
+        view = super().as_view(**initkwargs, idempotency_non_atomic=non_atomic)
+        if cls.dispatch is _IdempotentView.dispatch:  # Django has copied nothing from the one that it hides
+            vars(view).update(vars(super().dispatch) | vars(view))
+        return take_over_atomic_requests(view, non_atomic)
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         if _dispatch_only_opens_transaction(type(self)):

@@ -11,6 +11,7 @@ from django.http import Http404, HttpResponse, JsonResponse
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from django.views import View
+from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
 from django_idempotency.decorators import idempotent
@@ -102,6 +103,13 @@ def test_the_decorated_class_leaves_the_original_alone(call):
     idempotent(original)
     call.settings.MIDDLEWARE = [path for path in call.settings.MIDDLEWARE if "Idempotency" not in path]
     assert [call(original.as_view()).content for _ in range(2)] == [b"run 1", b"run 2"]
+
+
+def test_what_decorators_have_set_on_dispatch_is_set_on_the_view():
+    exempt = idempotent(method_decorator(csrf_exempt, name="dispatch")(class_with(Order, Runs())))
+    assert exempt.as_view().csrf_exempt
+    overridden = type("Overridden", (exempt,), {"dispatch": lambda *args, **kwargs: HttpResponse()})
+    assert not hasattr(overridden.as_view(), "csrf_exempt")
 
 
 def test_a_meaningless_option_is_an_error_at_decoration():

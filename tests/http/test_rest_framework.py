@@ -8,6 +8,7 @@ import pytest
 from django.contrib.auth.models import Permission
 from django.http import HttpResponse
 from django.test.client import encode_multipart
+from django.utils.decorators import method_decorator
 from rest_framework import exceptions, generics, permissions, serializers, status, throttling, viewsets
 from rest_framework.authentication import SessionAuthentication, TokenAuthentication
 from rest_framework.authtoken.models import Token
@@ -108,6 +109,15 @@ def test_the_decorator_on_a_class_is_the_mixin(call, entry_point):
     protected = entry_point(type("View", (Plain,), {"runs": runs}))
     assert issubclass(protected, IdempotentMixin)
     assert [call(protected.as_view()).json() for _ in range(2)] == [{"run": 1}] * 2
+
+
+def test_what_decorators_have_set_on_dispatch_is_set_on_the_view():
+    def known(dispatch):
+        dispatch.known_to_middleware = True
+        return dispatch
+
+    view = type("View", (IdempotentMixin, method_decorator(known, name="dispatch")(type("Base", (Plain,), {}))), {})
+    assert view.as_view().known_to_middleware
 
 
 def test_an_action_has_its_own_policy(call):
