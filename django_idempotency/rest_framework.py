@@ -29,7 +29,7 @@ from django_idempotency.conf import resolve
 from django_idempotency.exceptions import ClaimLost, IdempotencyError, StoreUnavailable, TerminalFailure
 from django_idempotency.http.observing import keep_body, observe
 from django_idempotency.http.problems import PROBLEM_JSON, Problem, Refusal, mark_refusal, problem
-from django_idempotency.http.requests import is_keyed
+from django_idempotency.http.requests import has_moderate_body, is_keyed
 from django_idempotency.http.responses import replay
 from django_idempotency.http.runner import after_losing, claim, running, stop_running
 from django_idempotency.http.transactions import (
@@ -141,6 +141,8 @@ def dispatch(
         return response
     if iscoroutinefunction(handler):
         _refuse_async(f"{type(view).__qualname__}.{name}")
+    if policy.fingerprint is None and request.content_type != "multipart/form-data" and has_moderate_body(request):
+        _ = request.body  # a permission may read the data, and most parsers leave nothing of it for the fingerprint
     run = _Run(view, policy, entry_point, non_atomic, handler)
     setattr(view, name, run)
     return run.dispatch(dispatch, request, *args, **kwargs)

@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_noop
 
 from django_idempotency import fingerprints
-from django_idempotency.conf import conf, max_fields
+from django_idempotency.conf import conf, max_body_in_memory, max_fields
 from django_idempotency.digests import keyed
 from django_idempotency.exceptions import AnonymousKey, MalformedKey, MissingKey, RequestIncomplete
 from django_idempotency.http.admission import admission_of
@@ -44,6 +44,14 @@ def is_keyed(request: HttpRequest, policy: Policy) -> bool:
     """Whether the method of ``request`` heeds the header, and the request has the header or needs it."""
     heeds = conf().protects and request.method in policy.methods
     return heeds and (policy.required or conf().meta_name in request.META)
+
+
+def has_moderate_body(request: HttpRequest) -> bool:
+    """Whether the body has a known size that Django keeps in memory."""
+    length, most = request.META.get("CONTENT_LENGTH") or "0", max_body_in_memory()
+    if "HTTP_TRANSFER_ENCODING" in request.META:
+        return False
+    return length.isdecimal() and (most is None or int(length) <= most)
 
 
 def identify(

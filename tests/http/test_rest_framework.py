@@ -6,6 +6,7 @@ import json
 
 import pytest
 from django.contrib.auth.models import Permission
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import HttpResponse
 from django.test.client import encode_multipart
 from django.utils.decorators import method_decorator
@@ -13,7 +14,7 @@ from rest_framework import exceptions, generics, permissions, serializers, statu
 from rest_framework.authentication import SessionAuthentication, TokenAuthentication
 from rest_framework.authtoken.models import Token
 from rest_framework.decorators import action, api_view, permission_classes
-from rest_framework.parsers import JSONParser
+from rest_framework.parsers import BaseParser, DataAndFiles, JSONParser, MultiPartParser
 from rest_framework.renderers import BrowsableAPIRenderer, JSONRenderer
 from rest_framework.response import Response
 from rest_framework.views import APIView, exception_handler
@@ -487,3 +488,47 @@ def test_a_form_is_parsed_by_the_views_own_parsers_with_a_key_too(call, alice):
     assert call(OnlyJSON.as_view(), key=None, **form).status_code == 415
     assert call(OnlyJSON.as_view(), key="k", **form).status_code == 415
     assert not IdempotencyRecord.objects.exists()
+
+
+class FromStream(BaseParser):
+    """Reads the stream, as most parsers that are none of REST framework's do."""
+
+    media_type = "application/json"
+
+    def parse(self, stream, media_type=None, parser_context=None):
+        return json.loads(stream.read())
+
+
+class ReadsData(permissions.BasePermission):
+    def has_permission(self, request, view):
+        return bool(request.data)
+
+
+def test_a_permission_may_read_the_data(call):
+    runs, view = answering(
+        lambda request: Response({"run": runs.count}), parser_classes=[FromStream], permission_classes=[ReadsData]
+    )
+    answers = [call(view, PAYLOAD) for _ in range(2)]
+    assert ([answer.json() for answer in answers], is_replay(answers[1])) == ([{"run": 1}] * 2, True)
+    assert code(call(view, PAYLOAD | {"amount": 6})) == "idempotency_key_reused"
+
+
+class Nested(MultiPartParser):
+    """Makes objects of the fields, as parsers for nested serializers do."""
+
+    def parse(self, stream, media_type=None, parser_context=None):
+        parsed = super().parse(stream, media_type, parser_context)
+        return DataAndFiles({"order": {"lines": [parsed.data.dict() | parsed.files.dict()]}}, {})
+
+
+def test_a_parser_may_make_objects_of_a_form(call):
+    runs, view = answering(lambda request: Response({"run": runs.count}), parser_classes=[Nested])
+
+    def send(**fields):
+        body = encode_multipart("b", {"item": "pen", "picture": SimpleUploadedFile("a.png", b"a"), **fields})
+        return call(view, data=body, content_type="multipart/form-data; boundary=b")
+
+    answers = [send() for _ in range(2)]
+    assert ([answer.json() for answer in answers], is_replay(answers[1])) == ([{"run": 1}] * 2, True)
+    assert code(send(item="ink")) == "idempotency_key_reused"
+    assert code(send(picture=SimpleUploadedFile("a.png", b"b"))) == "idempotency_key_reused"
