@@ -197,11 +197,21 @@ def entry_point_policy(view: View, method: str | None) -> Policy | None:
     return None
 
 
+def is_exempt(view: View, method: str | None) -> bool:
+    """Whether ``@idempotency_exempt`` is on ``view``, on its class, or on the function that handles ``method``."""
+    parts = list(_parts(view, (method or "").lower()))
+    by_api_view = [part for part in parts if getattr(part, "__module__", "") == "rest_framework.decorators"]
+    inside = (content for handler in by_api_view for content in closed_over(handler))
+    return any(getattr(part, "idempotency_exempt", False) for part in (*parts, *inside))
+
+
 def _parts(view: Any, method: str) -> Iterator[Any]:
     for layer in layers(view):
         yield layer
         if (cls := layer if isinstance(layer, type) else view_class(layer)) is not None:
-            yield from (cls, *layers(getattr(cls, "dispatch", None)), *layers(getattr(cls, method, None)))
+            actions = getattr(layer, "actions", None)  # of a viewset of REST framework
+            handler = actions.get(method, method) if isinstance(actions, dict) else method
+            yield from (cls, *layers(getattr(cls, "dispatch", None)), *layers(getattr(cls, handler, None)))
         yield from ninja.functions(layer, method)
 
 

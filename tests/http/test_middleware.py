@@ -168,6 +168,33 @@ def test_an_exempt_view_is_left_alone(call):
     assert not IdempotencyRecord.objects.exists()
 
 
+class Exempt(Order):
+    @idempotency_exempt
+    def post(self, request, *args, **kwargs):
+        return self.runs.view(request)
+
+
+EXEMPT = {
+    "class": lambda runs: idempotency_exempt(type("Covered", (Order,), {"runs": runs})).as_view(),
+    "dispatch": lambda runs: method_decorator(idempotency_exempt, name="dispatch")(
+        type("Covered", (Order,), {"runs": runs})
+    ).as_view(),
+    "method": lambda runs: type("Covered", (Exempt,), {"runs": runs}).as_view(),
+    "decorated": lambda runs: timed("a")(idempotency_exempt(viewed(runs))),
+}
+
+
+@pytest.mark.parametrize("make", EXEMPT.values(), ids=EXEMPT)
+def test_an_exempt_class_or_method_is_left_alone(call, make):
+    view = make(Runs())
+    assert [call(view).content for _ in range(2)] == [b"run 1", b"run 2"]
+
+
+def test_another_method_of_the_class_is_covered(call):
+    view = type("Covered", (Exempt,), {"runs": Runs(), "put": Order.post}).as_view()
+    assert [call(view, method="PUT").content for _ in range(2)] == [b"run 1", b"run 1"]
+
+
 def test_an_exempt_path_is_left_alone_and_no_other(call, settings):
     settings.IDEMPOTENCY = {"EXEMPT_PATHS": [r"^/view/\d+/$", "^/hooks/"]}
     runs = Runs()

@@ -19,7 +19,7 @@ from rest_framework.renderers import BrowsableAPIRenderer, JSONRenderer
 from rest_framework.response import Response
 from rest_framework.views import APIView, exception_handler
 
-from django_idempotency.decorators import idempotent
+from django_idempotency.decorators import idempotency_exempt, idempotent
 from django_idempotency.exceptions import StoreUnavailable, TerminalFailure
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Policy
@@ -142,6 +142,31 @@ def test_the_middleware_covers_an_api_view_inside_its_permissions(call, alice, s
     alice.user_permissions.clear()
     refused = getattr(call, send)(view)
     assert (refused.status_code, is_replay(refused), b"run" in refused.content) == (403, False, False)
+
+
+class Exempt(Entries):
+    @idempotency_exempt
+    def create(self, request):
+        return self.runs.view(request)
+
+
+EXEMPT = {
+    "class": lambda runs: idempotency_exempt(type("View", (Plain,), {"runs": runs})).as_view(),
+    "action": lambda runs: type("View", (Exempt,), {"runs": runs}).as_view({"post": "create"}),
+    "viewset": lambda runs: idempotency_exempt(type("View", (Exempt,), {"runs": runs, "create": Plain.post})).as_view(
+        {"post": "create"}
+    ),
+    "above api_view": lambda runs: idempotency_exempt(api_view(["POST"])(lambda request: runs.view(request))),
+    "below api_view": lambda runs: api_view(["POST"])(idempotency_exempt(lambda request: runs.view(request))),
+}
+
+
+@pytest.mark.parametrize("make", EXEMPT.values(), ids=EXEMPT)
+def test_the_middleware_leaves_an_exempt_view_alone(call, make):
+    runs = Runs(lambda request: Response({"run": runs.count}))
+    view = make(runs)
+    view.cls.authentication_classes = [SessionAuthentication]
+    assert [call(view).json() for _ in range(2)] == [{"run": 1}, {"run": 2}]
 
 
 def test_safe_and_unkeyed_requests_run_each_time(call):
