@@ -65,7 +65,8 @@ def contribute(protected: Any, view: View, policy: Policy, way: EntryPoint) -> N
     earlier = getattr(view, CONTRIBUTIONS, [])
     setattr(protected, CONTRIBUTIONS, [*earlier, partial(_protect, view=view, policy=policy, way=way)])
     if isinstance(view, FunctionType):
-        protected.__signature__ = _evaluated(signature(view), unwrap(view).__globals__)
+        names = getattr(unwrap(view), "__globals__", {})  # none inside a decorator around a partial or an object
+        protected.__signature__ = _evaluated(signature(view), names)
 
 
 def _evaluated(stated: Signature, names: dict[str, Any]) -> Signature:

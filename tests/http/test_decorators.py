@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from django.contrib.auth.decorators import login_required, permission_required
 from django.contrib.auth.models import Permission
@@ -49,6 +51,7 @@ ENTRY_POINTS = {
     "called": lambda runs: idempotent()(runs.view),
     "with options": lambda runs: idempotent(mode="lease", required=True)(runs.view),
     "around another": lambda runs: idempotent(require_POST(runs.view)),
+    "around a decorated partial": lambda runs: idempotent(csrf_exempt(partial(runs.view))),
     "below another": lambda runs: require_POST(idempotent(runs.view)),
     "async": lambda runs: idempotent(mode="lease")(runs.aview),
     "class": lambda runs: idempotent(class_with(Order, runs)).as_view(),
