@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from functools import cached_property, partial, wraps
 from inspect import iscoroutinefunction
 from typing import Any, NoReturn
 
@@ -22,7 +22,7 @@ from django.http.response import HttpResponseBase
 from rest_framework.exceptions import APIException
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
+from rest_framework.views import APIView, set_rollback
 
 from django_idempotency import engine
 from django_idempotency.conf import resolve
@@ -133,6 +133,8 @@ def dispatch(
     handler = getattr(view, name, None) if name in view.http_method_names else None
     if handler is None or not is_keyed(request, policy):
         watched = keep_body(request, policy)
+        if handler is not None and running(request) is None:
+            setattr(view, name, wraps(handler)(partial(_handle_unclaimed, handler)))
         with atomic_requests(non_atomic):
             response = dispatch(request, *args, **kwargs)
         if watched:
@@ -144,8 +146,17 @@ def dispatch(
     if policy.fingerprint is None and request.content_type != "multipart/form-data" and has_moderate_body(request):
         _ = request.body  # a permission may read the data, and most parsers leave nothing of it for the fingerprint
     run = _Run(view, policy, entry_point, non_atomic, handler)
-    setattr(view, name, run)
+    setattr(view, name, wraps(handler)(partial(run)))  # with its attributes, which permissions may ask for
     return run.dispatch(dispatch, request, *args, **kwargs)
+
+
+def _handle_unclaimed(handler: Callable[..., HttpResponseBase], *args: Any, **kwargs: Any) -> HttpResponseBase:
+    """Call ``handler`` without a claim. A ``TerminalFailure`` is the response then, too."""
+    try:
+        return handler(*args, **kwargs)
+    except TerminalFailure as failure:
+        set_rollback()
+        return failure.response
 
 
 class ReplayedResponse(HttpResponse):
@@ -257,6 +268,8 @@ class _Run:
             transactional_on = self.execution.transactional_on
         self.open_requests.enter_context(atomic_requests(self.non_atomic, but=transactional_on))
         try:
+            if self.execution is None:
+                return _handle_unclaimed(self.handler, request, *args, **kwargs)
             response: HttpResponseBase = self.handler(request, *args, **kwargs)
             return response
         except Exception as error:  # raised by the view

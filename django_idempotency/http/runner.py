@@ -55,8 +55,7 @@ def perform(
     outcome = claim(request, policy, sender=sender, entry_point=entry_point)
     if outcome is None:
         watched = keep_body(request, policy)
-        with nullcontext() if running(request) else atomic_requests(non_atomic):
-            response = run()
+        response = _run_unclaimed(request, run, non_atomic)
         if watched:
             observe(request, policy, response, sender=sender, entry_point=entry_point)
         return response
@@ -67,6 +66,19 @@ def perform(
         except (ClaimLost, StoreUnavailable) as error:
             outcome = after_losing(error, outcome.operation, policy)
     return respond(outcome, policy)
+
+
+def _run_unclaimed(
+    request: HttpRequest, run: Callable[[], HttpResponseBase], non_atomic: Collection[str]
+) -> HttpResponseBase:
+    """Run the view without a claim of its own. A ``TerminalFailure`` is the response then, too."""
+    if running(request):
+        return run()
+    try:
+        with atomic_requests(non_atomic):
+            return run()
+    except TerminalFailure as failure:
+        return failure.response
 
 
 def _run(
@@ -121,7 +133,12 @@ async def aperform(
     outcome = await _aclaim(request, policy, sender=sender, entry_point=entry_point)
     if outcome is None:
         watched = keep_body(request, policy)
-        response = await run()
+        try:
+            response = await run()
+        except TerminalFailure as failure:
+            if running(request):
+                raise
+            response = failure.response
         if watched:
             watch = partial(observe, request, policy, response, sender=sender, entry_point=entry_point)
             await sync_to_async(watch)()

@@ -262,6 +262,32 @@ def test_a_terminal_failure_is_stored_and_replayed(call, mode, status):
     assert effects() == (0 if mode == "atomic" else 1)
 
 
+@pytest.mark.parametrize("switched_off", [False, True])
+def test_a_terminal_failure_is_the_response_without_a_claim_too(call, atomic_requests, switched_off):
+    call.settings.IDEMPOTENCY = {"ENABLED": False} if switched_off else {}
+    view = idempotent(Runs(raising(TerminalFailure(HttpResponse("declined", status=402)))).view)
+    response = call(view, key="k" if switched_off else None)
+    assert (response.status_code, response.content) == (402, b"declined")
+    assert effects() == (0 if atomic_requests else 1)
+
+
+def test_an_async_terminal_failure_is_the_response_without_a_key_too(call):
+    async def answer(request):
+        raise TerminalFailure(HttpResponse("declined", status=402))
+
+    assert call(idempotent(mode="lease")(answer), key=None).status_code == 402
+
+
+def test_a_terminal_failure_inside_rolls_back_what_the_outer_view_wrote(call):
+    inner = idempotent(Runs(raising(TerminalFailure(HttpResponse(status=402)))).view)
+
+    def outer(request):
+        book(request)
+        return inner(request)
+
+    assert [(call(idempotent(outer)).status_code, effects()) for _ in range(2)] == [(402, 0)] * 2
+
+
 def test_an_async_view_that_fails_leaves_the_key_to_a_retry(call):
     async def answer(request):
         raise ValueError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import HttpResponse
@@ -388,6 +389,50 @@ def test_a_terminal_failure_is_stored_and_replayed(call, mode):
     first, second = call(view), call(view)
     assert (first.status_code, second.content, is_replay(second), runs.count) == (409, first.content, True, 1)
     assert effects() == (0 if mode == "atomic" else 1)
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("entry_point", [Protected, idempotent(anonymous="ignore")(Plain)])
+def test_a_terminal_failure_is_the_response_without_a_claim_too(call, atomic_requests, entry_point, key):
+    def answer(request):
+        book(request)
+        raise TerminalFailure(Response({"declined": True}, status=402))
+
+    if key is not None:
+        call.settings.IDEMPOTENCY = {"ENABLED": False}
+    _runs, view = answering(answer, entry_point)
+    response = call(view, key=key)
+    assert (response.status_code, response.json()) == (402, {"declined": True})
+    assert effects() == (0 if atomic_requests else 1)
+
+
+def test_an_anonymous_callers_terminal_failure_is_rolled_back(call, atomic_requests):
+    call.client.logout()
+    payer = get_user_model().objects.create(username="payer")
+
+    def answer(request):
+        request._request.user = payer
+        book(request._request)
+        raise TerminalFailure(Response(status=402))
+
+    _runs, view = answering(answer, idempotency_policy=Policy(anonymous="ignore"), permission_classes=())
+    assert (call(view).status_code, effects()) == (402, 0 if atomic_requests else 1)
+
+
+class AsTheMethodSays(permissions.BasePermission):
+    def has_permission(self, request, view):
+        return getattr(view, request.method.lower()).is_open
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_permission_may_ask_what_is_set_on_the_method(call, key, is_open):
+    def post(view, request):
+        return Response()
+
+    post.is_open = is_open
+    view = type("View", (IdempotentMixin, Plain), {"post": post, "permission_classes": [AsTheMethodSays]})
+    assert call(view.as_view(), key=key).status_code == (200 if is_open else 403)
 
 
 def test_an_unhandled_exception_undoes_the_effects_and_passes(call):
