@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache, partial, wraps
-from inspect import iscoroutinefunction, signature
+from inspect import signature
 from types import CellType, FunctionType
 from typing import Any, TypeVar
 
@@ -87,7 +87,7 @@ def _function_behind_entry_point(view: View, policy: Policy, way: EntryPoint) ->
 def _protect_function(
     view: Callable[..., Any], policy: Policy, way: EntryPoint, non_atomic: Collection[str]
 ) -> Callable[..., Any]:
-    if iscoroutinefunction(view):
+    if is_async(view):
 
         @wraps(view)
         async def aprotected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:

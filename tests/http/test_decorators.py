@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.contrib.auth.decorators import login_required, permission_required
 from django.contrib.auth.models import Permission
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied, SuspiciousOperation
@@ -56,6 +57,7 @@ ENTRY_POINTS = {
     "async": lambda runs: idempotent(mode="lease")(runs.aview),
     "class": lambda runs: idempotent(class_with(Order, runs)).as_view(),
     "class with options": lambda runs: idempotent(mode="lease")(class_with(Order, runs)).as_view(),
+    "sync_to_async": lambda runs: idempotent(mode="lease")(sync_to_async(runs.view)),
     "async class": lambda runs: idempotent(mode="lease")(class_with(AsyncOrder, runs)).as_view(),
     "dispatch": lambda runs: method_decorator(idempotent, name="dispatch")(class_with(Order, runs)).as_view(),
     "method": lambda runs: method_decorator(idempotent(mode="lease"), name="post")(class_with(Order, runs)).as_view(),
@@ -83,7 +85,7 @@ def test_without_a_key_it_runs_each_time(call, entry_point):
     assert not IdempotencyRecord.objects.exists()
 
 
-@pytest.mark.parametrize("name", ["async", "async class"])
+@pytest.mark.parametrize("name", ["async", "sync_to_async", "async class"])
 def test_an_async_view_runs_once_under_asgi(call, name):
     view = ENTRY_POINTS[name](Runs())
     assert [call.asgi(view, key=key).content for key in ("k", "k", "other")] == [b"run 1", b"run 1", b"run 2"]

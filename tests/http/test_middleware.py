@@ -6,6 +6,7 @@ import gzip
 from functools import partial, wraps
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.contrib.auth.decorators import login_required, permission_required, user_passes_test
 from django.contrib.auth.mixins import LoginRequiredMixin, PermissionRequiredMixin, UserPassesTestMixin
 from django.contrib.auth.models import Permission
@@ -66,6 +67,7 @@ UNGUARDED = {
     "partial": lambda runs: partial(runs.view, more=1),
     "decorated": lambda runs: never_cache(require_POST(csrf_exempt(timed("a")(runs.view)))),
     "async": lambda runs: runs.aview,
+    "sync_to_async": lambda runs: sync_to_async(runs.view),
     "decorated async": lambda runs: never_cache(require_POST(csrf_exempt(runs.aview))),
     "class": lambda runs: viewed(runs),
     "decorated class": lambda runs: timed("a")(csrf_exempt(viewed(runs))),
