@@ -15,7 +15,7 @@ from django.urls import URLResolver, get_resolver
 from django.utils.module_loading import import_string
 
 from django_idempotency import ninja
-from django_idempotency.conf import conf, middleware
+from django_idempotency.conf import conf, middleware, resolve
 from django_idempotency.http.observing import is_observed
 from django_idempotency.http.requests import is_keyed
 from django_idempotency.http.routes import routes
@@ -70,6 +70,8 @@ class IdempotencyMiddleware:
 
 
 def _covers(request: HttpRequest, view: View) -> bool:
+    if ninja.path_view(view) is not None and (own := entry_point_policy(view, request.method)) is not None:
+        return is_keyed(request, resolve(own))  # else Django would open its transactions around the claim
     if not (is_keyed(request, conf().policy) or is_observed(request, conf().policy)):
         return False
     return covers(view, request.method, request.path)

@@ -178,6 +178,26 @@ def test_a_failure_is_treated_by_the_outcome_policy(api, post, status, runs, rai
     assert (is_replay(second), len(seen)) == (runs == 1, runs)
 
 
+ENTRY_POINTS = {
+    "middleware": lambda api, pay: api.post("/pay")(pay),
+    "operation": lambda api, pay: api.post("/pay")(idempotent(pay)),
+    "API": lambda api, pay: (api.add_decorator(idempotent, mode="view"), api.post("/pay")(pay)),
+}
+
+
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+@pytest.mark.parametrize("protected", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
+def test_an_error_that_ninja_handles_undoes_nothing(api, post, settings, atomic_requests, protected, mode):
+    settings.IDEMPOTENCY = {"MODE": mode}
+
+    def pay(request, amount: int):
+        book(request)
+        raise HttpError(422, "no")
+
+    protected(api, pay)
+    assert [(post(key=key).status_code, effects()) for key in (None, "k", "k")] == [(422, 1), (422, 2), (422, 3)]
+
+
 def test_an_error_unhandled_by_ninja_releases_the_key(api, post, call):
     @api.post("/pay", auth=ApiKey())
     @by_key
