@@ -19,7 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from rest_framework.exceptions import APIException
+from rest_framework.exceptions import APIException, UnsupportedMediaType
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView, set_rollback
@@ -249,7 +249,10 @@ class _Run:
 
     def _claim(self, request: Request) -> Outcome | IdempotencyError | None:
         if request._request.content_type == "multipart/form-data":
-            _ = request.data  # parse it with the view's own parsers, which may refuse it
+            try:
+                _ = request.data  # parse it with the view's own parsers, which may refuse it
+            except UnsupportedMediaType:  # the view may not need it
+                _ = request._request.body
         return claim(
             request._request, self.policy, sender=type(self.view), entry_point=self.entry_point, caller=request
         )

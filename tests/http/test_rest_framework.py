@@ -560,6 +560,13 @@ def test_a_form_is_parsed_by_the_views_own_parsers_with_a_key_too(call, alice):
     assert not IdempotencyRecord.objects.exists()
 
 
+def test_a_view_that_needs_no_data_takes_a_form_that_it_can_not_parse(call):
+    runs, view = answering(lambda request: Response({"run": runs.count}), parser_classes=[JSONParser])
+    form = {"data": encode_multipart("b", {"a": "1"}), "content_type": "multipart/form-data; boundary=b"}
+    assert call(view, key=None, **form).json() == {"run": 1}
+    assert [call(view, **form).json() for _ in range(2)] == [{"run": 2}] * 2
+
+
 class FromStream(BaseParser):
     """Reads the stream, as most parsers that are none of REST framework's do."""
 
