@@ -259,6 +259,29 @@ def test_a_view_gets_its_arguments(call):
     assert call(view, path="/view/7/", key="a").content == call.asgi(aview, path="/view/7/", key="b").content == b"7"
 
 
+class Steps(Order):
+    """Makes its arguments of others, as a wizard does."""
+
+    names: dict[int, str] = {}
+
+    @classmethod
+    def as_view(cls, steps, **initkwargs):
+        return super().as_view(names={place: step.upper() for place, step in steps}, **initkwargs)
+
+    def post(self, request):
+        super().post(request)
+        return HttpResponse(f"{self.names} {self.runs.count}")
+
+
+@pytest.mark.parametrize("entry_point", [lambda view: view, idempotent], ids=["middleware", "decorator"])
+def test_a_class_may_make_its_arguments_of_others(call, settings, entry_point):
+    runs = Runs()
+    view = entry_point(type("Covered", (Steps,), {"runs": runs}).as_view([(0, "cart")]))
+    assert [call(view).content for _ in range(2)] == [b"{0: 'CART'} 1"] * 2
+    settings.IDEMPOTENCY = {"OBSERVE": 60}
+    assert call(view, key=None).content == b"{0: 'CART'} 2"
+
+
 def test_an_error_of_a_covered_view_is_djangos_to_answer(call):
     call.client.raise_request_exception = False
 
