@@ -133,7 +133,7 @@ def dispatch(
     handler = getattr(view, name, None) if name in view.http_method_names else None
     if handler is None or not is_keyed(request, policy):
         watched = keep_body(request, policy)
-        if handler is not None and running(request) is None:
+        if handler is not None and running(request) is None and not iscoroutinefunction(handler):
             setattr(view, name, wraps(handler)(partial(_handle_unclaimed, handler)))
         with atomic_requests(non_atomic):
             response = dispatch(request, *args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from inspect import iscoroutinefunction
 
 import pytest
 from django.contrib.auth import get_user_model
@@ -168,6 +169,23 @@ def test_the_middleware_leaves_an_exempt_view_alone(call, make):
     view = make(runs)
     view.cls.authentication_classes = [SessionAuthentication]
     assert [call(view).json() for _ in range(2)] == [{"run": 1}, {"run": 2}]
+
+
+class Asynchronous(Plain):
+    """As packages for async REST framework have it."""
+
+    async def post(self, request):
+        return HttpResponse("async")
+
+    async def dispatch(self, request, *args, **kwargs):
+        assert iscoroutinefunction(self.post)
+        return await self.post(request)
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_an_async_view_that_is_only_watched_is_run(call, settings, key):
+    settings.IDEMPOTENCY = {"OBSERVE": 60}
+    assert call(Asynchronous.as_view(), key=key).content == b"async"
 
 
 def test_safe_and_unkeyed_requests_run_each_time(call):
