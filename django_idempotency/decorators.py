@@ -59,6 +59,6 @@ the decorator below decorators that authenticate, so that they run on replays to
 
 
 def idempotency_exempt(view: V) -> V:
-    """Make ``IdempotencyMiddleware`` ignore ``view``. Return ``view``."""
+    """Make ``IdempotencyMiddleware`` ignore ``view``: a function, a class, or a method of one. Return ``view``."""
     view.idempotency_exempt = True  # type: ignore[attr-defined]
     return view

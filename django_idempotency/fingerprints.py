@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl
 
 from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest
+from django.utils.datastructures import MultiValueDict
 
 VERSION = b"1"
 CHUNK = 64 * 1024
@@ -128,11 +129,23 @@ def _posted(request: HttpRequest) -> HttpRequest:
 
 
 def _multipart_fields(request: HttpRequest) -> Fields:
-    for name, values in request.POST.lists():
-        yield from ((name, str(value).encode("utf-8", "surrogatepass")) for value in values)
-    for name, files in request.FILES.lists():
-        for file in files:
-            yield name, digest([(file.name or "").encode("utf-8", "surrogatepass"), _file_digest(file)])
+    parsed: tuple[Any, Any] = request.POST, request.FILES
+    for posted in parsed:
+        if isinstance(posted, MultiValueDict):
+            yield from (field for name, values in posted.lists() for value in values for field in _fields(name, value))
+        else:
+            yield from _fields("", posted)
+
+
+def _fields(name: str, value: Any, depth: int = 0) -> Fields:
+    """Yield the fields in ``value``. A parser of REST framework may have made objects of them, with files inside."""
+    if isinstance(value, dict | list | tuple) and depth < MAX_DEPTH:
+        for inner, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _fields(f"{name}[{inner}]" if name else str(inner), part, depth + 1)
+    elif isinstance(value, UploadedFile):
+        yield name, digest([(value.name or "").encode("utf-8", "surrogatepass"), _file_digest(value)])
+    else:
+        yield name, str(value).encode("utf-8", "surrogatepass")
 
 
 def _file_digest(file: UploadedFile[Any]) -> bytes:

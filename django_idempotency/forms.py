@@ -11,6 +11,8 @@ import hmac
 import json
 import secrets
 from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, TypeVar
 
@@ -24,11 +26,11 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern
 from django.utils.safestring import SafeData, mark_safe
 
-from django_idempotency import fingerprints
-from django_idempotency.conf import conf, max_fields, resolve
+from django_idempotency.conf import conf, resolve
 from django_idempotency.decorators import idempotent
-from django_idempotency.http.requests import default_scope
+from django_idempotency.http.requests import default_scope, fingerprint_of
 from django_idempotency.http.responses import REPLAYED
+from django_idempotency.outcomes import StoredResponse
 from django_idempotency.policy import OnConflict, Policy, Using
 from django_idempotency.scopes import BuiltInScope
 
@@ -43,6 +45,7 @@ IN_FORMS = Policy(on_conflict=OnConflict.WAIT, store_cookies=True)
 OF_OWN_KEYS = {"key_pattern": None, "min_key_length": 1}  # this module makes them
 
 _signer = Signer(salt="django_idempotency.forms")
+_submitted: ContextVar[HttpRequest] = ContextVar("_submitted")
 
 
 def new_form_key() -> str:
@@ -67,16 +70,19 @@ def idempotent_form(view: V | None = None, /, **options: Any) -> Any:
 
 
 def _submitted_once(view: Callable[..., HttpResponseBase], stated: Policy) -> Callable[..., HttpResponseBase]:
-    policy = stated.over(IN_FORMS)
-    keeping = _keeping_messages(view)
-    by_header = idempotent(policy=policy)(keeping)
+    policy = stated.over(IN_FORMS).derive(redact=partial(_with_messages, stated))
+    by_header = idempotent(policy=policy)(view)
     in_scope = policy.over(Policy(scope=partial(_scope, using=stated.using)))
-    by_field = idempotent(policy=in_scope.derive(**OF_OWN_KEYS))(keeping)
+    by_field = idempotent(policy=in_scope.derive(**OF_OWN_KEYS, fingerprint=partial(_content, stated)))(view)
 
     @wraps(by_field)
     def submit(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        protected = by_field if _take_key(request) else by_header
-        response = protected(request, *args, **kwargs)
+        protected = by_field if _take_key(request, stated) else by_header
+        before = _submitted.set(request)
+        try:
+            response = protected(request, *args, **kwargs)
+        finally:
+            _submitted.reset(before)
         _restore_messages(request, response)
         return response
 
@@ -88,7 +94,12 @@ def _scope(request: HttpRequest, using: str | Using | None) -> BuiltInScope:
     return BuiltInScope(default_scope(request, resolve(Policy(using=using))) or "form")
 
 
-def _take_key(request: HttpRequest) -> bool:
+def _content(stated: Policy, request: HttpRequest) -> bytes:
+    """Digest what was submitted, without the fields that are new in each rendering."""
+    return fingerprint_of(request, request, resolve(stated), leave_out=NOT_CONTENT)
+
+
+def _take_key(request: HttpRequest, stated: Policy) -> bool:
     """Put the form's key into the header; return whether there is one.
 
     A key that came in the header is not signed, so it must not get the scope that anonymous callers share.
@@ -102,23 +113,21 @@ def _take_key(request: HttpRequest) -> bool:
         if not conf().protects:  # nothing is refused
             return False
         raise SuspiciousOperation("The form's idempotency key is not signed by this project.") from error
-    content = fingerprints.fingerprint(request, exclude=NOT_CONTENT, max_fields=max_fields())
     # Keyed with the signature, which no record contains, so that the content can't be guessed from the key.
-    digest = hmac.digest(signed.encode(), content, "sha256")
+    digest = hmac.digest(signed.encode(), _content(stated, request), "sha256")
     request.META[header] = f'"{token}-{digest.hex()[:32]}"'
     return True
 
 
-def _keeping_messages(view: V) -> Callable[..., HttpResponseBase]:
-    @wraps(view)
-    def run(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        response = view(request, *args, **kwargs)
-        if added := getattr(getattr(request, "_messages", None), "_queued_messages", None):
-            told = json.dumps(list(map(_plain, added)))
-            response.headers[MESSAGES] = base64.b64encode(told.encode()).decode()
-        return response
-
-    return run
+def _with_messages(stated: Policy, response: StoredResponse) -> StoredResponse:
+    """Redact a response as ``stated`` does, and add the messages that its own page has not shown."""
+    redact = resolve(stated).redact
+    kept = response if redact is None else redact(response)
+    added = getattr(getattr(_submitted.get(None), "_messages", None), "_queued_messages", None)
+    if not added:
+        return kept
+    told = base64.b64encode(json.dumps(list(map(_plain, added))).encode()).decode()
+    return replace(kept, headers=(*kept.headers, (MESSAGES, told)))
 
 
 def _plain(message: Message) -> tuple[Any, ...]:

@@ -15,12 +15,12 @@ from django.urls import URLResolver, get_resolver
 from django.utils.module_loading import import_string
 
 from django_idempotency import ninja
-from django_idempotency.conf import conf, middleware
+from django_idempotency.conf import conf, middleware, resolve
 from django_idempotency.http.observing import is_observed
 from django_idempotency.http.requests import is_keyed
 from django_idempotency.http.routes import routes
 from django_idempotency.policy import Policy
-from django_idempotency.wrapping import behind_entry_point, entry_point_policy, has_entry_point
+from django_idempotency.wrapping import behind_entry_point, entry_point_policy, has_entry_point, is_exempt
 
 View = Callable[..., Any]
 
@@ -70,9 +70,11 @@ class IdempotencyMiddleware:
 
 
 def _covers(request: HttpRequest, view: View) -> bool:
-    if not covers(view, request.method, request.path):
+    if ninja.path_view(view) is not None and (own := entry_point_policy(view, request.method)) is not None:
+        return is_keyed(request, resolve(own))  # else Django would open its transactions around the claim
+    if not (is_keyed(request, conf().policy) or is_observed(request, conf().policy)):
         return False
-    return is_keyed(request, conf().policy) or is_observed(request, conf().policy)
+    return covers(view, request.method, request.path)
 
 
 # --- What it covers --------------------------------------------------------------------------------------------------
@@ -80,7 +82,7 @@ def _covers(request: HttpRequest, view: View) -> bool:
 
 def covers(view: View, method: str | None, path: str) -> bool:
     """Whether the middleware, if it is installed, protects ``view`` at ``path``."""
-    if has_entry_point(view, method) or getattr(view, "idempotency_exempt", False):
+    if has_entry_point(view, method) or is_exempt(view, method):
         return False
     return (exempt := conf().exempt) is None or not exempt.search(path)
 

@@ -22,6 +22,7 @@ from django.http.response import HttpResponseBase
 from django_idempotency.conf import conf, resolve
 from django_idempotency.http import published
 from django_idempotency.http.problems import PROBLEM_JSON
+from django_idempotency.http.requests import is_keyed
 from django_idempotency.http.runner import aperform, perform
 from django_idempotency.outcomes import EntryPoint
 from django_idempotency.policy import Mode, Policy
@@ -64,7 +65,8 @@ def contribute(protected: Any, view: View, policy: Policy, way: EntryPoint) -> N
     earlier = getattr(view, CONTRIBUTIONS, [])
     setattr(protected, CONTRIBUTIONS, [*earlier, partial(_protect, view=view, policy=policy, way=way)])
     if isinstance(view, FunctionType):
-        protected.__signature__ = _evaluated(signature(view), unwrap(view).__globals__)
+        names = getattr(unwrap(view), "__globals__", {})  # none inside a decorator around a partial or an object
+        protected.__signature__ = _evaluated(signature(view), names)
 
 
 def _evaluated(stated: Signature, names: dict[str, Any]) -> Signature:
@@ -177,8 +179,10 @@ def behind_entry_points(view: Any, policy: Policy | None, way: EntryPoint) -> Vi
     copy = original.clone()
     for operation, of in zip(copy.operations, original.operations, strict=True):
         operation.api = of.api
-        if not hasattr(of.view_func, "idempotency_entry_point"):
-            mode = policy or (Policy(mode=Mode.LEASE) if operation.is_async else Policy())
+        mode = policy or (Policy(mode=Mode.LEASE) if operation.is_async else Policy())
+        if _streams(of):  # another operation at the same path may be protected
+            operation.view_func = _refusing(of.view_func, mode)
+        elif not hasattr(of.view_func, "idempotency_entry_point"):
             _protect(operation, of.view_func, mode, way)
     protected: View = copy.get_view()
     return protected
@@ -199,6 +203,18 @@ def _protect(operation: Any, view: View, policy: Policy, way: EntryPoint) -> Non
 
 def _streams(operation: Any) -> bool:
     return bool(getattr(operation, "stream_format", None))
+
+
+def _refusing(view: View, policy: Policy) -> View:
+    """Return ``view``, which streams, without protection: it refuses a request with a key, and no other."""
+
+    @wraps(view)
+    def refusing(request: HttpRequest, **values: Any) -> Any:
+        if is_keyed(request, resolve(policy)):
+            _refuse_stream(view)
+        return view(request, **values)
+
+    return refusing
 
 
 def _refuse_stream(view: View) -> NoReturn:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from functools import cached_property, partial, wraps
 from inspect import iscoroutinefunction
 from typing import Any, NoReturn
 
@@ -19,17 +19,17 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from rest_framework.exceptions import APIException
+from rest_framework.exceptions import APIException, UnsupportedMediaType
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
+from rest_framework.views import APIView, set_rollback
 
 from django_idempotency import engine
 from django_idempotency.conf import resolve
 from django_idempotency.exceptions import ClaimLost, IdempotencyError, StoreUnavailable, TerminalFailure
 from django_idempotency.http.observing import keep_body, observe
 from django_idempotency.http.problems import PROBLEM_JSON, Problem, Refusal, mark_refusal, problem
-from django_idempotency.http.requests import is_keyed
+from django_idempotency.http.requests import has_moderate_body, is_keyed
 from django_idempotency.http.responses import replay
 from django_idempotency.http.runner import after_losing, claim, running, stop_running
 from django_idempotency.http.transactions import (
@@ -82,6 +82,8 @@ class IdempotentMixin:
             _refuse_async(cls.__qualname__)
         non_atomic = NonAtomic(stated_on_class(cls))
         view = super().as_view(*args, **initkwargs, idempotency_non_atomic=non_atomic)  # type: ignore[misc]
+        if cls.dispatch is IdempotentMixin.dispatch:  # Django has copied nothing from the one that it hides
+            vars(view).update(vars(super().dispatch) | vars(view))  # type: ignore[misc]
         return take_over_atomic_requests(view, non_atomic)
 
     def dispatch(self: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -131,6 +133,8 @@ def dispatch(
     handler = getattr(view, name, None) if name in view.http_method_names else None
     if handler is None or not is_keyed(request, policy):
         watched = keep_body(request, policy)
+        if handler is not None and running(request) is None and not iscoroutinefunction(handler):
+            setattr(view, name, wraps(handler)(partial(_handle_unclaimed, handler)))
         with atomic_requests(non_atomic):
             response = dispatch(request, *args, **kwargs)
         if watched:
@@ -139,9 +143,20 @@ def dispatch(
         return response
     if iscoroutinefunction(handler):
         _refuse_async(f"{type(view).__qualname__}.{name}")
+    if policy.fingerprint is None and request.content_type != "multipart/form-data" and has_moderate_body(request):
+        _ = request.body  # a permission may read the data, and most parsers leave nothing of it for the fingerprint
     run = _Run(view, policy, entry_point, non_atomic, handler)
-    setattr(view, name, run)
+    setattr(view, name, wraps(handler)(partial(run)))  # with its attributes, which permissions may ask for
     return run.dispatch(dispatch, request, *args, **kwargs)
+
+
+def _handle_unclaimed(handler: Callable[..., HttpResponseBase], *args: Any, **kwargs: Any) -> HttpResponseBase:
+    """Call ``handler`` without a claim. A ``TerminalFailure`` is the response then, too."""
+    try:
+        return handler(*args, **kwargs)
+    except TerminalFailure as failure:
+        set_rollback()
+        return failure.response
 
 
 class ReplayedResponse(HttpResponse):
@@ -234,7 +249,10 @@ class _Run:
 
     def _claim(self, request: Request) -> Outcome | IdempotencyError | None:
         if request._request.content_type == "multipart/form-data":
-            _ = request.data  # parse it with the view's own parsers, which may refuse it
+            try:
+                _ = request.data  # parse it with the view's own parsers, which may refuse it
+            except UnsupportedMediaType:  # the view may not need it
+                _ = request._request.body
         return claim(
             request._request, self.policy, sender=type(self.view), entry_point=self.entry_point, caller=request
         )
@@ -253,6 +271,8 @@ class _Run:
             transactional_on = self.execution.transactional_on
         self.open_requests.enter_context(atomic_requests(self.non_atomic, but=transactional_on))
         try:
+            if self.execution is None:
+                return _handle_unclaimed(self.handler, request, *args, **kwargs)
             response: HttpResponseBase = self.handler(request, *args, **kwargs)
             return response
         except Exception as error:  # raised by the view

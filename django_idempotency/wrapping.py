@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from functools import lru_cache, partial, wraps
-from inspect import iscoroutinefunction, signature
+from functools import WRAPPER_ASSIGNMENTS, lru_cache, partial, wraps
+from inspect import signature
 from types import CellType, FunctionType
 from typing import Any, TypeVar
 
@@ -87,7 +87,7 @@ def _function_behind_entry_point(view: View, policy: Policy, way: EntryPoint) ->
 def _protect_function(
     view: Callable[..., Any], policy: Policy, way: EntryPoint, non_atomic: Collection[str]
 ) -> Callable[..., Any]:
-    if iscoroutinefunction(view):
+    if is_async(view):
 
         @wraps(view)
         async def aprotected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -135,7 +135,10 @@ class _IdempotentView(ClassView):
     @classmethod
     def as_view(cls, **initkwargs: Any) -> Any:
         non_atomic = NonAtomic(stated_on_class(cls))
-        return take_over_atomic_requests(super().as_view(**initkwargs, idempotency_non_atomic=non_atomic), non_atomic)
+        view = super().as_view(**initkwargs, idempotency_non_atomic=non_atomic)
+        if cls.dispatch is _IdempotentView.dispatch:  # Django has copied nothing from the one that it hides
+            vars(view).update(vars(super().dispatch) | vars(view))
+        return take_over_atomic_requests(view, non_atomic)
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         if _dispatch_only_opens_transaction(type(self)):
@@ -194,11 +197,21 @@ def entry_point_policy(view: View, method: str | None) -> Policy | None:
     return None
 
 
+def is_exempt(view: View, method: str | None) -> bool:
+    """Whether ``@idempotency_exempt`` is on ``view``, on its class, or on the function that handles ``method``."""
+    parts = list(_parts(view, (method or "").lower()))
+    by_api_view = [part for part in parts if getattr(part, "__module__", "") == "rest_framework.decorators"]
+    inside = (content for handler in by_api_view for content in closed_over(handler))
+    return any(getattr(part, "idempotency_exempt", False) for part in (*parts, *inside))
+
+
 def _parts(view: Any, method: str) -> Iterator[Any]:
     for layer in layers(view):
         yield layer
         if (cls := layer if isinstance(layer, type) else view_class(layer)) is not None:
-            yield from (cls, *layers(getattr(cls, "dispatch", None)), *layers(getattr(cls, method, None)))
+            actions = getattr(layer, "actions", None)  # of a viewset of REST framework
+            handler = actions.get(method, method) if isinstance(actions, dict) else method
+            yield from (cls, *layers(getattr(cls, "dispatch", None)), *layers(getattr(cls, handler, None)))
         yield from ninja.functions(layer, method)
 
 
@@ -284,10 +297,16 @@ def _content(cell: CellType) -> object:
         return None
 
 
-def _rethreaded(view: Any, inner: View, replacement: View) -> View:
-    closure = tuple(CellType(replacement) if _content(cell) is inner else cell for cell in view.__closure__)
+def _with_content(view: Any, content: object, replacement: object) -> FunctionType:
+    """Return a copy of a function's code, with ``replacement`` in place of ``content`` in its closure."""
+    closure = tuple(CellType(replacement) if _content(cell) is content else cell for cell in view.__closure__)
     copy = FunctionType(view.__code__, view.__globals__, view.__name__, view.__defaults__, closure)
     copy.__kwdefaults__ = view.__kwdefaults__
+    return copy
+
+
+def _rethreaded(view: Any, inner: View, replacement: View) -> View:
+    copy = _with_content(view, inner, replacement)
     carried = {name: vars(replacement)[name] for name in CARRIED if name in vars(replacement)}
     copy.__dict__.update(vars(view) | carried | {"__wrapped__": replacement})
     for using in stated_on(view):
@@ -301,10 +320,16 @@ def _made_by_as_view(view: View) -> bool:
 
 
 def _class_behind_entry_point(view: Any, policy: Policy, way: EntryPoint) -> View:
-    cls: Any = _protect_class(view_class(view), policy, way)  # type: ignore[arg-type]
-    actions = getattr(view, "actions", None)
-    initkwargs = getattr(view, "initkwargs", None) or getattr(view, "view_initkwargs", {})
-    protected: View = cls.as_view(actions, **initkwargs) if actions else cls.as_view(**initkwargs)
-    for using in stated_on(view):
-        protected._non_atomic_requests.add(using)  # type: ignore[attr-defined]
-    return protected
+    """Return a copy of ``view`` that makes instances of the protected class.
+
+    The class's ``as_view()`` is not called again: what it has made of its arguments need not be such arguments.
+    """
+    cls: Any = view_class(view)
+    protected: Any = _protect_class(cls, policy, way)
+    protected.idempotency_non_atomic = NonAtomic(stated_on_class(protected))
+    copy: Any = _with_content(view, cls, protected)
+    for name in WRAPPER_ASSIGNMENTS:
+        setattr(copy, name, getattr(view, name))
+    copy.__dict__.update(vars(view) | {name: protected for name in ("cls", "view_class") if name in vars(view)})
+    behind: View = take_over_atomic_requests(copy, protected.idempotency_non_atomic)
+    return behind

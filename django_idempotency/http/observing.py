@@ -15,9 +15,9 @@ from django.http import HttpRequest, UnreadablePostError
 from django.http.response import HttpResponseBase
 
 from django_idempotency import signals
-from django_idempotency.conf import conf, max_body_in_memory
+from django_idempotency.conf import conf
 from django_idempotency.exceptions import IdempotencyError
-from django_idempotency.http.requests import observed_operation
+from django_idempotency.http.requests import has_moderate_body, observed_operation
 from django_idempotency.keys import parse_key
 from django_idempotency.logs import cause, is_due, log
 from django_idempotency.outcomes import EntryPoint, Operation
@@ -42,7 +42,7 @@ def keep_body(request: HttpRequest, policy: Policy) -> bool:
         return False
     setattr(request, SEEN, True)
     try:
-        if request.content_type != "multipart/form-data" and _is_moderate(request):
+        if request.content_type != "multipart/form-data" and has_moderate_body(request):
             _ = request.body
     except UnreadablePostError as error:  # the view has to get it, too: Django would show it an empty form
         vars(request).update(_stream=_Unreadable(error), _read_started=False)
@@ -59,13 +59,6 @@ class _Unreadable(RawIOBase):
 
     def readinto(self, _buffer: Any) -> int:
         raise OSError(*self.error.args)
-
-
-def _is_moderate(request: HttpRequest) -> bool:
-    length, most = request.META.get("CONTENT_LENGTH") or "0", max_body_in_memory()
-    if "HTTP_TRANSFER_ENCODING" in request.META:
-        return False
-    return length.isdecimal() and (most is None or int(length) <= most)
 
 
 def observe(

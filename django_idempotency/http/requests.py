@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_noop
 
 from django_idempotency import fingerprints
-from django_idempotency.conf import conf, max_fields
+from django_idempotency.conf import conf, max_body_in_memory, max_fields
 from django_idempotency.digests import keyed
 from django_idempotency.exceptions import AnonymousKey, MalformedKey, MissingKey, RequestIncomplete
 from django_idempotency.http.admission import admission_of
@@ -46,6 +46,14 @@ def is_keyed(request: HttpRequest, policy: Policy) -> bool:
     return heeds and (policy.required or conf().meta_name in request.META)
 
 
+def has_moderate_body(request: HttpRequest) -> bool:
+    """Whether the body has a known size that Django keeps in memory."""
+    length, most = request.META.get("CONTENT_LENGTH") or "0", max_body_in_memory()
+    if "HTTP_TRANSFER_ENCODING" in request.META:
+        return False
+    return length.isdecimal() and (most is None or int(length) <= most)
+
+
 def identify(
     request: HttpRequest,
     policy: Policy,
@@ -73,7 +81,7 @@ def identify(
     _refuse_unfit(key, policy)
     if scope is None:
         raise AnonymousKey
-    fingerprint = _fingerprint(request, caller, policy)
+    fingerprint = fingerprint_of(request, caller, policy)
     _refuse_incomplete(request)
     operation = Operation(
         key=key,
@@ -98,7 +106,7 @@ def observed_operation(
     scope = _scope(caller, policy)
     if scope is None:
         return None
-    fingerprint = _fingerprint(request, caller, policy)
+    fingerprint = fingerprint_of(request, caller, policy)
     return keyed(Operation(scope, key, fingerprint, sender=sender, entry_point=entry_point))
 
 
@@ -164,8 +172,11 @@ def _permits(caller: HttpRequest, policy: Policy) -> Callable[[StoredRecord], ob
     return partial(async_to_sync(ask) if is_async(ask) else ask, caller)
 
 
-def _fingerprint(request: HttpRequest, caller: HttpRequest, policy: Policy) -> bytes:
-    fingerprint = _of_content(request, caller, policy)
+def fingerprint_of(
+    request: HttpRequest, caller: HttpRequest, policy: Policy, *, leave_out: Collection[str] = ()
+) -> bytes:
+    """Return the fingerprint of ``request`` as ``policy`` has it. ``leave_out``: more fields that don't count."""
+    fingerprint = _of_content(request, caller, policy, leave_out)
     if not policy.fingerprint_headers:
         return fingerprint
     values = [(name, request.headers.get(name)) for name in sorted(map(str.lower, policy.fingerprint_headers))]
@@ -173,12 +184,11 @@ def _fingerprint(request: HttpRequest, caller: HttpRequest, policy: Policy) -> b
     return fingerprints.digest([fingerprint, *(part.encode("utf-8", "surrogatepass") for part in parts)])
 
 
-def _of_content(request: HttpRequest, caller: HttpRequest, policy: Policy) -> bytes:
+def _of_content(request: HttpRequest, caller: HttpRequest, policy: Policy, leave_out: Collection[str]) -> bytes:
     if policy.fingerprint is not None:
         return fingerprints.of_bytes(request, policy.fingerprint(caller))
-    return fingerprints.fingerprint(
-        request, only=policy.fingerprint_fields, exclude=policy.fingerprint_exclude, max_fields=max_fields()
-    )
+    exclude = {*policy.fingerprint_exclude, *leave_out}
+    return fingerprints.fingerprint(request, only=policy.fingerprint_fields, exclude=exclude, max_fields=max_fields())
 
 
 def _sent(request: HttpRequest, key: str) -> datetime | None:

@@ -55,32 +55,51 @@ def perform(
     outcome = claim(request, policy, sender=sender, entry_point=entry_point)
     if outcome is None:
         watched = keep_body(request, policy)
-        with nullcontext() if running(request) else atomic_requests(non_atomic):
-            response = run()
+        response = _run_unclaimed(request, partial(_handled, run, on_error), non_atomic)
         if watched:
             observe(request, policy, response, sender=sender, entry_point=entry_point)
         return response
     if isinstance(outcome, Claimed):
         try:
             with engine.execution(outcome, policy) as execution, seen_by(request, execution):
-                return _run(execution, run, non_atomic, on_error)
+                return _run(execution, partial(_handled, run, on_error), non_atomic)
         except (ClaimLost, StoreUnavailable) as error:
             outcome = after_losing(error, outcome.operation, policy)
     return respond(outcome, policy)
 
 
+def _run_unclaimed(
+    request: HttpRequest, run: Callable[[], HttpResponseBase], non_atomic: Collection[str]
+) -> HttpResponseBase:
+    """Run the view without a claim of its own. A ``TerminalFailure`` is the response then, too."""
+    if running(request):
+        return run()
+    try:
+        with atomic_requests(non_atomic):
+            return run()
+    except TerminalFailure as failure:
+        return failure.response
+
+
+def _handled(run: Callable[[], HttpResponseBase], on_error: OnError | None) -> HttpResponseBase:
+    """Run the view. A framework that handles exceptions does so within the transactions of ``ATOMIC_REQUESTS``."""
+    try:
+        return run()
+    except Exception as error:
+        if on_error is None or isinstance(error, TerminalFailure):
+            raise
+        return on_error(error)
+
+
 def _run(
-    execution: engine.Execution,
-    run: Callable[[], HttpResponseBase],
-    non_atomic: Collection[str],
-    on_error: OnError | None,
+    execution: engine.Execution, run: Callable[[], HttpResponseBase], non_atomic: Collection[str]
 ) -> HttpResponseBase:
     raised: Exception | None = None
     try:
         with atomic_requests(non_atomic, but=execution.transactional_on):
             response = run()
     except Exception as error:  # the view's own
-        raised, response = error, _response_of(error, execution, on_error, non_atomic)
+        raised, response = error, _response_of(error, execution, None, non_atomic)
     settle(execution, response, error=raised)
     return response
 
@@ -121,7 +140,12 @@ async def aperform(
     outcome = await _aclaim(request, policy, sender=sender, entry_point=entry_point)
     if outcome is None:
         watched = keep_body(request, policy)
-        response = await run()
+        try:
+            response = await run()
+        except TerminalFailure as failure:
+            if running(request):
+                raise
+            response = failure.response
         if watched:
             watch = partial(observe, request, policy, response, sender=sender, entry_point=entry_point)
             await sync_to_async(watch)()

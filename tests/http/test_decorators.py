@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+from asgiref.sync import sync_to_async
 from django.contrib.auth.decorators import login_required, permission_required
 from django.contrib.auth.models import Permission
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied, SuspiciousOperation
@@ -11,6 +14,7 @@ from django.http import Http404, HttpResponse, JsonResponse
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from django.views import View
+from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
 from django_idempotency.decorators import idempotent
@@ -48,10 +52,12 @@ ENTRY_POINTS = {
     "called": lambda runs: idempotent()(runs.view),
     "with options": lambda runs: idempotent(mode="lease", required=True)(runs.view),
     "around another": lambda runs: idempotent(require_POST(runs.view)),
+    "around a decorated partial": lambda runs: idempotent(csrf_exempt(partial(runs.view))),
     "below another": lambda runs: require_POST(idempotent(runs.view)),
     "async": lambda runs: idempotent(mode="lease")(runs.aview),
     "class": lambda runs: idempotent(class_with(Order, runs)).as_view(),
     "class with options": lambda runs: idempotent(mode="lease")(class_with(Order, runs)).as_view(),
+    "sync_to_async": lambda runs: idempotent(mode="lease")(sync_to_async(runs.view)),
     "async class": lambda runs: idempotent(mode="lease")(class_with(AsyncOrder, runs)).as_view(),
     "dispatch": lambda runs: method_decorator(idempotent, name="dispatch")(class_with(Order, runs)).as_view(),
     "method": lambda runs: method_decorator(idempotent(mode="lease"), name="post")(class_with(Order, runs)).as_view(),
@@ -79,7 +85,7 @@ def test_without_a_key_it_runs_each_time(call, entry_point):
     assert not IdempotencyRecord.objects.exists()
 
 
-@pytest.mark.parametrize("name", ["async", "async class"])
+@pytest.mark.parametrize("name", ["async", "sync_to_async", "async class"])
 def test_an_async_view_runs_once_under_asgi(call, name):
     view = ENTRY_POINTS[name](Runs())
     assert [call.asgi(view, key=key).content for key in ("k", "k", "other")] == [b"run 1", b"run 1", b"run 2"]
@@ -102,6 +108,13 @@ def test_the_decorated_class_leaves_the_original_alone(call):
     idempotent(original)
     call.settings.MIDDLEWARE = [path for path in call.settings.MIDDLEWARE if "Idempotency" not in path]
     assert [call(original.as_view()).content for _ in range(2)] == [b"run 1", b"run 2"]
+
+
+def test_what_decorators_have_set_on_dispatch_is_set_on_the_view():
+    exempt = idempotent(method_decorator(csrf_exempt, name="dispatch")(class_with(Order, Runs())))
+    assert exempt.as_view().csrf_exempt
+    overridden = type("Overridden", (exempt,), {"dispatch": lambda *args, **kwargs: HttpResponse()})
+    assert not hasattr(overridden.as_view(), "csrf_exempt")
 
 
 def test_a_meaningless_option_is_an_error_at_decoration():
@@ -249,6 +262,32 @@ def test_a_terminal_failure_is_stored_and_replayed(call, mode, status):
     assert first.content == second.content == b'{"declined": true}'
     assert IdempotencyRecord.objects.get().status == "failed"
     assert effects() == (0 if mode == "atomic" else 1)
+
+
+@pytest.mark.parametrize("switched_off", [False, True])
+def test_a_terminal_failure_is_the_response_without_a_claim_too(call, atomic_requests, switched_off):
+    call.settings.IDEMPOTENCY = {"ENABLED": False} if switched_off else {}
+    view = idempotent(Runs(raising(TerminalFailure(HttpResponse("declined", status=402)))).view)
+    response = call(view, key="k" if switched_off else None)
+    assert (response.status_code, response.content) == (402, b"declined")
+    assert effects() == (0 if atomic_requests else 1)
+
+
+def test_an_async_terminal_failure_is_the_response_without_a_key_too(call):
+    async def answer(request):
+        raise TerminalFailure(HttpResponse("declined", status=402))
+
+    assert call(idempotent(mode="lease")(answer), key=None).status_code == 402
+
+
+def test_a_terminal_failure_inside_rolls_back_what_the_outer_view_wrote(call):
+    inner = idempotent(Runs(raising(TerminalFailure(HttpResponse(status=402)))).view)
+
+    def outer(request):
+        book(request)
+        return inner(request)
+
+    assert [(call(idempotent(outer)).status_code, effects()) for _ in range(2)] == [(402, 0)] * 2
 
 
 def test_an_async_view_that_fails_leaves_the_key_to_a_retry(call):

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from threading import Event
+from uuid import uuid4
 
 import pytest
+from django import forms
+from django.contrib import messages
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import AnonymousUser
+from django.contrib.messages.storage.cookie import CookieStorage
 from django.http import HttpResponse
+from django.template import engines
+from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory
+from django.utils.decorators import method_decorator
+from django.views.generic import FormView
 
 from django_idempotency.forms import FIELD, MESSAGES, idempotent_form, new_form_key
 from django_idempotency.models import IdempotencyRecord
 from testproject.models import LedgerEntry
+from tests.support.callers import is_replay
 from tests.support.threads import in_threads
 from tests.support.waiting import eventually
 
@@ -156,6 +166,85 @@ def test_a_signed_in_user_may_send_the_header(buyer):
     submit = [buyer.post(PAGE, {"reference": "pen", "amount": 5}, headers={"Idempotency-Key": "k"}) for _ in range(2)]
     assert [answer.status_code for answer in submit] == [302, 302]
     assert LedgerEntry.objects.count() == 1
+
+
+# --- Views of every kind, and their options --------------------------------------------------------------------------
+
+
+def thank(request):
+    messages.success(request, "Thank you.")
+    return HttpResponse(uuid4().hex)
+
+
+class Page(FormView):
+    form_class = forms.Form
+
+    def form_valid(self, form):
+        return thank(self.request)
+
+
+def thank_on_the_page(request):
+    messages.success(request, "Thank you.")
+    return TemplateResponse(request, engines["django"].from_string("{% for each in messages %}{{ each }}{% endfor %}"))
+
+
+def submissions(view, *contents):
+    """The responses to submissions from one page, each with the messages that are left for the next page."""
+    sent = {FIELD: new_form_key()}
+    for content in contents:
+        request = RequestFactory().post("/", sent | content)
+        vars(request).update(user=AnonymousUser(), _messages=CookieStorage(request))
+        response = view(request)
+        yield response, [str(message) for message in request._messages._queued_messages]
+
+
+VIEWS = {
+    "function": idempotent_form(thank),
+    "as_view()": idempotent_form(Page.as_view()),
+    "dispatch": method_decorator(idempotent_form, name="dispatch")(type("Decorated", (Page,), {})).as_view(),
+    "post": method_decorator(idempotent_form, name="post")(type("Decorated", (Page,), {})).as_view(),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_a_view_of_any_kind_is_replayed_with_its_messages(view):
+    (first, told), (second, told_again) = submissions(view, {}, {})
+    assert (second.content, is_replay(first), is_replay(second)) == (first.content, False, True)
+    assert told == told_again == ["Thank you."]
+
+
+def test_a_message_that_the_page_has_shown_is_not_shown_again():
+    (first, told), (second, told_again) = submissions(idempotent_form(thank_on_the_page), {}, {})
+    assert (first.content, second.content, is_replay(second)) == (b"Thank you.", b"Thank you.", True)
+    assert told == told_again == []
+
+
+def test_another_csrf_token_is_no_other_content():
+    first, second = submissions(idempotent_form(thank), *({"csrfmiddlewaretoken": token} for token in "ab"))
+    assert (second[0].content, is_replay(second[0])) == (first[0].content, True)
+
+
+OPTIONS = {
+    "fingerprint_exclude": {"fingerprint_exclude": ["captcha"]},
+    "fingerprint_fields": {"fingerprint_fields": ["item"]},
+    "fingerprint": {"fingerprint": lambda request: request.POST["item"].encode()},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_what_the_policy_leaves_out_is_no_content(options):
+    contents = [{"item": item, "captcha": captcha} for item, captcha in [("pen", "a"), ("pen", "b"), ("ink", "b")]]
+    answers = [answer for answer, _told in submissions(idempotent_form(**options)(thank), *contents)]
+    assert [is_replay(answer) for answer in answers] == [False, True, False]
+
+
+@pytest.mark.parametrize("by_setting", [False, True])
+def test_what_is_stored_is_redacted(settings, by_setting):
+    redact = {"redact": lambda response: replace(response, body=b"redacted")}
+    settings.IDEMPOTENCY = {"REDACT": redact["redact"]} if by_setting else {}
+    view = idempotent_form(**({} if by_setting else redact))(thank)
+    _first, (second, told) = submissions(view, {}, {})
+    assert (second.content, told) == (b"redacted", ["Thank you."])
 
 
 @pytest.mark.row_locks

@@ -6,6 +6,7 @@ import gzip
 from functools import partial, wraps
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.contrib.auth.decorators import login_required, permission_required, user_passes_test
 from django.contrib.auth.mixins import LoginRequiredMixin, PermissionRequiredMixin, UserPassesTestMixin
 from django.contrib.auth.models import Permission
@@ -66,6 +67,7 @@ UNGUARDED = {
     "partial": lambda runs: partial(runs.view, more=1),
     "decorated": lambda runs: never_cache(require_POST(csrf_exempt(timed("a")(runs.view)))),
     "async": lambda runs: runs.aview,
+    "sync_to_async": lambda runs: sync_to_async(runs.view),
     "decorated async": lambda runs: never_cache(require_POST(csrf_exempt(runs.aview))),
     "class": lambda runs: viewed(runs),
     "decorated class": lambda runs: timed("a")(csrf_exempt(viewed(runs))),
@@ -168,6 +170,33 @@ def test_an_exempt_view_is_left_alone(call):
     assert not IdempotencyRecord.objects.exists()
 
 
+class Exempt(Order):
+    @idempotency_exempt
+    def post(self, request, *args, **kwargs):
+        return self.runs.view(request)
+
+
+EXEMPT = {
+    "class": lambda runs: idempotency_exempt(type("Covered", (Order,), {"runs": runs})).as_view(),
+    "dispatch": lambda runs: method_decorator(idempotency_exempt, name="dispatch")(
+        type("Covered", (Order,), {"runs": runs})
+    ).as_view(),
+    "method": lambda runs: type("Covered", (Exempt,), {"runs": runs}).as_view(),
+    "decorated": lambda runs: timed("a")(idempotency_exempt(viewed(runs))),
+}
+
+
+@pytest.mark.parametrize("make", EXEMPT.values(), ids=EXEMPT)
+def test_an_exempt_class_or_method_is_left_alone(call, make):
+    view = make(Runs())
+    assert [call(view).content for _ in range(2)] == [b"run 1", b"run 2"]
+
+
+def test_another_method_of_the_class_is_covered(call):
+    view = type("Covered", (Exempt,), {"runs": Runs(), "put": Order.post}).as_view()
+    assert [call(view, method="PUT").content for _ in range(2)] == [b"run 1", b"run 1"]
+
+
 def test_an_exempt_path_is_left_alone_and_no_other(call, settings):
     settings.IDEMPOTENCY = {"EXEMPT_PATHS": [r"^/view/\d+/$", "^/hooks/"]}
     runs = Runs()
@@ -228,6 +257,29 @@ def test_a_view_gets_its_arguments(call):
         return HttpResponse(str(pk))
 
     assert call(view, path="/view/7/", key="a").content == call.asgi(aview, path="/view/7/", key="b").content == b"7"
+
+
+class Steps(Order):
+    """Makes its arguments of others, as a wizard does."""
+
+    names: dict[int, str] = {}
+
+    @classmethod
+    def as_view(cls, steps, **initkwargs):
+        return super().as_view(names={place: step.upper() for place, step in steps}, **initkwargs)
+
+    def post(self, request):
+        super().post(request)
+        return HttpResponse(f"{self.names} {self.runs.count}")
+
+
+@pytest.mark.parametrize("entry_point", [lambda view: view, idempotent], ids=["middleware", "decorator"])
+def test_a_class_may_make_its_arguments_of_others(call, settings, entry_point):
+    runs = Runs()
+    view = entry_point(type("Covered", (Steps,), {"runs": runs}).as_view([(0, "cart")]))
+    assert [call(view).content for _ in range(2)] == [b"{0: 'CART'} 1"] * 2
+    settings.IDEMPOTENCY = {"OBSERVE": 60}
+    assert call(view, key=None).content == b"{0: 'CART'} 2"
 
 
 def test_an_error_of_a_covered_view_is_djangos_to_answer(call):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import AsyncIterator, Iterator
 from functools import cache
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from ninja import NinjaAPI, Router, Schema, Status
 from ninja.decorators import decorate_view
 from ninja.errors import HttpError
 from ninja.security import APIKeyHeader
+from ninja.streaming import JSONL
 
-from django_idempotency.decorators import idempotent
+from django_idempotency.decorators import idempotency_exempt, idempotent
 from django_idempotency.models import IdempotencyRecord
 from tests.support.callers import effects, is_replay
 from tests.support.views import book, code
@@ -175,6 +178,26 @@ def test_a_failure_is_treated_by_the_outcome_policy(api, post, status, runs, rai
     assert (is_replay(second), len(seen)) == (runs == 1, runs)
 
 
+ENTRY_POINTS = {
+    "middleware": lambda api, pay: api.post("/pay")(pay),
+    "operation": lambda api, pay: api.post("/pay")(idempotent(pay)),
+    "API": lambda api, pay: (api.add_decorator(idempotent, mode="view"), api.post("/pay")(pay)),
+}
+
+
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+@pytest.mark.parametrize("protected", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
+def test_an_error_that_ninja_handles_undoes_nothing(api, post, settings, atomic_requests, protected, mode):
+    settings.IDEMPOTENCY = {"MODE": mode}
+
+    def pay(request, amount: int):
+        book(request)
+        raise HttpError(422, "no")
+
+    protected(api, pay)
+    assert [(post(key=key).status_code, effects()) for key in (None, "k", "k")] == [(422, 1), (422, 2), (422, 3)]
+
+
 def test_an_error_unhandled_by_ninja_releases_the_key(api, post, call):
     @api.post("/pay", auth=ApiKey())
     @by_key
@@ -232,6 +255,52 @@ def test_the_middleware_puts_an_entry_point_inside_an_operation(api, post, setti
     assert (first.status_code, second.content, is_replay(second), effects()) == (201, first.content, True, 1)
     refused = post("wrong")
     assert (refused.status_code, is_replay(refused)) == (401, False)
+
+
+def test_the_middleware_leaves_an_exempt_operation_alone(api, post):
+    @api.post("/pay", auth=ApiKey(), response=RESPONSES)
+    @idempotency_exempt
+    def pay(request, amount: int):
+        return 201, paid(request, amount)
+
+    @api.put("/pay")
+    def replace(request):
+        return uuid.uuid4().hex
+
+    assert [is_replay(post()) for _ in range(2)] == [False, False]
+    assert [is_replay(post(method="PUT")) for _ in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize("method", ["get", "put"])
+def test_a_stream_beside_an_operation_is_no_obstacle_to_the_middleware(api, post, method):
+    @getattr(api, method)("/pay", response=JSONL[Paid])
+    def payments(request) -> Iterator[Paid]:
+        yield Paid(amount=1, entry="")
+
+    @api.post("/pay", auth=ApiKey(), response=RESPONSES)
+    def pay(request, amount: int):
+        return 201, paid(request, amount)
+
+    assert [is_replay(post()) for _ in range(2)] == [False, True]
+    if method == "put":
+        with pytest.raises(ImproperlyConfigured, match="payments streams"):
+            post(method="PUT")
+
+
+@pytest.mark.parametrize("asgi", [True, False], ids=["asgi", "wsgi"])
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+def test_a_stream_that_is_only_watched_is_sent(api, post, settings, is_async, asgi):
+    settings.IDEMPOTENCY = {"OBSERVE": 60}
+
+    async def asynchronous(request) -> AsyncIterator[Paid]:
+        yield Paid(amount=1, entry="")
+
+    def synchronous(request) -> Iterator[Paid]:
+        yield Paid(amount=1, entry="")
+
+    api.post("/pay", response=JSONL[Paid])(asynchronous if is_async else synchronous)
+    response = post(asgi=asgi)
+    assert (response.status_code, response.streaming) == (200, True)
 
 
 def test_behind_the_middleware_its_own_policy_counts(api, post, settings):

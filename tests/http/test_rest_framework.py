@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+from inspect import iscoroutinefunction
 
 import pytest
+from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import HttpResponse
 from django.test.client import encode_multipart
+from django.utils.decorators import method_decorator
 from rest_framework import exceptions, generics, permissions, serializers, status, throttling, viewsets
 from rest_framework.authentication import SessionAuthentication, TokenAuthentication
 from rest_framework.authtoken.models import Token
 from rest_framework.decorators import action, api_view, permission_classes
-from rest_framework.parsers import JSONParser
+from rest_framework.parsers import BaseParser, DataAndFiles, JSONParser, MultiPartParser
 from rest_framework.renderers import BrowsableAPIRenderer, JSONRenderer
 from rest_framework.response import Response
 from rest_framework.views import APIView, exception_handler
 
-from django_idempotency.decorators import idempotent
+from django_idempotency.decorators import idempotency_exempt, idempotent
 from django_idempotency.exceptions import StoreUnavailable, TerminalFailure
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Policy
@@ -110,6 +114,15 @@ def test_the_decorator_on_a_class_is_the_mixin(call, entry_point):
     assert [call(protected.as_view()).json() for _ in range(2)] == [{"run": 1}] * 2
 
 
+def test_what_decorators_have_set_on_dispatch_is_set_on_the_view():
+    def known(dispatch):
+        dispatch.known_to_middleware = True
+        return dispatch
+
+    view = type("View", (IdempotentMixin, method_decorator(known, name="dispatch")(type("Base", (Plain,), {}))), {})
+    assert view.as_view().known_to_middleware
+
+
 def test_an_action_has_its_own_policy(call):
     runs = Runs()
     viewset = type("View", (IdempotentMixin, Entries), {"runs": runs})
@@ -131,6 +144,48 @@ def test_the_middleware_covers_an_api_view_inside_its_permissions(call, alice, s
     alice.user_permissions.clear()
     refused = getattr(call, send)(view)
     assert (refused.status_code, is_replay(refused), b"run" in refused.content) == (403, False, False)
+
+
+class Exempt(Entries):
+    @idempotency_exempt
+    def create(self, request):
+        return self.runs.view(request)
+
+
+EXEMPT = {
+    "class": lambda runs: idempotency_exempt(type("View", (Plain,), {"runs": runs})).as_view(),
+    "action": lambda runs: type("View", (Exempt,), {"runs": runs}).as_view({"post": "create"}),
+    "viewset": lambda runs: idempotency_exempt(type("View", (Exempt,), {"runs": runs, "create": Plain.post})).as_view(
+        {"post": "create"}
+    ),
+    "above api_view": lambda runs: idempotency_exempt(api_view(["POST"])(lambda request: runs.view(request))),
+    "below api_view": lambda runs: api_view(["POST"])(idempotency_exempt(lambda request: runs.view(request))),
+}
+
+
+@pytest.mark.parametrize("make", EXEMPT.values(), ids=EXEMPT)
+def test_the_middleware_leaves_an_exempt_view_alone(call, make):
+    runs = Runs(lambda request: Response({"run": runs.count}))
+    view = make(runs)
+    view.cls.authentication_classes = [SessionAuthentication]
+    assert [call(view).json() for _ in range(2)] == [{"run": 1}, {"run": 2}]
+
+
+class Asynchronous(Plain):
+    """As packages for async REST framework have it."""
+
+    async def post(self, request):
+        return HttpResponse("async")
+
+    async def dispatch(self, request, *args, **kwargs):
+        assert iscoroutinefunction(self.post)
+        return await self.post(request)
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_an_async_view_that_is_only_watched_is_run(call, settings, key):
+    settings.IDEMPOTENCY = {"OBSERVE": 60}
+    assert call(Asynchronous.as_view(), key=key).content == b"async"
 
 
 def test_safe_and_unkeyed_requests_run_each_time(call):
@@ -354,6 +409,50 @@ def test_a_terminal_failure_is_stored_and_replayed(call, mode):
     assert effects() == (0 if mode == "atomic" else 1)
 
 
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("entry_point", [Protected, idempotent(anonymous="ignore")(Plain)])
+def test_a_terminal_failure_is_the_response_without_a_claim_too(call, atomic_requests, entry_point, key):
+    def answer(request):
+        book(request)
+        raise TerminalFailure(Response({"declined": True}, status=402))
+
+    if key is not None:
+        call.settings.IDEMPOTENCY = {"ENABLED": False}
+    _runs, view = answering(answer, entry_point)
+    response = call(view, key=key)
+    assert (response.status_code, response.json()) == (402, {"declined": True})
+    assert effects() == (0 if atomic_requests else 1)
+
+
+def test_an_anonymous_callers_terminal_failure_is_rolled_back(call, atomic_requests):
+    call.client.logout()
+    payer = get_user_model().objects.create(username="payer")
+
+    def answer(request):
+        request._request.user = payer
+        book(request._request)
+        raise TerminalFailure(Response(status=402))
+
+    _runs, view = answering(answer, idempotency_policy=Policy(anonymous="ignore"), permission_classes=())
+    assert (call(view).status_code, effects()) == (402, 0 if atomic_requests else 1)
+
+
+class AsTheMethodSays(permissions.BasePermission):
+    def has_permission(self, request, view):
+        return getattr(view, request.method.lower()).is_open
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_permission_may_ask_what_is_set_on_the_method(call, key, is_open):
+    def post(view, request):
+        return Response()
+
+    post.is_open = is_open
+    view = type("View", (IdempotentMixin, Plain), {"post": post, "permission_classes": [AsTheMethodSays]})
+    assert call(view.as_view(), key=key).status_code == (200 if is_open else 403)
+
+
 def test_an_unhandled_exception_undoes_the_effects_and_passes(call):
     def answer(request):
         book(request)
@@ -477,3 +576,54 @@ def test_a_form_is_parsed_by_the_views_own_parsers_with_a_key_too(call, alice):
     assert call(OnlyJSON.as_view(), key=None, **form).status_code == 415
     assert call(OnlyJSON.as_view(), key="k", **form).status_code == 415
     assert not IdempotencyRecord.objects.exists()
+
+
+def test_a_view_that_needs_no_data_takes_a_form_that_it_can_not_parse(call):
+    runs, view = answering(lambda request: Response({"run": runs.count}), parser_classes=[JSONParser])
+    form = {"data": encode_multipart("b", {"a": "1"}), "content_type": "multipart/form-data; boundary=b"}
+    assert call(view, key=None, **form).json() == {"run": 1}
+    assert [call(view, **form).json() for _ in range(2)] == [{"run": 2}] * 2
+
+
+class FromStream(BaseParser):
+    """Reads the stream, as most parsers that are none of REST framework's do."""
+
+    media_type = "application/json"
+
+    def parse(self, stream, media_type=None, parser_context=None):
+        return json.loads(stream.read())
+
+
+class ReadsData(permissions.BasePermission):
+    def has_permission(self, request, view):
+        return bool(request.data)
+
+
+def test_a_permission_may_read_the_data(call):
+    runs, view = answering(
+        lambda request: Response({"run": runs.count}), parser_classes=[FromStream], permission_classes=[ReadsData]
+    )
+    answers = [call(view, PAYLOAD) for _ in range(2)]
+    assert ([answer.json() for answer in answers], is_replay(answers[1])) == ([{"run": 1}] * 2, True)
+    assert code(call(view, PAYLOAD | {"amount": 6})) == "idempotency_key_reused"
+
+
+class Nested(MultiPartParser):
+    """Makes objects of the fields, as parsers for nested serializers do."""
+
+    def parse(self, stream, media_type=None, parser_context=None):
+        parsed = super().parse(stream, media_type, parser_context)
+        return DataAndFiles({"order": {"lines": [parsed.data.dict() | parsed.files.dict()]}}, {})
+
+
+def test_a_parser_may_make_objects_of_a_form(call):
+    runs, view = answering(lambda request: Response({"run": runs.count}), parser_classes=[Nested])
+
+    def send(**fields):
+        body = encode_multipart("b", {"item": "pen", "picture": SimpleUploadedFile("a.png", b"a"), **fields})
+        return call(view, data=body, content_type="multipart/form-data; boundary=b")
+
+    answers = [send() for _ in range(2)]
+    assert ([answer.json() for answer in answers], is_replay(answers[1])) == ([{"run": 1}] * 2, True)
+    assert code(send(item="ink")) == "idempotency_key_reused"
+    assert code(send(picture=SimpleUploadedFile("a.png", b"b"))) == "idempotency_key_reused"
