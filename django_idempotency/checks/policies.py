@@ -116,8 +116,7 @@ def _combinations(policy: Policy, where: str) -> Iterator[CheckMessage]:
         )
     if safe := sorted(SAFE_METHODS.intersection(policy.methods)):
         yield Warning(
-            f"{where}: methods includes {', '.join(safe)}, which change nothing: a replay would be an outdated "
-            "response.",
+            f"{where}: methods includes {', '.join(safe)}. Safe methods change nothing: a replay would be outdated.",
             hint="Limit methods to POST, PUT, PATCH and DELETE.",
             id="django_idempotency.W052",
         )

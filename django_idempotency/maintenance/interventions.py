@@ -29,8 +29,9 @@ from django_idempotency.maintenance import proposals
 from django_idempotency.maintenance.batches import in_transaction
 from django_idempotency.maintenance.records import kept_again, locked, operation_of
 from django_idempotency.models import LIVE, DatabaseNow, IdempotencyRecord, Status, check_move, in_utc
+from django_idempotency.options import LONGEST
 from django_idempotency.outcomes import StoredResponse, is_storable
-from django_idempotency.policy import LONGEST, Mode
+from django_idempotency.policy import Mode
 from django_idempotency.scopes import is_own
 from django_idempotency.stores import store_for
 from django_idempotency.stores.codec import encrypted, life_of

@@ -166,4 +166,4 @@ def test_the_command_stops_when_it_is_told_to(start_consumer):
     assert b"Consuming with" in process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
-    assert process.stdout.read() == b"Stopped: nothing\n"
+    assert process.stdout.read() == b"Stopped: no messages\n"
