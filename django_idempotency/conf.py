@@ -82,7 +82,9 @@ _TOKENS = listed(
     lambda index, _token: f"the token at index {index} must have at least {SHORTEST_TOKEN} visible characters.",
 )
 _INSTRUMENTATION = listed(
-    "names", INSTRUMENTATION.__contains__, lambda _index, item: f"{item!r}: {nearest(item, INSTRUMENTATION)}"
+    f"names from {', '.join(INSTRUMENTATION)}",
+    INSTRUMENTATION.__contains__,
+    lambda _index, item: f"{item!r}: {nearest(item, INSTRUMENTATION)}",
 )
 _KEYS = listed(
     f"strings, each {KEY_LENGTH} bytes in base64",

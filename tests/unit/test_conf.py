@@ -47,6 +47,7 @@ def test_unknown_settings_are_named_with_suggestions(settings):
         ({"HEADER": "Idempotency Key"}, "the name of a header"),
         ({"HEADER": None}, "the name of a header"),
         ({"HEADER": "HTTP_IDEMPOTENCY_KEY"}, "it must be the name of a header, such as 'Idempotency-Key'"),
+        ({"INSTRUMENTATION": "prometheus"}, "it must be a list of names from prometheus, opentelemetry"),
         ({"EXEMPT_PATHS": "/api/"}, "is '/api/'; it must be a list of regular expressions"),
         ({"EXEMPT_PATHS": [1]}, "1 is not a regular expression"),
         ({"EXEMPT_PATHS": None}, "it must be a list of regular expressions"),
