@@ -17,7 +17,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from django_idempotency import policy
 from django_idempotency.options import (
     BACKENDS,
     BOOLEAN,
@@ -31,6 +30,7 @@ from django_idempotency.options import (
     option,
     or_none,
     rules,
+    seconds,
     text,
     unknown_names,
     validate,
@@ -57,7 +57,7 @@ def _is_written_expression(value: object) -> bool:
     return isinstance(value, str) and is_expression(value)
 
 
-_HEADER = text("the name of a header", re.compile(r"[A-Za-z0-9-]+").fullmatch)
+_HEADER = text("the name of a header, such as 'Idempotency-Key'", re.compile(r"[A-Za-z0-9-]+").fullmatch)
 _TRACE_URL = text(
     "an http or https URL with {trace_id}, such as 'https://traces.example.com/trace/{trace_id}'",
     lambda url: re.match(r"https?://[^/\s]", url) is not None and "{trace_id}" in url and not re.search(r"\s", url),
@@ -82,7 +82,9 @@ _TOKENS = listed(
     lambda index, _token: f"the token at index {index} must have at least {SHORTEST_TOKEN} visible characters.",
 )
 _INSTRUMENTATION = listed(
-    "names", INSTRUMENTATION.__contains__, lambda _index, item: f"{item!r}: {nearest(item, INSTRUMENTATION)}"
+    f"names from {', '.join(INSTRUMENTATION)}",
+    INSTRUMENTATION.__contains__,
+    lambda _index, item: f"{item!r}: {nearest(item, INSTRUMENTATION)}",
 )
 _KEYS = listed(
     f"strings, each {KEY_LENGTH} bytes in base64",
@@ -156,7 +158,7 @@ class Conf:
     """
 
     enabled: bool = option(True, BOOLEAN)
-    observe: float | None = option(None, or_none(number(SHORTEST_WINDOW, policy.LONGEST)))
+    observe: float | None = option(None, or_none(seconds(SHORTEST_WINDOW)))
     header: str = option("Idempotency-Key", _HEADER)
     exempt_paths: Sequence[str] = option((), _EXPRESSIONS)
     problem_type_base_url: str = option(
@@ -176,7 +178,7 @@ class Conf:
     require_second: bool = option(False, BOOLEAN)
     resolve_content_types: Sequence[str] = option(("application/json", "text/plain"), _MEDIA_TYPES)
     shards: Sequence[str] = option((), _SHARDS)
-    stats_retention: float | None = option(8 * 24 * 60 * 60, or_none(number(1, policy.LONGEST)))
+    stats_retention: float | None = option(8 * 24 * 60 * 60, or_none(seconds(1)))
     encryption_keys: Keys = option((), _KEYS_OR_PROVIDER, secret=True)
     digest_keys: Keys = option((), _KEYS_OR_PROVIDER, secret=True)
     stores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata={"rule": BACKENDS})

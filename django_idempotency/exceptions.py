@@ -75,15 +75,15 @@ class ReplayForbidden(IdempotencyError):
 
 
 class ClaimInsideTransaction(IdempotencyError):
-    """A key can't be claimed inside a transaction that is already open: other requests would not see the claim.
-
-    Apply the entry point outside the transaction: above ``@transaction.atomic``, not below it. ``ATOMIC_REQUESTS``
-    needs no change; the entry points handle it. If ``IdempotencyMiddleware`` opened the transaction, exempt the view
-    from the middleware.
-    """
+    """A key can't be claimed inside a transaction that is already open: other requests would not see the claim."""
 
     def __init__(self, using: str) -> None:
-        super().__init__(f"{self.__doc__} (database {using!r})")
+        super().__init__(
+            f"A key can't be claimed inside a transaction that is already open (database {using!r}): other requests "
+            "would not see the claim. Apply the entry point outside the transaction: above @transaction.atomic, not "
+            "below it. ATOMIC_REQUESTS needs no change; the entry points handle it. Under IdempotencyMiddleware, "
+            "give the view an entry point of its own, or exempt it."
+        )
 
 
 class ClaimLost(IdempotencyError):
@@ -124,7 +124,7 @@ class PartitionsUnsupported(IdempotencyError):
     """Only PostgreSQL can partition the records."""
 
     def __init__(self, using: str) -> None:
-        super().__init__(f"{self.__doc__} (database {using!r})")
+        super().__init__(f"Only PostgreSQL can partition the records (database {using!r}).")
 
 
 class NotConvertible(IdempotencyError):

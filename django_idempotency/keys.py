@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -35,7 +36,8 @@ def parse_key(value: str, *, strict: bool = False) -> str:
             gettext_noop("The Idempotency-Key header is empty; send 1 to 255 visible ASCII characters."),
             never_used=True,
         )
-    key = value if not strict and _BARE.fullmatch(value) else _parse_string(value)
+    is_bare = not strict and _BARE.fullmatch(value)
+    key = _parse_string(value) if value.isascii() and not is_bare else value
     if len(key) > MAX_LENGTH:
         raise MalformedKey(
             gettext_noop("The idempotency key has %(length)d characters; at most %(most)d are allowed."),
@@ -55,18 +57,13 @@ def parse_key(value: str, *, strict: bool = False) -> str:
 
 
 def _parse_string(value: str) -> str:
-    try:
-        item: Any = http_sf.parse(value.encode("ascii"), tltype="item")
-    except (ValueError, http_sf.StructuredFieldError) as error:
-        raise MalformedKey(
-            gettext_noop("The Idempotency-Key header %(header)s is not one quoted string: %(error)s."),
-            header=_shown(value),
-            error=error,
-        ) from None
-    key, _parameters = item
+    parsed: Any = [None]
+    with suppress(ValueError, http_sf.StructuredFieldError):
+        parsed = http_sf.parse(value.encode(), tltype="item")
+    key = parsed[0]
     if not isinstance(key, str):  # a token is none
         raise MalformedKey(
-            gettext_noop('The Idempotency-Key header %(header)s is not a quoted string such as "8e03978e-40d5".'),
+            gettext_noop('The Idempotency-Key header %(header)s is not one quoted string such as "8e03978e-40d5".'),
             header=_shown(value),
         )
     return key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -10,6 +11,8 @@ from enum import StrEnum
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
+
+LONGEST = 100 * 365 * 24 * 60 * 60  # seconds: a century, well within Python's calendar
 
 
 def _must_be(what: str) -> Callable[[Any], str]:
@@ -106,11 +109,16 @@ def text(what: str, is_right: Callable[[str], Any] = lambda _text: True) -> Rule
     return Rule(what, lambda value: isinstance(value, str) and bool(is_right(value)))
 
 
-def number(smallest: float, largest: float) -> Rule:
+def number(smallest: float, largest: float, what: str = "a number") -> Rule:
     def is_right(value: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool) and smallest <= value <= largest
 
-    return Rule(f"a number from {smallest} to {largest}", is_right)
+    limits = f"from {smallest} to {largest}" if largest < math.inf else f"of at least {smallest}"
+    return Rule(f"{what} {limits}", is_right)
+
+
+def seconds(smallest: float) -> Rule:
+    return number(smallest, LONGEST, "a number of seconds")
 
 
 def one_of(choices: type[StrEnum]) -> Rule:
@@ -161,6 +169,8 @@ def nearest(wrong: object, right: Iterable[str]) -> str:
     words = {word.lower(): str(word) for word in sorted(right)}
     if close := difflib.get_close_matches(str(wrong).lower(), words, n=1, cutoff=0.5):
         return f"did you mean {words[close[0]]!r}?"
+    if len(words) == 1:
+        return f"it must be {next(iter(words.values()))!r}."
     return f"it must be one of {', '.join(words.values())}."
 
 

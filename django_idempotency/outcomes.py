@@ -72,6 +72,12 @@ def is_storable(response: Any) -> bool:
     )
 
 
+def dotted_name(sender: object) -> str:
+    """Return the module and name of a function or a class; those of its class for any other object."""
+    named: Any = sender if hasattr(sender, "__qualname__") else type(sender)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
 class EntryPoint(StrEnum):
     """The kind of entry point through which an operation came in."""
 
@@ -153,10 +159,7 @@ class Operation:
     @property
     def view(self) -> str:
         """The dotted name of the sender; empty without one. The number of names is limited by the code."""
-        if self.sender is None:
-            return ""
-        named: Any = self.sender if hasattr(self.sender, "__qualname__") else type(self.sender)
-        return f"{named.__module__}.{named.__qualname__}"
+        return "" if self.sender is None else dotted_name(self.sender)
 
 
 @dataclass(frozen=True, slots=True)

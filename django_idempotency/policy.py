@@ -26,7 +26,9 @@ from django_idempotency.options import (
     option,
     or_none,
     rules,
+    seconds,
     text,
+    unknown_names,
     validate,
 )
 from django_idempotency.outcomes import Operation, StoredRecord, StoredResponse
@@ -68,7 +70,6 @@ class RowLock(StrEnum):
 
 
 REQUIRE = "require"
-LONGEST = 100 * 365 * 24 * 60 * 60  # seconds: a century, well within Python's calendar
 
 Scope = Callable[[HttpRequest], str | None]
 Fingerprint = Callable[[HttpRequest], bytes]
@@ -146,7 +147,7 @@ class Policy:
         key (``"neutral"``), or undone in any case (``"rollback"``).
     ``retry_statuses``: statuses that are not stored and after which a retry may run again.
 
-    Raises ``ImproperlyConfigured`` for an invalid value.
+    Raises ``TypeError`` for an unknown option, and ``ImproperlyConfigured`` for an invalid value.
     """
 
     if not TYPE_CHECKING:  # not an option; the first field: see Note [What a policy states]
@@ -156,18 +157,18 @@ class Policy:
     methods: Collection[str] = option(frozenset({"POST", "PUT", "PATCH", "DELETE"}), _METHODS)
     mode: str = option(Mode.ATOMIC, one_of(Mode))
     claim: str = option(ClaimBy.RECORD, one_of(ClaimBy))
-    lease: float = option(60, number(1, LONGEST))
-    takeover_grace: float = option(0.5, number(0, LONGEST))
+    lease: float = option(60, seconds(1))
+    takeover_grace: float = option(0.5, seconds(0))
     on_crash: str = option(OnCrash.RETRY, one_of(OnCrash))
     on_conflict: str = option(OnConflict.REJECT, one_of(OnConflict))
-    wait_timeout: float = option(10, number(0, LONGEST))
+    wait_timeout: float = option(10, seconds(0))
     max_waiters: int = option(4, number(0, 1_000_000))
     admit: Admit | None = option(None, or_none(CALLABLE))
     max_new_keys: int | None = option(None, or_none(number(1, 1_000_000_000)))
     max_stored_bytes: int | None = option(None, or_none(number(1, math.inf)))
-    retention: float = option(24 * 60 * 60, number(1, LONGEST))
-    audit_retention: float | None = option(None, or_none(number(1, LONGEST)))
-    max_request_age: float | None = option(None, or_none(number(1, LONGEST)))
+    retention: float = option(24 * 60 * 60, seconds(1))
+    audit_retention: float | None = option(None, or_none(seconds(1)))
+    max_request_age: float | None = option(None, or_none(seconds(1)))
     scope: str | Scope | None = option(None, _SCOPE)
     anonymous: str | None = option(None, or_none(one_of(Anonymous)))
     key_pattern: str | re.Pattern[str] | None = option(None, or_none(_PATTERN))
@@ -194,6 +195,8 @@ class Policy:
     retry_statuses: Collection[int] = option(frozenset(range(500, 600)), _STATUSES)
 
     def __new__(cls, **options: Any) -> Policy:
+        if wrong := unknown_names(options, NAMES | {"_stated"}):
+            raise TypeError("Policy: " + " ".join(wrong))
         self = super().__new__(cls)
         object.__setattr__(self, "_stated", _stated_by(options))
         return self

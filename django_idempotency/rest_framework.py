@@ -19,6 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
+from django.views import View
 from rest_framework.exceptions import APIException, UnsupportedMediaType
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -72,8 +73,7 @@ class IdempotentMixin:
         super().__init_subclass__(**kwargs)
         _refuse_order(cls)
         _refuse_policy(cls, cls.idempotency_policy)
-        if "idempotency" in vars(cls):
-            raise ImproperlyConfigured(f"Nothing reads {cls.__qualname__}.idempotency: write idempotency_policy.")
+        _refuse_misspelt_policy(cls)
 
     @classmethod
     def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
@@ -93,6 +93,11 @@ class IdempotentMixin:
 
 def _refuse_order(cls: type) -> None:
     order = cls.__mro__
+    if View in order and APIView not in order:
+        raise ImproperlyConfigured(
+            f"{cls.__qualname__} is not one of REST framework's views: put @idempotent on the class instead of "
+            "IdempotentMixin among its bases."
+        )
     if APIView in order and order.index(APIView) < order.index(IdempotentMixin):
         bases = sorted(cls.__bases__, key=lambda base: not issubclass(base, IdempotentMixin))
         raise ImproperlyConfigured(
@@ -113,6 +118,13 @@ def _refuse_policy(cls: type, policy: object) -> None:
         raise ImproperlyConfigured(
             f"{cls.__qualname__}: idempotency_policy is {policy!r}; write idempotency_policy = Policy(…)."
         )
+
+
+def _refuse_misspelt_policy(cls: type) -> None:
+    for name, value in vars(cls).items():
+        nearly = isinstance(value, Policy) and name.startswith("idempoten") and name != "idempotency_policy"
+        if nearly or name == "idempotency":
+            raise ImproperlyConfigured(f"Nothing reads {cls.__qualname__}.{name}: write idempotency_policy.")
 
 
 def dispatch(

@@ -62,7 +62,8 @@ def _refuse_method(view: Any) -> None:
     if next(iter(signature(view).parameters), None) == "self":
         raise ImproperlyConfigured(
             f"@idempotent is on the method {view.__qualname__}, but works only on functions and classes. Put "
-            f'@method_decorator(idempotent, name="{view.__name__}") on the class, or @idempotent for all its methods.'
+            f'@method_decorator(idempotent, name="{view.__name__}") on the class, or @idempotent for all its methods. '
+            "For a view of REST framework, make IdempotentMixin the first base of the class."
         )
 
 

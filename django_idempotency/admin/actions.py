@@ -38,6 +38,7 @@ from django_idempotency.maintenance.interventions import (
     allow_retry,
     extend,
     fail,
+    have_it_watched,
     may_be_given,
     objection,
     resolve,
@@ -229,6 +230,9 @@ def confirm(
     intervention = INTERVENTIONS[act]
     records = list(records)
     objections = [(record, _objection(request, record, act)) for record in records]
+    for record, why in objections:
+        if why is Refusal.LAPSED:
+            have_it_watched(record)
     context = {
         **model_admin.admin_site.each_context(request),
         "title": intervention.title,

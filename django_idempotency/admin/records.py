@@ -49,7 +49,7 @@ from django_idempotency.admin.previews import readable
 from django_idempotency.admin.shards import database_of, query_of
 from django_idempotency.log_ids import ids_behind, shown_id
 from django_idempotency.maintenance.advice import advice
-from django_idempotency.maintenance.interventions import Act, objection
+from django_idempotency.maintenance.interventions import Act, Refusal, objection
 from django_idempotency.maintenance.log_entries import VIEWED, entries_of_life, told_entry, write_entry
 from django_idempotency.maintenance.owners import told_owner
 from django_idempotency.maintenance.reasons import told_reason
@@ -61,7 +61,7 @@ from django_idempotency.outcomes import StoredResponse
 from django_idempotency.policy import Mode
 from django_idempotency.printable import printable
 from django_idempotency.scopes import is_own
-from django_idempotency.stats.formatting import age
+from django_idempotency.stats.formatting import age, amount
 from django_idempotency.stores.codec import decoded, is_encrypted, life_of
 from django_idempotency.traces import Trace
 
@@ -163,7 +163,7 @@ class IdempotencyRecordAdmin(ModelAdmin):
         searched = bool(term_of(request.GET.get("q", "")))
         context = {
             "situation": None if searched else situation_of(request),
-            "most": MOST,
+            "most": amount(MOST),
             "database_query": query_of(request),
             "alarms": alarms(database_of(request)),
             "by_lock": in_flight_by_lock(request),
@@ -388,7 +388,7 @@ class IdempotencyRecordAdmin(ModelAdmin):
             if record is not None
             and request.user.has_perm(intervention.permission)
             and not is_own(record.scope, request.user)
-            and objection(record, act, record.now) is None
+            and objection(record, act, record.now) in (None, Refusal.LAPSED)
         ]
         context = {
             "interventions": possible,

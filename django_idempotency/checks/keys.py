@@ -77,13 +77,15 @@ def _missing(using: str) -> Iterator[CheckMessage]:
     digests = {key_id_of(bytes(fingerprint)) for _headers, _has_body, fingerprint in found} - {UNKEYED}
     encryption = {encryption_key_of(headers, has_body) or "" for headers, has_body, _fingerprint in found} - {""}
     missing = {
-        "ENCRYPTION_KEYS": encryption - set(map(key_id, conf().encryption)),
-        "DIGEST_KEYS": {id.hex() for id in digests - conf().digests.keys()},
+        "is not in ENCRYPTION_KEYS": encryption - set(map(key_id, conf().encryption)),
+        "is neither in DIGEST_KEYS nor derived from ENCRYPTION_KEYS": {
+            id.hex() for id in digests - conf().digests.keys()
+        },
     }
-    for name, ids in missing.items():
+    for where, ids in missing.items():
         for id in sorted(ids):
             yield Error(
-                f"Records in the database {using!r} need the key {id}, which is not in {name}.",
+                f"Records in the database {using!r} need the key {id}, which {where}.",
                 hint="Put the key back, after the others, until its records have expired.",
                 id="django_idempotency.E091",
             )

@@ -29,7 +29,7 @@ def check_cors(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
     sent = [conf.conf().header, *filter(None, [conf.conf().request_time_header])]
     lacking = {
         "CORS_ALLOW_HEADERS": _lacking(sent, cors.CORS_ALLOW_HEADERS),
-        "CORS_EXPOSE_HEADERS": _lacking([REPLAYED, "Retry-After"], cors.CORS_EXPOSE_HEADERS),
+        "CORS_EXPOSE_HEADERS": _lacking([REPLAYED, "Retry-After", "X-Should-Retry"], cors.CORS_EXPOSE_HEADERS),
     }
     return [
         Warning(

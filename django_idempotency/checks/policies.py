@@ -46,7 +46,7 @@ def _times(policy: Policy, where: str) -> Iterator[CheckMessage]:
     if policy.lease > policy.retention:
         yield Error(
             f"{where}: a lease of {policy.lease} s is longer than the retention of {policy.retention} s.",
-            hint="A key could expire while it is being processed; shorten LEASE or lengthen RETENTION.",
+            hint="Shorten LEASE or lengthen RETENTION.",
             id="django_idempotency.E002",
         )
     elif policy.retention < policy.lease + _wait(policy):
@@ -116,8 +116,7 @@ def _combinations(policy: Policy, where: str) -> Iterator[CheckMessage]:
         )
     if safe := sorted(SAFE_METHODS.intersection(policy.methods)):
         yield Warning(
-            f"{where}: methods includes {', '.join(safe)}, which change nothing: a replay would be an outdated "
-            "response.",
+            f"{where}: methods includes {', '.join(safe)}. Safe methods change nothing: a replay would be outdated.",
             hint="Limit methods to POST, PUT, PATCH and DELETE.",
             id="django_idempotency.W052",
         )

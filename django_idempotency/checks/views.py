@@ -27,10 +27,12 @@ def check_views(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
     if not are_usable():
         return []
     found: dict[str, CheckMessage] = {}
+    of_setting = {message.msg for message in policy_messages(conf.conf().policy, "")}  # check_settings
     for view, stated in _stated_views():
         where, policy = f"{view.__module__}.{view.__qualname__}", conf.resolve(stated)
+        own = [each for each in policy_messages(policy, where) if each.msg.removeprefix(where) not in of_setting]
         of_claim = claim_messages(stated, policy, where)
-        for message in (*policy_messages(policy, where), *_view_messages(view, policy, where), *of_claim):
+        for message in (*own, *_view_messages(view, policy, where), *of_claim):
             found.setdefault(f"{message.id} {message.msg}", message)
     return list(found.values())
 

@@ -69,6 +69,7 @@ from django_idempotency.outcomes import (
     Replay,
     StoredResponse,
     Verdict,
+    dotted_name,
 )
 from django_idempotency.policy import Mode, Policy
 
@@ -161,6 +162,7 @@ class Consumer:
 
     def consume(self, message: Message) -> Delivery:
         """Handle ``message`` unless it was handled before, and return what to tell the broker. See ``consume()``."""
+        self.refuse_coroutine()
         attempt = self._attempt(message)
         if isinstance(attempt, Reject):
             return attempt
@@ -174,7 +176,8 @@ class Consumer:
         if isinstance(attempt, Reject):
             return attempt
         if attempt.policy.mode != Mode.LEASE:
-            raise ImproperlyConfigured(f'{self.handler!r} is async and in atomic mode; set mode="lease" for it.')
+            name = dotted_name(self.handler)
+            raise ImproperlyConfigured(f'{name} is async and in atomic mode; set mode="lease" for it.')
         with message_span(attempt.message):
             begun = await sync_to_async(attempt.begin)()
             return await attempt.arun(begun) if isinstance(begun, Claimed) else begun
@@ -187,8 +190,16 @@ class Consumer:
 
         ``in_order``: handle no message behind one that has to come again. Those behind it are ``OutOfTurn``.
         """
+        self.refuse_coroutine()
         attempts = [self._attempt(message) for message in messages]
         return consume_together(attempts, in_order=in_order)
+
+    def refuse_coroutine(self) -> None:
+        """Raise ``ImproperlyConfigured`` if the handler has to be awaited, which only ``aconsume`` does."""
+        if iscoroutinefunction(self.handler):
+            raise ImproperlyConfigured(
+                f"{dotted_name(self.handler)} is async, so only aconsume() can run it. Make it sync, or use aconsume()."
+            )
 
     def consume_in_thread(self, message: Message) -> Delivery:
         """``consume`` for a thread outside Django's request cycle: close its old connections before and after."""

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, NoReturn, ParamSpec, TypeVar, overload
 
-from celery import current_task
+from celery import Task, current_task
 from celery.exceptions import Ignore, Retry
 from celery.exceptions import Reject as RejectTask
+from celery.local import Proxy
+from django.core.exceptions import ImproperlyConfigured
 from django.core.serializers.json import DjangoJSONEncoder
 from kombu import serialization
 
@@ -66,10 +68,14 @@ def idempotent_task(function: Any = None, /, *, policy: Policy | None = None, ma
     the task's retries. A task whose worker has died ``max_crashes`` times is rejected. If the function is called
     directly, outside a worker, it just runs.
 
-    The task raises ``TaskMarkedFailed`` and ``ResultNotKept``.
+    The task raises ``TaskMarkedFailed`` and ``ResultNotKept``. Raises ``ImproperlyConfigured`` above ``@shared_task``.
     """
     if function is None:
         return partial(idempotent_task, policy=policy, max_crashes=max_crashes)
+    if isinstance(function, Task | Proxy):
+        raise ImproperlyConfigured(
+            "@idempotent_task got a task, which is not protected. Put @idempotent_task below @shared_task or @app.task."
+        )
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -6,10 +6,12 @@ import json
 from functools import partial, wraps
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.serializers.json import DjangoJSONEncoder
 
 from django_idempotency.consumers import NOT_KEPT, Ack, Consumer, Message, Reject, Retry, RetryLater
 from django_idempotency.consumers.base import MAX_ATTEMPTS
+from django_idempotency.outcomes import dotted_name
 from django_idempotency.policy import Policy
 
 
@@ -33,10 +35,16 @@ def idempotent_task(function: Any = None, /, *, policy: Policy | None = None, ma
     """
     if function is None:
         return partial(idempotent_task, policy=policy, max_attempts=max_attempts)
-    name = f"{function.__module__}.{function.__qualname__}"
+    if hasattr(function, "enqueue"):
+        raise ImproperlyConfigured("@idempotent_task got a task, which is not protected. Put it below @task.")
+    name = dotted_name(function)
 
     @wraps(function)
     def run(context: Any, *args: Any, message_id: str | None = None, **kwargs: Any) -> Any:
+        if not hasattr(context, "task_result"):
+            raise ImproperlyConfigured(
+                f"{name} got no context: write @task(takes_context=True) above @idempotent_task."
+            )
         body = json.dumps([args, kwargs], cls=DjangoJSONEncoder).encode()
         consumer = Consumer(
             "django_tasks",

@@ -69,6 +69,7 @@ class Runner(ABC, Generic[D]):
         ahead: int | None = None,
         redelivered_for: float | None = None,
     ) -> None:
+        consumer.refuse_coroutine()
         self.consumer = consumer
         self.batch = _count("batch", batch)
         self._ahead = ahead

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.utils.decorators import method_decorator
@@ -70,6 +71,8 @@ class WebhookView(View):
 
     @classmethod
     def as_view(cls, **initkwargs: Any) -> Callable[..., HttpResponseBase]:
+        if missing := [name for name in ("source", "verify") if not hasattr(cls, name)]:
+            raise ImproperlyConfigured(f"{cls.__qualname__} has no {' and no '.join(missing)}: set it on the class.")
         return take_over_atomic_requests(idempotency_exempt(super().as_view(**initkwargs)))
 
     def handle(self, message: Message, context: Context) -> Any:

@@ -28,7 +28,7 @@ from django_idempotency.http.responses import replay
 from django_idempotency.http.transactions import atomic_requests, is_atomic_request
 from django_idempotency.http.verdicts import settle, verdict_on
 from django_idempotency.logs import log
-from django_idempotency.outcomes import Claimed, Duplicate, EntryPoint, Operation, Outcome, Replay
+from django_idempotency.outcomes import Claimed, Duplicate, EntryPoint, Operation, Outcome, Replay, dotted_name
 from django_idempotency.policy import Mode, Policy
 
 View = Callable[..., Any]
@@ -136,7 +136,7 @@ async def aperform(
     """
     expect_request(request)
     if policy.mode != Mode.LEASE:
-        raise ImproperlyConfigured(f'{sender!r} is an async view in atomic mode; set mode="lease" for it.')
+        raise ImproperlyConfigured(f'{dotted_name(sender)} is an async view in atomic mode; set mode="lease" for it.')
     outcome = await _aclaim(request, policy, sender=sender, entry_point=entry_point)
     if outcome is None:
         watched = keep_body(request, policy)

@@ -29,8 +29,9 @@ from django_idempotency.maintenance import proposals
 from django_idempotency.maintenance.batches import in_transaction
 from django_idempotency.maintenance.records import kept_again, locked, operation_of
 from django_idempotency.models import LIVE, DatabaseNow, IdempotencyRecord, Status, check_move, in_utc
+from django_idempotency.options import LONGEST
 from django_idempotency.outcomes import StoredResponse, is_storable
-from django_idempotency.policy import LONGEST, Mode
+from django_idempotency.policy import Mode
 from django_idempotency.scopes import is_own
 from django_idempotency.stores import store_for
 from django_idempotency.stores.codec import encrypted, life_of
@@ -57,6 +58,10 @@ class Refusal(TextChoices):
     ABSENT = "absent", _("This record no longer exists.")
     BUSY = "busy", _("Its row is locked: its owner is alive, or another session is changing it.")
     LIVE = "live", _("Its lease has not run out: its owner may be alive.")
+    LAPSED = (
+        "lapsed",
+        _("Its lease ran out, but its owner may still renew it: try again after a third of the lease’s length."),
+    )
     HAS_RESPONSE = "has_response", _("It already has its response.")
     FREE = "free", _("It is already free to retry.")
     ENDED = "ended", _("It is not running.")
@@ -235,17 +240,20 @@ def objection(record: IdempotencyRecord, act: Act, now: datetime) -> Refusal | N
             return Refusal.ENDED
         return Refusal.NO_LEASE if record.mode == Mode.ATOMIC else None
     if live:
-        return Refusal.LIVE if _may_be_alive(record, now) else None
+        return _sign_of_life(record, now)
     if record.response_status is not None:
         return Refusal.HAS_RESPONSE
     return Refusal.FREE if act == Act.ALLOW_RETRY and not record.on_hold else None
 
 
-def _may_be_alive(record: IdempotencyRecord, now: datetime) -> bool:
+def _sign_of_life(record: IdempotencyRecord, now: datetime) -> Refusal | None:
     """In lease mode, a lease that has only lapsed proves nothing yet: the store may have been away."""
     assert record.locked_at is not None  # by constraint
-    since = record.locked_at if record.mode == Mode.LEASE else now
-    return _lease_left(record, since) > timedelta(0)
+    if record.mode == Mode.LEASE and _lease_left(record, record.locked_at) <= timedelta(0):  # watched, and expired
+        return None
+    if _lease_left(record, now) > timedelta(0):
+        return Refusal.LIVE
+    return Refusal.LAPSED if record.mode == Mode.LEASE else None
 
 
 def _lease_left(record: IdempotencyRecord, since: datetime) -> timedelta:
@@ -254,8 +262,8 @@ def _lease_left(record: IdempotencyRecord, since: datetime) -> timedelta:
     return in_utc(record.locked_until, using) - in_utc(since, using)
 
 
-def _have_it_watched(record: IdempotencyRecord) -> None:
-    """Watch whether the owner renews its lease. If it does not, the next attempt will not be refused."""
+def have_it_watched(record: IdempotencyRecord) -> None:
+    """Watch whether the owner renews its lapsed lease. If it does not, a later attempt will not be refused."""
     store = store_for(replace(conf().policy, using=record._state.db))
     if snapshot := store.read(record.pk):
         leases.suspect(snapshot, store)
@@ -326,8 +334,8 @@ def _intervene(id: UUID, change: Callable[[IdempotencyRecord], dict[str, Any]], 
         if is_own(record.scope, decision.by):
             return Refused(Refusal.OWN_KEY)
         if why := objection(record, decision.act, record.now):
-            if why is Refusal.LIVE and record.mode == Mode.LEASE:
-                _have_it_watched(record)
+            if why is Refusal.LAPSED:
+                have_it_watched(record)
             return Refused(why)
         if why := _lacks_second(record, decision):
             return Refused(why)

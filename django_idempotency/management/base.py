@@ -248,7 +248,8 @@ def seconds(smallest: float) -> Callable[[str], float]:
     def parse(text: str) -> float:
         found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d|)", text.strip())
         if not found:
-            raise ValueError(text)
+            told = _("%(value)s is not a time; write seconds, or a number with a unit: 90s, 20min, 1.5h, 2d")
+            raise argparse.ArgumentTypeError(told % {"value": text})
         value = float(found[1]) * _UNITS[found[2]]
         if value < smallest:
             raise argparse.ArgumentTypeError(_below(text, f"{smallest:g} s"))

@@ -18,10 +18,9 @@ from django_idempotency.maintenance.lock_owners import lock_owners, told_lock_ow
 from django_idempotency.maintenance.log_entries import is_kept, write_entry
 from django_idempotency.maintenance.owners import Owner
 from django_idempotency.maintenance.records import records
-from django_idempotency.maintenance.stored import Standing, watched
+from django_idempotency.maintenance.stored import watched
 from django_idempotency.management.base import MaintenanceCommand
 from django_idempotency.models import DatabaseNow, RowLocked
-from django_idempotency.policy import Mode
 from django_idempotency.printable import printable
 from django_idempotency.stores import store_for
 
@@ -205,8 +204,7 @@ _TOLD_BY_ADVICE = (Refusal.LIVE, Refusal.HAS_RESPONSE, Refusal.FREE)
 
 
 def _has_only_lapsed(record: Any) -> bool:
-    lapsed = record.mode == Mode.LEASE and standing_of(record) is Standing.LAPSED
-    return lapsed and objection(record, Act.ALLOW_RETRY, record.now) is Refusal.LIVE
+    return objection(record, Act.ALLOW_RETRY, record.now) is Refusal.LAPSED
 
 
 def _scopes(found: list[tuple[str, Any]]) -> str:

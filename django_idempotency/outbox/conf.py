@@ -18,18 +18,19 @@ from django_idempotency.options import (
     BACKENDS,
     BOOLEAN,
     MAPPING,
+    conform,
     nearest,
     number,
     one_of,
     option,
     or_none,
     rules,
+    seconds,
     text,
     unknown_names,
     validate,
 )
 from django_idempotency.outbox.publishers.base import Publisher
-from django_idempotency.policy import LONGEST
 
 DEFAULT = "default"
 
@@ -41,7 +42,7 @@ class DeadHead(StrEnum):
     FREE = "free"
 
 
-_SECONDS = number(0.001, LONGEST)
+_SECONDS = seconds(0.001)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class Options:
     routes: Mapping[str, str] = field(default_factory=dict, metadata={"rule": MAPPING})
     using: str | None = option(None, or_none(text("the alias of a database")))
     batch: int = option(500, number(1, 100_000))
-    lease: float = option(15.0, number(1, LONGEST))
+    lease: float = option(15.0, seconds(1))
     poll: float = option(1.0, _SECONDS)
     notify: bool = option(True, BOOLEAN)
     send_timeout: float = option(10.0, _SECONDS)
@@ -67,14 +68,15 @@ class Options:
         validate(self)
         for pattern, alias in self.routes.items():
             if alias not in self.publishers:
-                raise ImproperlyConfigured(f"routes sends {pattern!r} to {alias!r}, which is not in publishers.")
+                raise ImproperlyConfigured(f"ROUTES sends {pattern!r} to {alias!r}, which is not in PUBLISHERS.")
 
     def publisher_of(self, topic: str) -> str:
         """Return the alias of the publisher for ``topic``: that of the first route that fits, else ``"default"``."""
         return next((alias for pattern, alias in self.routes.items() if fnmatchcase(topic, pattern)), DEFAULT)
 
 
-NAMES = frozenset(name.upper() for name in rules(Options))
+RULES = {name.upper(): rule for name, rule in rules(Options).items()}
+NAMES = frozenset(RULES)
 
 
 @lru_cache(maxsize=1)
@@ -86,10 +88,15 @@ def options() -> Options:
     stated = conf().outbox
     if wrong := unknown_names(stated, NAMES):
         raise ImproperlyConfigured("OUTBOX: " + " ".join(wrong))
+    conforming = {name.lower(): _conforming(name, value) for name, value in stated.items()}
     try:
-        return Options(**{name.lower(): value for name, value in stated.items()})
+        return Options(**conforming)
     except ImproperlyConfigured as error:
         raise ImproperlyConfigured(f"OUTBOX: {error}") from error
+
+
+def _conforming(name: str, value: Any) -> Any:
+    return conform(f'IDEMPOTENCY["OUTBOX"]["{name}"]', value, RULES[name])
 
 
 def make_publisher(alias: str) -> Publisher:

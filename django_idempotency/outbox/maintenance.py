@@ -22,6 +22,7 @@ from django_idempotency.signals import outbox_requeued, send_of_outbox
 Events = QuerySet[OutboxEvent]
 
 CLEANUP_BATCH = 1000
+FAILING = Q(status=Status.PENDING, attempts__gt=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,13 +114,12 @@ def cleanup(*, max_seconds: float | None = None, using: str | None = None) -> Cl
 def figures(*, using: str | None = None) -> list[Figures]:
     """Return the state of each publisher that is configured or has events."""
     using = database(using)
-    failing = Q(status=Status.PENDING, attempts__gt=0)
     rows = OutboxEvent.objects.using(using).exclude(status=Status.PUBLISHED).values("publisher").order_by()
     counted: dict[str, dict[str, Any]] = {
         row["publisher"]: dict(row)
         for row in rows.annotate(
             pending=Count("pk", filter=Q(status=Status.PENDING)),
-            failing=Count("pk", filter=failing),
+            failing=Count("pk", filter=FAILING),
             dead=Count("pk", filter=Q(status=Status.DEAD)),
             oldest=Min("created_at", filter=Q(status=Status.PENDING)),
             age=ExpressionWrapper(DatabaseNow() - Min("created_at", filter=Q(status=Status.PENDING)), DurationField()),
@@ -135,6 +135,12 @@ def figures(*, using: str | None = None) -> list[Figures]:
         Figures(**{**nothing, "publisher": alias, **counted.get(alias, {})}, relays=live.get(alias, 0))
         for alias in sorted({*options().publishers, *counted})
     ]
+
+
+def first_failure(publisher: str, *, using: str | None = None) -> str:
+    """Return why the publisher's oldest failing event was last refused; ``""`` if none is failing."""
+    events = OutboxEvent.objects.using(database(using)).filter(FAILING, publisher=publisher)
+    return events.order_by("id").values_list("error", flat=True).first() or ""
 
 
 def live_relays(*, using: str | None = None) -> QuerySet[Relay]:

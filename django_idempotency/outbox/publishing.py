@@ -43,7 +43,10 @@ class PublishedOutsideTransaction(IdempotencyError):
     """
 
     def __init__(self, using: str) -> None:
-        super().__init__(f"{self.__doc__} (database {using!r})")
+        super().__init__(
+            f"No transaction is open on the database {using!r}: an event is to commit with the effects it tells of, "
+            f"or not at all. Call publish inside transaction.atomic(using={using!r})."
+        )
 
 
 class InvalidEvent(IdempotencyError, ValueError):

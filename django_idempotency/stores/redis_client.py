@@ -18,8 +18,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_idempotency.exceptions import StoreRefused, StoreUnavailable
-from django_idempotency.options import BOOLEAN, number, one_of, option, or_none, text, validate
-from django_idempotency.policy import LONGEST
+from django_idempotency.options import BOOLEAN, number, one_of, option, or_none, seconds, text, validate
 from django_idempotency.stores.redis_scripts import Script
 
 
@@ -52,7 +51,7 @@ class RedisOptions:
     durability: str = option(Durability.NONE, one_of(Durability))
     replicas: int = option(1, number(1, 100))
     durability_timeout: float = option(0.5, number(0.001, 600))
-    abandoned_retention: float = option(3600.0, number(1, LONGEST))
+    abandoned_retention: float = option(3600.0, seconds(1))
 
     def __post_init__(self) -> None:
         validate(self)

@@ -30,6 +30,7 @@ from tests.admin.pages import GIVEN, LEASE, LIST, act, allow, ended, found, page
 from tests.support.aliases import another_alias
 from tests.support.proxy import Cut
 from tests.support.threads import OtherThread
+from tests.support.waiting import eventually
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -176,6 +177,18 @@ def test_the_confirmation_leaves_out_what_will_be_refused(client, superuser, rec
     assert "Its lease has not run out" in asked
     assert f"{found('on_hold').pk} {version(found('on_hold'))}" in asked
     assert str(found("running").pk) + " " not in asked
+
+
+def test_a_confirmation_of_a_lapsed_lease_has_it_watched(client, superuser, transactional_db):
+    """Without a retry and without a reaper, too, an operator gets to decide about a key whose owner is gone."""
+    policy = Policy(mode="lease", lease=1)
+    engine.claim(Operation("user:1", "lapsed", b"f" * 32, "POST", "/pay/"), policy)
+    IdempotencyRecord.objects.update(locked_at=ahead(-60), locked_until=ahead(-59))
+    link = f"intervene/allow_retry/?id={found('lapsed').pk}"
+    assert link in unescape(page(client, "lapsed"))
+    assert "its owner may still renew it" in client.get(f"{LIST}{link}").content.decode()
+    eventually(lambda: "may still renew it" not in client.get(f"{LIST}{link}").content.decode())
+    assert "done for one record" in told(act(client, "allow_retry", "lapsed"))[0]
 
 
 @pytest.mark.row_locks

@@ -227,6 +227,14 @@ def test_every_column_of_a_list_is_in_the_window(admin, width):
         assert not admin.scrolls_sideways(), situation
 
 
+@pytest.mark.parametrize("width", [1280, NARROW[0]])
+def test_a_long_path_is_cut_in_the_list_at_every_width(admin, width):
+    engine.claim(Operation("auth.user:7", "k", bytes(32), "POST", "/api/" + 400 * "y"), ATOMIC)
+    admin.resize((width, 800))
+    admin.open(f"{LIST}?situation=live")
+    assert admin.find("#result_list .field-request").size["height"] < 60, "two lines"
+
+
 def test_a_breach_of_the_policy_for_content_does_not_go_unnoticed(browser):
     browser.open("/admin/login/")
     assert browser.complaints() == []

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
-from django_idempotency.consumers.django_tasks import TaskRejected
+from django_idempotency.consumers.django_tasks import TaskRejected, idempotent_task
 from django_idempotency.outbox.models import OutboxEvent
 from django_idempotency.outbox.publishers.base import Confirmed, Refused
 from django_idempotency.outbox.publishers.django_tasks import DjangoTasksPublisher
@@ -36,6 +37,24 @@ def test_a_task_that_is_run_again_returns_its_first_result(tasks):
     result = tasks.paying.enqueue("r-1")
     assert result.return_value == run_again(result) == {"paid": 5, "reference": "r-1"}
     assert all_effects() == 1
+
+
+def test_the_decorator_above_task_is_refused(tasks):
+    with pytest.raises(ImproperlyConfigured, match="Put it below @task"):
+        idempotent_task(tasks.paying)
+
+
+def test_a_task_without_a_context_is_told_to_take_one():
+    from django.tasks import task
+
+    failed = task(unprotected).enqueue("r-1")
+    assert failed.errors[0].exception_class is ImproperlyConfigured
+    assert "write @task(takes_context=True)" in failed.errors[0].traceback
+
+
+@idempotent_task
+def unprotected(reference):
+    raise AssertionError("it ran")
 
 
 def test_tasks_with_one_message_id_are_one(tasks):

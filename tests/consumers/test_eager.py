@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from celery import Celery
+from celery import Celery, shared_task
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
 
 from django_idempotency.consumers.celery import idempotent_task
 from django_idempotency.models import IdempotencyRecord
+from django_idempotency.policy import Policy
 from tests.support.callers import effects, entry_point, pay, record
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -58,3 +60,13 @@ def test_an_eager_task_in_a_lease_view_has_its_own_record(task):
 
     assert entry_point(view, mode="lease")().status_code == 201
     assert (effects("eager"), IdempotencyRecord.objects.count()) == (1, 2)
+
+
+def test_the_decorator_above_shared_task_is_refused():
+    def charge():
+        raise AssertionError("it ran")
+
+    with pytest.raises(ImproperlyConfigured, match="Put @idempotent_task below @shared_task"):
+        idempotent_task(shared_task(name="tests.above")(charge))
+    with Celery(set_as_current=False) as app, pytest.raises(ImproperlyConfigured, match="below @shared_task"):
+        idempotent_task(policy=Policy())(app.task(name="above")(charge))

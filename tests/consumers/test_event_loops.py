@@ -8,7 +8,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 
-from django_idempotency.consumers import AlreadyDone, Done, Message, Refused, RejectMessage, Retry, aconsume
+from django_idempotency.consumers import AlreadyDone, Consumer, Done, Message, Refused, RejectMessage, Retry, aconsume
 from django_idempotency.consumers import current_context as context_here
 from django_idempotency.policy import Policy
 from tests.consumers.handlers import MESSAGE, pay
@@ -45,8 +45,17 @@ def test_a_plain_function_runs_in_a_thread_in_atomic_mode():
 
 
 def test_a_coroutine_function_in_atomic_mode_is_refused():
-    with pytest.raises(ImproperlyConfigured, match='mode="lease"'):
+    with pytest.raises(ImproperlyConfigured, match=r'^tests\.\S+\.apay is async .*mode="lease"'):
         run(aconsume(MESSAGE, apay))
+
+
+def test_a_coroutine_function_is_refused_where_it_would_not_be_awaited():
+    """Its effects would be missing, and each message would be tried until it is a dead letter."""
+    consumer = Consumer("receipts", apay, policy=LEASE)
+    for use in (lambda: consumer.consume(MESSAGE), lambda: consumer.consume_many([MESSAGE])):
+        with pytest.raises(ImproperlyConfigured, match=r"apay is async, so only aconsume\(\) can run it"):
+            use()
+    assert effects() == 0
 
 
 def test_what_a_coroutine_raises_is_a_retry_or_a_refusal():

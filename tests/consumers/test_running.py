@@ -154,6 +154,14 @@ def test_checks_of_runners(settings, db, monkeypatch):
     assert found(settings, "nothing", "no_runner") == ["E043", "E043"]
 
 
+def test_a_coroutine_function_is_refused_by_a_runner():
+    async def handle(message, context):
+        raise AssertionError("it ran")
+
+    with pytest.raises(ImproperlyConfigured, match="is async"):
+        Memory(Consumer("tests", handle))
+
+
 def test_a_project_of_consumers_alone_is_checked(settings, db):
     """It needs no URLs. Checks run before every ``migrate``."""
     del settings.ROOT_URLCONF
@@ -166,4 +174,4 @@ def test_the_command_stops_when_it_is_told_to(start_consumer):
     assert b"Consuming with" in process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
-    assert process.stdout.read() == b"Stopped: nothing\n"
+    assert process.stdout.read() == b"Stopped: no messages\n"

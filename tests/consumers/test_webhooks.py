@@ -7,6 +7,7 @@ import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 from django.test import Client, RequestFactory
 from django.urls import path
@@ -57,6 +58,13 @@ def signed(id="evt-1", body=BODY, *, secret=NEW, at=None):
 
 def post(headers, body=BODY, view=Hook):
     return Client().post(f"/{view.__name__}/", body, content_type="application/json", headers=headers)
+
+
+def test_a_view_that_does_not_say_whose_events_it_verifies_is_refused():
+    with pytest.raises(ImproperlyConfigured, match="Hook has no source and no verify"):
+        type("Hook", (WebhookView,), {}).as_view()
+    with pytest.raises(ImproperlyConfigured, match="Hook has no verify"):
+        type("Hook", (WebhookView,), {"source": "gateway"}).as_view()
 
 
 def test_a_duplicate_event_gets_success():

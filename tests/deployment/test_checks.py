@@ -15,6 +15,7 @@ from django.views.generic import CreateView
 from django_idempotency.checks.databases import check_databases, check_row_locks
 from django_idempotency.checks.middleware import MIDDLEWARE, check_cors, check_middleware
 from django_idempotency.checks.settings import check_settings
+from django_idempotency.checks.views import check_views
 from django_idempotency.decorators import idempotent
 from django_idempotency.middleware import IdempotencyMiddleware
 
@@ -158,6 +159,29 @@ def test_dangerous_combinations(found, settings, id, combined, harmless):
     assert found()[id].msg.startswith("The IDEMPOTENCY setting: ")
 
 
+def test_w052_says_which_methods_are_safe(found):
+    message = found(idempotent(methods=["POST", "GET", "HEAD"])(view))["W052"].msg
+    assert message.endswith("methods includes GET, HEAD. Safe methods change nothing: a replay would be outdated.")
+
+
+def test_a_view_is_not_told_again_what_it_has_from_the_setting(settings):
+    settings.ROOT_URLCONF = (path("", idempotent(view)), path("own/", idempotent(retention=50)(view)))
+    settings.IDEMPOTENCY = {"RETENTION": 30, "MAX_NEW_KEYS": 1, "LIMITS_CACHE": "defualt"}
+    assert [message.id for message in check_settings(None)] == [f"{OURS}E002", f"{OURS}E064"]
+    (message,) = check_views(None)
+    assert message.msg == f"{__name__}.view: a lease of 60 s is longer than the retention of 50 s."
+
+
+def test_e069_options_of_an_outbox_that_is_not_installed(found, settings):
+    settings.IDEMPOTENCY = {"OUTBOX": {"BATCH": 1}}
+    assert "E069" not in found()
+    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django_idempotency.outbox"]
+    (message,) = check_settings(None)
+    assert (message.id, "'django_idempotency.outbox'" in message.hint) == (f"{OURS}E069", True)
+    settings.IDEMPOTENCY = {}
+    assert check_settings(None) == []
+
+
 COUNTERS = "django.core.cache.backends"
 
 
@@ -197,9 +221,9 @@ def test_w053_cors_headers_that_browsers_need(found, settings):
     allowed, exposed = check_cors(None)
     assert (allowed.id, exposed.id) == (f"{OURS}W053", f"{OURS}W053")
     assert allowed.hint == "Add 'Idempotency-Key', 'X-Sent-At' to CORS_ALLOW_HEADERS."
-    assert exposed.hint == "Add 'Idempotent-Replayed', 'Retry-After' to CORS_EXPOSE_HEADERS."
+    assert exposed.hint == "Add 'Idempotent-Replayed', 'Retry-After', 'X-Should-Retry' to CORS_EXPOSE_HEADERS."
     settings.CORS_ALLOW_HEADERS = [*default_headers, "idempotency-key", "x-sent-at"]
-    settings.CORS_EXPOSE_HEADERS = ["idempotent-replayed", "retry-after"]
+    settings.CORS_EXPOSE_HEADERS = ["idempotent-replayed", "retry-after", "x-should-retry"]
     assert check_cors(None) == []
 
 

@@ -39,6 +39,14 @@ def test_the_mixin_after_apiview_is_refused_at_class_creation():
     type("Charge", (base, APIView), {})
 
 
+@pytest.mark.parametrize("bases", [(IdempotentMixin, View), (View, IdempotentMixin)])
+def test_the_mixin_on_a_plain_view_is_refused_at_class_creation(bases):
+    with refused(
+        ImproperlyConfigured, match="Charge is not one of REST framework's views: put @idempotent on the class"
+    ):
+        type("Charge", bases, {})
+
+
 @pytest.mark.parametrize("wrong", [{"required": True}, None, "required", Policy])
 def test_a_policy_that_is_none_is_refused(wrong):
     with refused(ImproperlyConfigured, match=r"idempotency_policy is .*; write idempotency_policy = Policy\("):
@@ -57,13 +65,14 @@ def test_a_wrong_policy_on_an_action_is_refused_with_its_route():
         Charges.as_view({"post": "settle"}, **Charges.settle.kwargs)
 
 
-def test_the_policy_under_a_name_that_nothing_reads_is_refused():
-    with refused(ImproperlyConfigured, match="idempotency_policy"):
-        type("Charge", (IdempotentMixin, APIView), {"idempotency": Policy(required=True)})
+@pytest.mark.parametrize("name", ["idempotency", "idempotent_policy", "idempotency_policies"])
+def test_the_policy_under_a_name_that_nothing_reads_is_refused(name):
+    with refused(ImproperlyConfigured, match=rf"Nothing reads Charge\.{name}: write idempotency_policy"):
+        type("Charge", (IdempotentMixin, APIView), {name: Policy(required=True)})
 
 
 def test_the_decorator_on_a_method_is_refused_where_it_is_written():
-    with refused(ImproperlyConfigured, match=r"@method_decorator\(idempotent, name=\"post\"\)"):
+    with refused(ImproperlyConfigured, match=r"@method_decorator\(idempotent, name=\"post\"\).*REST.*IdempotentMixin"):
 
         class Charge(View):
             @idempotent

@@ -113,8 +113,8 @@ RECORDS = {
 }
 OBJECTIONS = {
     "live": dict.fromkeys(ENDING, Refusal.LIVE),
-    "its lease lapses now": dict.fromkeys(ENDING, Refusal.LIVE),
-    "its lease lapsed": dict.fromkeys(ENDING, Refusal.LIVE),
+    "its lease lapses now": dict.fromkeys(ENDING, Refusal.LAPSED),
+    "its lease lapsed": dict.fromkeys(ENDING, Refusal.LAPSED),
     "started": dict.fromkeys(ENDING, Refusal.LIVE),
     "dead": {},
     "dead before it began": {},

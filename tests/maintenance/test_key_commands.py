@@ -308,7 +308,7 @@ def test_nobody_decides_about_a_key_of_their_own(anna):
         ("resolve", ["--content-type=text/html"], "RESOLVE_CONTENT_TYPES"),
         ("resolve", ["--content-type=text/plain\r\nSet-Cookie: a=b"], "can't be sent"),
         ("extend", ["--seconds=0"], "is less than 1 s"),
-        ("extend", ["--seconds=soon"], "invalid time value"),
+        ("extend", ["--seconds=20m"], "20m is not a time; write seconds, or a number with a unit: 90s, 20min"),
     ],
 )
 def test_a_decision_that_can_not_be_meant_is_an_error(anna, act, arguments, why):
@@ -365,7 +365,7 @@ def test_a_list_tells_how_long_and_why(capsys):
 
 def test_an_empty_list_says_so(capsys):
     call_command("idempotency_list")
-    assert capsys.readouterr().out == "None.\n"
+    assert capsys.readouterr().out == "No such keys.\n"
 
 
 @pytest.mark.parametrize("command", [("idempotency_list",), ("idempotency_show", "k")], ids=["list", "show"])

@@ -190,6 +190,37 @@ def test_checks_of_the_options(outbox, options, ids):
     assert [message.id.partition(".")[2] for message in checks.check_options(None)] == ids
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"BATCH": 0}, 'IDEMPOTENCY["OUTBOX"]["BATCH"] is 0; it must be a number from 1 to 100000.'),
+        (
+            {"RETENTION": "1d"},
+            """IDEMPOTENCY["OUTBOX"]["RETENTION"] is '1d'; it must be a number of seconds from 0.001""",
+        ),
+        ({"ROUTES": {"a.*": "defualt"}}, "OUTBOX: ROUTES sends 'a.*' to 'defualt', which is not in PUBLISHERS"),
+    ],
+)
+def test_a_wrong_option_is_called_as_in_the_settings(outbox, options, sentence):
+    outbox(**options)
+    (message,) = checks.check_options(None)
+    assert message.msg.startswith(sentence)
+
+
+def test_the_status_says_why_events_fail(outbox, relay):
+    with transaction.atomic():
+        publish("a", {})
+    outbox(FIRST_DELAY=60, LONGEST_DELAY=60)
+    one = relay()
+    one.publisher.refuses = lambda event: "it says no"
+    one.step()
+    one.lanes.leave()
+    assert told("idempotency_outbox", "status").endswith(
+        "1 failing, 0 dead, 0 live relays. The first failing event: it says no"
+    )
+    assert json.loads(told("idempotency_outbox", "--json", "status"))["error"] == "it says no"
+
+
 def test_a_check_tells_of_events_that_wait_for_long(outbox):
     with transaction.atomic():
         publish("a", {})

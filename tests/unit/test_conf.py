@@ -39,13 +39,15 @@ def test_unknown_settings_are_named_with_suggestions(settings):
 @pytest.mark.parametrize(
     ("stated", "sentence"),
     [
-        ({"LEASE": "60"}, r'IDEMPOTENCY\["LEASE"\] is \'60\'; it must be a number from 1 to'),
+        ({"LEASE": "60"}, r'IDEMPOTENCY\["LEASE"\] is \'60\'; it must be a number of seconds from 1 to'),
         ({"ENABLED": 1}, "it must be True or False"),
         ({"SCOPE": "tenant"}, 'None, "public" or a callable'),
         ({"MODE": "atomik"}, "did you mean 'atomic'"),
         ({"HEADER": ""}, r"HEADER\"\] is ''; it must be the name of a header"),
         ({"HEADER": "Idempotency Key"}, "the name of a header"),
         ({"HEADER": None}, "the name of a header"),
+        ({"HEADER": "HTTP_IDEMPOTENCY_KEY"}, "it must be the name of a header, such as 'Idempotency-Key'"),
+        ({"INSTRUMENTATION": "prometheus"}, "it must be a list of names from prometheus, opentelemetry"),
         ({"EXEMPT_PATHS": "/api/"}, "is '/api/'; it must be a list of regular expressions"),
         ({"EXEMPT_PATHS": [1]}, "1 is not a regular expression"),
         ({"EXEMPT_PATHS": None}, "it must be a list of regular expressions"),

@@ -99,6 +99,9 @@ def test_what_is_no_key_is_refused_with_a_sentence_that_can_be_sent(header, stri
     [
         (" ", r"^The Idempotency-Key header is empty; send 1 to 255 visible ASCII characters\.$"),
         ('"a b"', r"'a b' contains characters other than visible ASCII; a UUID is a good key"),
+        ('"ö"', r"""'"\\xf6"' contains characters other than visible ASCII; a UUID is a good key"""),
+        ("a, b", r"""^The Idempotency-Key header 'a, b' is not one quoted string such as "8e03978e-40d5"\.$"""),
+        ('"a', r"""'"a' is not one quoted string such as"""),
         (f"a,{'b' * 62}", f"'a,{'b' * 62}' is not"),
         (f"a,{'b' * 63}", rf"'a,{'b' * 62}\\u2026' is not"),
     ],

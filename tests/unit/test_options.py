@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 import pytest
@@ -20,6 +21,7 @@ def test_every_option_has_a_rule(options):
 @dataclass(frozen=True)
 class Options:
     pause: float | None = option(1, or_none(number(0, 9)))
+    size: float = option(1, number(1, math.inf))
     words: tuple[str, ...] = option((), listed("words", str.isalpha, lambda index, _word: f"word {index} is none."))
     password: str | None = option(None, or_none(number(0, 9)), secret=True)
 
@@ -31,6 +33,7 @@ class Options:
     ("wrong", "sentence"),
     [
         ({"pause": 10}, "pause is 10; it must be a number from 0 to 9, or None."),
+        ({"size": "1MB"}, "size is '1MB'; it must be a number of at least 1."),
         ({"words": "a"}, "words is 'a'; it must be a list of words."),
         ({"words": ["a", "1"]}, "words is ['a', '1']; word 1 is none."),
         ({"password": "hunter2"}, "password: it must be a number from 0 to 9, or None."),
@@ -43,13 +46,14 @@ def test_a_wrong_value_is_told_with_what_it_must_be(wrong, sentence):
 
 
 def test_what_is_secret_is_not_shown():
-    assert repr(Options(password=7)) == "Options(pause=1, words=())"
+    assert repr(Options(password=7)) == "Options(pause=1, size=1, words=())"
 
 
 def test_a_wrong_name_is_told_the_nearest_right_one_in_whatever_case():
     assert nearest("leese", ["LEASE", "WAIT"]) == "did you mean 'LEASE'?"
     assert nearest("mod_x_y", NAMES) == "did you mean 'mode'?"
     assert nearest("xyz", ["b", "a"]) == "it must be one of a, b."
+    assert nearest("xyz", ["default"]) == "it must be 'default'."
     assert unknown_names({"retension": 1, "wait": 2}, ["wait", "retention"]) == [
         "Unknown name 'retension': did you mean 'retention'?"
     ]

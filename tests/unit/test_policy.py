@@ -9,7 +9,8 @@ import math
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_idempotency.policy import LONGEST, NAMES, Policy
+from django_idempotency.options import LONGEST
+from django_idempotency.policy import NAMES, Policy
 
 
 @pytest.mark.parametrize(
@@ -21,17 +22,17 @@ from django_idempotency.policy import LONGEST, NAMES, Policy
         ("on_crash", "retries", "did you mean 'retry'?"),
         ("on_conflict", "queue", "must be one of reject, wait"),
         ("lock", "skip-locked", "did you mean 'skip_locked'?"),
-        ("lease", 0, "a number from 1 to"),
-        ("lease", "60", "a number from 1 to"),
-        ("lease", True, "a number from 1 to"),
-        ("lease", None, "a number from 1 to"),
-        ("lease", math.nan, "a number from 1 to"),
-        ("retention", math.inf, "a number from 1 to"),
-        ("retention", 10**12, "a number from 1 to"),
-        ("audit_retention", -1, "a number from 1 to"),
-        ("wait_timeout", -1, "a number from 0 to"),
-        ("takeover_grace", "1s", "a number from 0 to"),
-        ("max_body_size", -1, "a number from 0 to"),
+        ("lease", 0, "a number of seconds from 1 to"),
+        ("lease", "60", "a number of seconds from 1 to"),
+        ("lease", True, "a number of seconds from 1 to"),
+        ("lease", None, "a number of seconds from 1 to"),
+        ("lease", math.nan, "a number of seconds from 1 to"),
+        ("retention", math.inf, "a number of seconds from 1 to"),
+        ("retention", 10**12, "a number of seconds from 1 to"),
+        ("audit_retention", -1, "a number of seconds from 1 to"),
+        ("wait_timeout", -1, "a number of seconds from 0 to"),
+        ("takeover_grace", "1s", "a number of seconds from 0 to"),
+        ("max_body_size", -1, "a number of at least 0"),
         ("required", "yes", "True or False"),
         ("strict_header", None, "True or False"),
         ("store_cookies", 1, "True or False"),
@@ -181,10 +182,18 @@ def test_deriving_twice_keeps_all_stated_options(change):
 
 
 def test_nothing_wrong_can_be_derived():
-    with pytest.raises(ImproperlyConfigured, match="lease is 0; it must be a number from 1 to"):
+    with pytest.raises(ImproperlyConfigured, match="lease is 0; it must be a number of seconds from 1 to"):
         Policy().derive(lease=0)
-    with pytest.raises(TypeError, match="leese"):
+    with pytest.raises(TypeError, match=r"Unknown name 'leese': did you mean 'lease'\?"):
         Policy().derive(leese=5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("requird", "required"), ("REQUIRED", "required"), ("reteniton", "retention")]
+)
+def test_an_unknown_name_is_an_error_that_names_the_nearest(wrong, right):
+    with pytest.raises(TypeError, match=rf"Unknown name '{wrong}': did you mean '{right}'\?"):
+        Policy(**{wrong: 1})
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])

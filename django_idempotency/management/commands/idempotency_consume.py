@@ -58,7 +58,7 @@ class Command(OneLineErrors):
             except ImproperlyConfigured as error:
                 raise CommandError(str(error)) from error
         counts = ", ".join(f"{count} {name}" for name, count in consuming.counts.items())
-        self.stdout.write(_("Stopped: %(counts)s") % {"counts": counts or _("nothing")})
+        self.stdout.write(_("Stopped: %(counts)s") % {"counts": counts or _("no messages")})
 
 
 def _only(paths: Any) -> str:

@@ -49,7 +49,7 @@ class Command(MaintenanceCommand):
         found = chain.from_iterable(part[: limit + 1] for part in SITUATIONS[situation](rows))
         listed = list(islice(found, limit + 1))
         shown, more = listed[:limit], len(listed) > limit
-        lines = [_line(record) for record in shown] or [_("None.")]
+        lines = [_line(record) for record in shown] or [_("No such keys.")]
         if more:
             lines.append(_("There are more: these are the first %(limit)d; see --limit.") % {"limit": limit})
         owners = lock_owners(self.database) if situation == "live" else []

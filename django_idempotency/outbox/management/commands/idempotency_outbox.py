@@ -48,13 +48,15 @@ class Command(OneLineErrors):
 
     def _status(self, options: dict[str, Any], using: str | None) -> None:
         for figures in maintenance.figures(using=using):
-            facts = asdict(figures)
+            error = maintenance.first_failure(figures.publisher, using=using) if figures.failing else ""
+            facts = {**asdict(figures), "error": error}
             told = [_("%(publisher)s: %(pending)d pending") % facts]
             if figures.oldest:
                 oldest = in_zone(figures.oldest).isoformat(" ", "seconds")
                 told.append(_("the oldest since %(moment)s") % {"moment": oldest})
             others = _("%(failing)d failing, %(dead)d dead, %(relays)d live relays.") % facts
-            self._report(facts, f"{', '.join(told)}; {others}", options)
+            why = " " + _("The first failing event: %(error)s") % facts if error else ""
+            self._report(facts, f"{', '.join(told)}; {others}{why}", options)
 
     def _dead(self, options: dict[str, Any], using: str | None) -> None:
         for event in maintenance.dead_letters(topic=options["topic"], using=using)[: options["limit"]]:
