@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from inspect import iscoroutinefunction
+from inspect import isawaitable, iscoroutine
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -70,7 +70,7 @@ from django_idempotency.outcomes import (
     StoredResponse,
     Verdict,
 )
-from django_idempotency.policy import Mode, Policy
+from django_idempotency.policy import Mode, Policy, is_async
 
 METHOD = "MESSAGE"
 MAX_ATTEMPTS = 10
@@ -168,7 +168,7 @@ class Consumer:
 
     async def aconsume(self, message: Message) -> Delivery:
         """``consume`` for event loops. A coroutine function is awaited, in lease mode; others run in a thread."""
-        if not iscoroutinefunction(self.handler):
+        if not is_async(self.handler):
             return await sync_to_async(self.consume_in_thread, thread_sensitive=False)(message)
         attempt = self._attempt(message)
         if isinstance(attempt, Reject):
@@ -289,7 +289,7 @@ class Attempt:
             return exhausted
         try:
             with _in_context(execution.context):
-                result = self.consumer.handler(self.message, execution.context)
+                result = _final(self.consumer.handler(self.message, execution.context))
         except Exception as error:  # the handler's own
             return self._settle_error(execution, error)
         return self.settle(execution, result)
@@ -407,6 +407,15 @@ async def aconsume(
     """
     made = Consumer(consumer, handler, policy=policy, max_attempts=max_attempts, backoff=backoff)
     return await made.aconsume(message)
+
+
+def _final(result: Any) -> Any:
+    """Return ``result``. Raises ``ImproperlyConfigured`` if it has to be awaited: the handler has done nothing yet."""
+    if not isawaitable(result):
+        return result
+    if iscoroutine(result):
+        result.close()
+    raise ImproperlyConfigured(f"{result!r} has to be awaited: call an async handler with aconsume().")
 
 
 def _fingerprint(message: Message) -> bytes:

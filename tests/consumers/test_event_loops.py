@@ -8,7 +8,16 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 
-from django_idempotency.consumers import AlreadyDone, Done, Message, Refused, RejectMessage, Retry, aconsume
+from django_idempotency.consumers import (
+    AlreadyDone,
+    Done,
+    Message,
+    Refused,
+    RejectMessage,
+    Retry,
+    aconsume,
+    consume,
+)
 from django_idempotency.consumers import current_context as context_here
 from django_idempotency.policy import Policy
 from tests.consumers.handlers import MESSAGE, pay
@@ -47,6 +56,20 @@ def test_a_plain_function_runs_in_a_thread_in_atomic_mode():
 def test_a_coroutine_function_in_atomic_mode_is_refused():
     with pytest.raises(ImproperlyConfigured, match='mode="lease"'):
         run(aconsume(MESSAGE, apay))
+
+
+class Callable:
+    async def __call__(self, message, context):
+        return await apay(message, context)
+
+
+@pytest.mark.parametrize("handler", [apay, Callable()], ids=["function", "object"])
+def test_a_message_whose_handler_nobody_awaits_is_not_done(handler):
+    delivery = consume(MESSAGE, handler, policy=LEASE)
+    assert isinstance(delivery, Retry)
+    assert "aconsume()" in delivery.reason
+    assert run(aconsume(MESSAGE, apay, policy=LEASE)) == [Done({"paid": 5, "attempt": 2})]
+    assert effects() == 1
 
 
 def test_what_a_coroutine_raises_is_a_retry_or_a_refusal():
