@@ -149,3 +149,9 @@ def orders(order: Order) -> Order:
 def refuses(reference: str) -> None:
     pay(reference)
     raise LookupError(reference)
+
+
+@shared_task
+@idempotent_task
+def refuses_and_has_acknowledged(reference: str) -> None:
+    raise LookupError(reference)

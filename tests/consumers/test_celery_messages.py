@@ -167,7 +167,8 @@ def test_a_pydantic_task_replays_what_it_returned(worker, send):
     assert effects() == [("pydantic", 3)]
 
 
-def test_a_message_in_flight_keeps_serializer_and_correlation(start_worker, send):
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_a_message_in_flight_keeps_serializer_and_correlation(start_worker, send, compression):
     """Without ``acks_late`` the broker has it no more, so it is published again: as it came."""
     settings = {"DJANGO_SETTINGS_MODULE": "tests.consumers.pickle_settings", "C_FORCE_ROOT": "1"}
     first = start_worker(**settings)
@@ -175,10 +176,22 @@ def test_a_message_in_flight_keeps_serializer_and_correlation(start_worker, send
     task = tasks.dawdles_and_has_acknowledged
     task_id = send(first, task, "r", 3, serializer="pickle")
     eventually(lambda: "dawdles r" in first.log() + second.log())
-    send(first, task, "r", 3, serializer="pickle", task_id=task_id)
+    send(first, task, "r", 3, serializer="pickle", compression=compression, task_id=task_id)
     eventually(lambda: [*first.told(task_id), *second.told(task_id)].count("'r'") == 2)
     assert effects() == [("r", 5)]
     assert "NotNow" in first.log() + second.log()
+
+
+def test_a_message_on_hold_outlives_the_worker_that_has_acknowledged_it(start_worker, send, rabbitmq_url):
+    worker = start_worker()
+    task_id = send(worker, tasks.refuses_and_has_acknowledged, "r")
+    ends(worker, task_id)
+    IdempotencyRecord.objects.update(on_hold=True)
+    send(worker, tasks.refuses_and_has_acknowledged, "r", task_id=task_id)
+    eventually(lambda: worker.log().count(f"[{task_id}] received") == 3)
+    worker.kill()
+    with Celery(broker=rabbitmq_url, set_as_current=False).connection() as broker:
+        eventually(lambda: broker.default_channel.queue_declare(worker.queue, passive=True).message_count == 1)
 
 
 @pytest.mark.redis
