@@ -217,6 +217,10 @@ class Consumer:
         """Return the verdict on the record when all attempts are used up, or ``None`` if it keeps their number."""
         return None
 
+    def after_mismatch(self, *, running: bool) -> Delivery:
+        """Return what to tell the broker of a message with another body, whose first one may be ``running``."""
+        return Malformed("its id was first used for a message with a different body")
+
     def after(self, error: Exception, attempt: int, limit: int) -> Delivery:
         """Return what to tell the broker when the handler raised ``error`` in attempt ``attempt`` of ``limit``."""
         reason = f"{type(error).__name__}: {error}".strip(": ")
@@ -367,8 +371,8 @@ class Attempt:
                 return InFlightElsewhere(retry_after, "another consumer is handling the message")
             case OnHold(reason):
                 return AwaitsOperator(OPERATOR_DELAY, reason)
-            case Mismatch():
-                return Malformed("its id was first used for a message with a different body")
+            case Mismatch(running):
+                return self.consumer.after_mismatch(running=running)
 
 
 def consume(

@@ -27,6 +27,7 @@ from django_idempotency.consumers import (
     Ack,
     Consumer,
     Delivery,
+    InFlightElsewhere,
     MarkedFailed,
     Message,
     Reject,
@@ -153,6 +154,12 @@ class _TaskConsumer(Consumer):
     def verdict_on(self, error: Exception) -> Verdict | None:
         """Release the key for a retry with other arguments: it is a message with another body under the same id."""
         return Release(rollback=True) if isinstance(error, Retry) and _changed(self.task.request, error) else None
+
+    def after_mismatch(self, *, running: bool) -> Delivery:
+        """Have a retry with other arguments wait for the attempt that sent it, which only then releases the key."""
+        if running and self.task.request.retries:
+            return InFlightElsewhere(1, "the attempt that asked for this retry has not ended")
+        return super().after_mismatch(running=running)
 
     def after(self, error: Exception, attempt: int, limit: int) -> NoReturn:
         raise error

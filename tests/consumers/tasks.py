@@ -52,6 +52,18 @@ def retries_with_other_arguments(task: Any, reference: str, amount: int) -> dict
     return {"amount": amount}
 
 
+@shared_task(bind=True, default_retry_delay=0, **LATE)
+@idempotent_task
+def retries_with_other_arguments_and_tidies_up(task: Any, reference: str, amount: int) -> dict[str, int]:
+    pay(reference, amount)
+    if task.request.retries == 0:
+        try:
+            task.retry(kwargs={"reference": reference, "amount": amount + 1})
+        finally:  # the retry is on its way already
+            time.sleep(2)
+    return {"amount": amount}
+
+
 @shared_task(bind=True, **LATE)
 @idempotent_task
 def replaces_itself(task: Any, reference: str, left: int) -> Any:

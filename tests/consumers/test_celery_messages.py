@@ -96,6 +96,14 @@ def test_a_retry_with_other_arguments_runs(worker, send):
     assert effects() == [("r", 7)]
 
 
+def test_a_retry_with_other_arguments_that_comes_before_the_first_attempt_has_ended_runs(start_worker, send):
+    first = start_worker()
+    second = start_worker(first.queue)
+    task_id = send(first, tasks.retries_with_other_arguments_and_tidies_up, "r", 5)
+    eventually(lambda: "{'amount': 6}" in first.told(task_id) + second.told(task_id))
+    assert effects() == [("r", 6)]
+
+
 def test_a_task_that_replaces_itself_keeps_its_effects(worker, send):
     task_id = send(worker, tasks.replaces_itself, "r", 2)
     eventually(lambda: "'replaced'" in worker.told(task_id))
