@@ -221,6 +221,10 @@ class Consumer:
         """Return what to tell the broker of a message with another body, whose first one may be ``running``."""
         return Malformed("its id was first used for a message with a different body")
 
+    def is_exhausted(self, claim: Claimed, message: Message, limit: int) -> bool:
+        """Return whether the attempts before ``claim`` have reached ``limit``."""
+        return claim.attempt > limit
+
     def after(self, error: Exception, attempt: int, limit: int) -> Delivery:
         """Return what to tell the broker when the handler raised ``error`` in attempt ``attempt`` of ``limit``."""
         reason = f"{type(error).__name__}: {error}".strip(": ")
@@ -310,9 +314,9 @@ class Attempt:
 
     def _exhausted(self, execution: engine.Execution) -> Exhausted | None:
         """Fail the message if all attempts are used up. A process that dies in its handler can't report its failure."""
-        before = execution.claim.attempt - 1
-        if before < self.limit:
+        if not self.consumer.is_exhausted(execution.claim, self.message, self.limit):
             return None
+        before = execution.claim.attempt - 1
         reason = f"{before} attempts failed or were cut short"
         execution.settle(self.consumer.verdict_when_exhausted() or Fail(reason))
         return Exhausted(reason, before)

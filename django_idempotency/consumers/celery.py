@@ -35,7 +35,7 @@ from django_idempotency.consumers import (
     celery_requests,
 )
 from django_idempotency.keys import child_key, record_id
-from django_idempotency.outcomes import EntryPoint, Release, Verdict
+from django_idempotency.outcomes import Claimed, EntryPoint, Release, Verdict
 from django_idempotency.policy import Policy
 
 P = ParamSpec("P")
@@ -152,14 +152,23 @@ class _TaskConsumer(Consumer):
     task: Any = field(kw_only=True)
 
     def verdict_on(self, error: Exception) -> Verdict | None:
-        """Release the key for a retry with other arguments: it is a message with another body under the same id."""
-        return Release(rollback=True) if isinstance(error, Retry) and _changed(self.task.request, error) else None
+        """Release the key for a retry with other arguments: it is a message with another body under the same id.
+
+        Release it for a message that the task sends back, too: its return is no crash.
+        """
+        sent_back = isinstance(error, RejectTask) and bool(getattr(error, "requeue", False))
+        changed = isinstance(error, Retry) and _changed(self.task.request, error)
+        return Release(rollback=True) if sent_back or changed else None
 
     def after_mismatch(self, *, running: bool) -> Delivery:
         """Have a retry with other arguments wait for the attempt that sent it, which only then releases the key."""
         if running and self.task.request.retries:
             return InFlightElsewhere(1, "the attempt that asked for this retry has not ended")
         return super().after_mismatch(running=running)
+
+    def is_exhausted(self, claim: Claimed, message: Message, limit: int) -> bool:
+        """Give up what has ended its worker too often. A task that failed and is sent again has not."""
+        return (claim.taken_over or message.redelivered) and super().is_exhausted(claim, message, limit)
 
     def after(self, error: Exception, attempt: int, limit: int) -> NoReturn:
         raise error

@@ -8,10 +8,11 @@ import signal
 import sys
 import time
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 from celery import shared_task
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Reject
 from django.contrib.auth import get_user_model
 from pydantic import BaseModel
 
@@ -62,6 +63,18 @@ def retries_with_other_arguments_and_tidies_up(task: Any, reference: str, amount
         finally:  # the retry is on its way already
             time.sleep(2)
     return {"amount": amount}
+
+
+@shared_task(bind=True, **LATE)
+@idempotent_task(max_crashes=2)
+def asks_its_broker_to_come_again(task: Any, reference: str, directory: str) -> str:
+    pay(reference)
+    calls = Path(directory) / "calls"
+    with calls.open("a") as file:
+        file.write(".")
+    if calls.stat().st_size < 5:
+        raise Reject(requeue=True)
+    return reference
 
 
 @shared_task(bind=True, **LATE)

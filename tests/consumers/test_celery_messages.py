@@ -104,6 +104,19 @@ def test_a_retry_with_other_arguments_that_comes_before_the_first_attempt_has_en
     assert effects() == [("r", 6)]
 
 
+def test_a_task_that_sends_its_message_back_is_not_taken_for_one_that_crashes(worker, send, tmp_path):
+    task_id = send(worker, tasks.asks_its_broker_to_come_again, "r", str(tmp_path))
+    eventually(lambda: "'r'" in worker.told(task_id))
+    assert effects() == [("r", 5)]
+
+
+def test_a_task_that_has_failed_can_be_sent_again_however_often(worker, send):
+    task_id = str(uuid4())
+    for count in range(1, 13):
+        send(worker, tasks.refuses, "r", task_id=task_id)
+        assert all("LookupError" in told for told in ends(worker, task_id, count))
+
+
 def test_a_task_that_replaces_itself_keeps_its_effects(worker, send):
     task_id = send(worker, tasks.replaces_itself, "r", 2)
     eventually(lambda: "'replaced'" in worker.told(task_id))
