@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, NoReturn, ParamSpec, TypeVar, overload
 
-from celery import current_task
+from celery import Task, current_task
 from celery.exceptions import Ignore, Retry
 from celery.exceptions import Reject as RejectTask
 from django.core.serializers.json import DjangoJSONEncoder
@@ -119,10 +119,10 @@ def _message(task: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> 
     request = task.request
     depth = request.replaced_task_nesting
     id = f"{request.id}/{depth}" if depth else request.id
-    bound = args[:1] == (task,)
-    body = json.dumps(_arguments(function, request.args or (), request.kwargs or {}, bound=bound), cls=_Encoder)
+    bound = isinstance(next(iter(args), None), Task)
+    body = _body(_arguments(function, request.args or (), request.kwargs or {}, bound=bound))
     redelivered = bool((request.delivery_info or {}).get("redelivered"))
-    return Message(source=task.name, id=id, body=body.encode(), redelivered=redelivered)
+    return Message(source=task.name, id=id, body=body, redelivered=redelivered)
 
 
 def _arguments(function: Callable[..., Any], args: Any, kwargs: Any, *, bound: bool) -> Any:
@@ -132,6 +132,13 @@ def _arguments(function: Callable[..., Any], args: Any, kwargs: Any, *, bound: b
     except (TypeError, ValueError):
         return [args, kwargs]
     return dict(list(named.arguments.items())[bound:])
+
+
+def _body(arguments: Any) -> bytes:
+    try:
+        return json.dumps(arguments, cls=_Encoder).encode()
+    except (TypeError, ValueError):  # a dictionary's keys, or a value that contains itself
+        return repr(arguments).encode()
 
 
 class _Encoder(DjangoJSONEncoder):

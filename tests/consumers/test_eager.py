@@ -51,6 +51,36 @@ def test_an_eager_task_in_no_transaction_is_an_operation_of_its_own(task):
     assert effects("eager") == 1
 
 
+class Frame:
+    """Like a data frame of pandas: a comparison has no truth value."""
+
+    def __eq__(self, other):
+        return self
+
+    def __bool__(self):
+        raise ValueError("ambiguous")
+
+    def __repr__(self):
+        return "Frame"
+
+
+CIRCLE = []
+CIRCLE.append(CIRCLE)
+
+
+@pytest.mark.parametrize("argument", [{("EUR", 1): 5}, Frame(), CIRCLE], ids=["keys", "no truth value", "circle"])
+def test_a_task_runs_once_with_arguments_that_json_can_not_hold(argument):
+    app = Celery("tests", set_as_current=False)
+
+    @app.task(name="tests.pay", shared=False)
+    @idempotent_task
+    def charge(argument):
+        return str(pay("eager").pk)
+
+    assert charge.apply([argument], task_id="1").get() == charge.apply([argument], task_id="1").get()
+    assert effects("eager") == 1
+
+
 def test_an_eager_task_in_a_lease_view_has_its_own_record(task):
     def view(request):
         task.delay("eager")
