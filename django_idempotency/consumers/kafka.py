@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka import Message as KafkaMessage
 
 from django_idempotency.consumers.base import Consumer
-from django_idempotency.consumers.messages import Message
+from django_idempotency.consumers.messages import ORIGINAL_ID, Message
 from django_idempotency.consumers.runner import DeadLetterNotTaken, Runner
 from django_idempotency.logs import log
 
@@ -37,7 +37,7 @@ class Kafka(Runner[Received]):
     """Consumes topics as a member of ``group``, by default the consumer's name.
 
     The id of a message is what ``identify`` returns; by default, its CloudEvents id (``ce_id``), or else its partition
-    and offset. Its source is the topic.
+    and offset. A dead letter keeps it in the header ``idempotency-id``. Its source is the topic.
 
     An offset is stored only once its message, and all messages before it in the partition, are handled or
     dead-lettered. If a message has to wait, its partition waits too, which keeps the order: the partition is paused,
@@ -191,11 +191,12 @@ class Kafka(Runner[Received]):
     def _produce(self, received: Received, headers: dict[str, str]) -> None:
         errors: list[KafkaError | None] = []
         message = received.message
+        id = _identify(message).encode("utf-8", "surrogateescape")
         self.producer.produce(
             self.dead_letters or f"{received.partition[0]}.dead",
             message.value(),
             key=message.key(),
-            headers=[*_headers(message), *headers.items()],
+            headers=[*_headers(message), (ORIGINAL_ID, id), *headers.items()],
             on_delivery=lambda error, _message: errors.append(error),
         )
         self.producer.flush(CONFIRM)
@@ -214,7 +215,8 @@ def _is_one(message: KafkaMessage) -> bool:
 
 
 def _identify(message: KafkaMessage) -> str:
-    named = dict(_headers(message)).get("ce_id")
+    headers = dict(_headers(message))
+    named = headers.get("ce_id") or headers.get(ORIGINAL_ID)
     return named.decode("utf-8", "surrogateescape") if named else f"{message.partition()}-{message.offset()}"
 
 

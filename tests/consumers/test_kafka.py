@@ -134,6 +134,25 @@ def test_poison_goes_to_the_dead_letters_before_its_offset_is_stored(cluster):
     assert headers["idempotency-reason"] == "no such account"
 
 
+def test_a_dead_letter_that_is_sent_back_is_the_same_message(cluster):
+    calls = []
+
+    def refuse(message, context):
+        calls.append(message.id)
+        raise RejectMessage("no such account")
+
+    runner = kafka(cluster, refuse)
+    with running(runner):
+        cluster.producer.produce("topic", b"{}", partition=0)
+        assert cluster.producer.flush(20) == 0
+        eventually(lambda: runner.counts["Refused"], within=60)
+        dead = cluster.dead()
+        cluster.producer.produce("topic", dead.value(), headers=dead.headers(), partition=1)
+        assert cluster.producer.flush(20) == 0
+        eventually(lambda: runner.counts["Refused"] == 2, within=60)
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize(
     ("config", "confirm", "reason"),
     [
