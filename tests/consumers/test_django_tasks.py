@@ -77,6 +77,13 @@ def test_the_relay_enqueues_a_task(tasks, settings):
     assert (all_effects(), OutboxEvent.objects.count()) == (2, 0)
 
 
+def test_a_task_whose_backend_is_not_there_is_refused(tasks):
+    lost, other = event(f"{HERE}.plain", b'["r-1"]'), event(f"{HERE}.paying", b'["r-2"]')
+    outcomes = sent(DjangoTasksPublisher(backend="gone"), lost, other)
+    assert [type(outcome) for outcome in outcomes] == [Refused, Refused]
+    assert "gone" in outcomes[0].reason
+
+
 @pytest.mark.parametrize(
     ("topic", "payload"), [(f"{HERE}.nothing", b"[]"), ("json.loads", b"[]"), (f"{HERE}.plain", b"1")]
 )

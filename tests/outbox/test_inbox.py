@@ -125,6 +125,24 @@ def test_a_task_has_the_events_id_arguments_and_headers(rabbitmq_url):
     app.close()
 
 
+@pytest.mark.celery
+def test_a_task_that_no_route_takes_is_refused():
+    """``task_create_missing_queues = False``: a queue that is misspelt is an error, and costs the others nothing."""
+    from celery import Celery
+
+    from django_idempotency.outbox.publishers.celery import CeleryPublisher
+
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.task_create_missing_queues = False
+    app.conf.task_routes = {"mail.*": {"queue": "emial"}}
+    lost, other = event("mail.send"), event("shop.charge")
+    refused, confirmed = sent(CeleryPublisher(app), lost, other)
+    assert isinstance(refused, Refused)
+    assert "emial" in refused.reason
+    assert confirmed == Confirmed(other)
+    app.close()
+
+
 @pytest.mark.rabbitmq
 def test_a_header_with_a_name_that_celery_uses_is_not_sent():
     from celery import Celery
