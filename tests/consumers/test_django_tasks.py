@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from django.db import transaction
 
@@ -82,6 +84,17 @@ def test_a_task_whose_backend_is_not_there_is_refused(tasks):
     outcomes = sent(DjangoTasksPublisher(backend="gone"), lost, other)
     assert [type(outcome) for outcome in outcomes] == [Refused, Refused]
     assert "gone" in outcomes[0].reason
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_task_that_runs_inside_a_transaction_is_a_part_of_it(tasks, fails):
+    """Django's default backend runs a task at once, wherever it is enqueued."""
+    with suppress(LookupError), transaction.atomic():
+        result = tasks.paying.enqueue("r-1")
+        assert result.return_value == {"paid": 5, "reference": "r-1"}
+        if fails:
+            raise LookupError
+    assert all_effects() == (0 if fails else 1)
 
 
 @pytest.mark.parametrize(
