@@ -13,6 +13,7 @@ from typing import Any, cast
 from celery.exceptions import Ignore
 from celery.exceptions import Reject as RejectTask
 from celery.signals import worker_init
+from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 
 LONGEST_DELAY = 60.0
@@ -98,8 +99,12 @@ def layers(task: Any) -> Iterator[Callable[..., Any]]:
 
 @worker_init.connect
 def prepare(sender: Any, **_named: Any) -> None:
-    """Have idempotent tasks use ``PatientRequest``."""
+    """Have tasks use ``PatientRequest``, above a class of the project's own.
+
+    All tasks do, because a decorator may hide that one is idempotent.
+    """
     _workers[:] = [sender]
     for task in sender.app.tasks.values():
-        if any(getattr(layer, "idempotent", False) for layer in layers(task)):
-            task.Request = f"{PatientRequest.__module__}:{PatientRequest.__qualname__}"
+        own = symbol_by_name(task.Request)
+        if not issubclass(own, PatientRequest):
+            task.Request = type(PatientRequest.__name__, (PatientRequest, own), {})

@@ -13,6 +13,7 @@ from typing import Any
 
 from celery import shared_task
 from celery.exceptions import Ignore, Reject
+from celery.worker.request import Request
 from django.contrib.auth import get_user_model
 from pydantic import BaseModel
 
@@ -179,4 +180,34 @@ def refuses(reference: str) -> None:
 @shared_task
 @idempotent_task
 def refuses_and_has_acknowledged(reference: str) -> None:
+    raise LookupError(reference)
+
+
+def opaque(function: Any) -> Any:
+    """A decorator that shows nothing of what it wraps."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
+
+
+@shared_task(name="tests.consumers.tasks.hidden")
+@opaque
+@idempotent_task
+def hidden(reference: str) -> None:
+    raise LookupError(reference)
+
+
+class CountedRequest(Request):
+    """A project's own."""
+
+    def on_failure(self, exc_info: Any, *arguments: Any, **named: Any) -> Any:
+        logger.warning("a request of the project's failed")
+        return super().on_failure(exc_info, *arguments, **named)
+
+
+@shared_task(Request=CountedRequest)
+@idempotent_task
+def fails_by_a_request_of_its_own(reference: str) -> None:
     raise LookupError(reference)

@@ -203,16 +203,23 @@ def test_a_message_in_flight_keeps_serializer_and_correlation(start_worker, send
     assert "NotNow" in first.log() + second.log()
 
 
-def test_a_message_on_hold_outlives_the_worker_that_has_acknowledged_it(start_worker, send, rabbitmq_url):
+@pytest.mark.parametrize("task", [tasks.refuses_and_has_acknowledged, tasks.hidden])
+def test_a_message_on_hold_outlives_the_worker_that_has_acknowledged_it(start_worker, send, rabbitmq_url, task):
     worker = start_worker()
-    task_id = send(worker, tasks.refuses_and_has_acknowledged, "r")
+    task_id = send(worker, task, "r")
     ends(worker, task_id)
     IdempotencyRecord.objects.update(on_hold=True)
-    send(worker, tasks.refuses_and_has_acknowledged, "r", task_id=task_id)
+    send(worker, task, "r", task_id=task_id)
     eventually(lambda: worker.log().count(f"[{task_id}] received") == 3)
     worker.kill()
     with Celery(broker=rabbitmq_url, set_as_current=False).connection() as broker:
         eventually(lambda: broker.default_channel.queue_declare(worker.queue, passive=True).message_count == 1)
+
+
+def test_a_task_keeps_the_request_class_that_its_project_gave_it(worker, send):
+    task_id = send(worker, tasks.fails_by_a_request_of_its_own, "r")
+    ends(worker, task_id)
+    eventually(lambda: "a request of the project's failed" in worker.log())
 
 
 @pytest.mark.redis
