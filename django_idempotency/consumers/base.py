@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from inspect import isawaitable, iscoroutine
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -43,6 +42,7 @@ from django_idempotency.consumers.results import (
     REJECTED,
     TYPED_JSON,
     Codec,
+    final,
     reason_of,
     result_of,
     stored_rejection,
@@ -297,7 +297,7 @@ class Attempt:
             return exhausted
         try:
             with _in_context(execution.context):
-                result = _final(self.consumer.handler(self.message, execution.context))
+                result = final(self.consumer.handler(self.message, execution.context))
         except Exception as error:  # the handler's own
             return self._settle_error(execution, error)
         return self.settle(execution, result)
@@ -415,15 +415,6 @@ async def aconsume(
     """
     made = Consumer(consumer, handler, policy=policy, max_attempts=max_attempts, backoff=backoff)
     return await made.aconsume(message)
-
-
-def _final(result: Any) -> Any:
-    """Return ``result``. Raises ``ImproperlyConfigured`` if it has to be awaited: the handler has done nothing yet."""
-    if not isawaitable(result):
-        return result
-    if iscoroutine(result):
-        result.close()
-    raise ImproperlyConfigured(f"{result!r} has to be awaited: call an async handler with aconsume().")
 
 
 def _fingerprint(message: Message) -> bytes:

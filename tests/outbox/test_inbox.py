@@ -44,6 +44,19 @@ def test_a_function_confirms_by_returning():
     assert sent(LocalPublisher(handle), good, bad) == [Confirmed(good), Refused(bad, "ValueError: no")]
 
 
+@pytest.mark.parametrize("publisher", [LocalPublisher, InboxPublisher])
+def test_a_coroutine_function_confirms_nothing(publisher, transactional_db):
+    """Nobody awaits it, so it does nothing."""
+
+    async def handle(*_given):
+        return None
+
+    options = {"policy": Policy(mode="lease")} if publisher is InboxPublisher else {}
+    (outcome,) = sent(publisher(handle, **options), event("a"))
+    assert isinstance(outcome, Refused)
+    assert "awaited" in outcome.reason
+
+
 def test_a_slow_function_leaves_the_rest_for_later():
     first, second = event("a"), event("b")
     publisher = LocalPublisher(lambda _event: time.sleep(0.02))
