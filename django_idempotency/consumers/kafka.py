@@ -11,6 +11,7 @@ from typing import Any
 from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka import Message as KafkaMessage
+from django.core.exceptions import ImproperlyConfigured
 
 from django_idempotency.consumers.base import Consumer
 from django_idempotency.consumers.messages import ORIGINAL_ID, Message
@@ -67,6 +68,7 @@ class Kafka(Runner[Received]):
         self.topics, self.dead_letters, self.identify = list(topics), dead_letters, identify or _identify
         self.connecting = {"bootstrap.servers": servers, "logger": LOGGER, **(config or {})}
         self.group = group or consumer.name
+        self.client: Any = None
         self._epochs: dict[Partition, int] = {}
         self._resume_at: dict[Partition, float] = {}
         self._new: set[Partition] = set()
@@ -78,10 +80,12 @@ class Kafka(Runner[Received]):
         self._new.clear()
         self._full = False
         ours = {"group.id": self.group, "enable.auto.commit": True, "enable.auto.offset.store": False}
-        self.client = Client(
-            {"auto.offset.reset": "earliest", "auto.commit.interval.ms": 500, **self.connecting, **ours}
-        )
-        self.producer = Producer({**self.connecting, "enable.idempotence": True, "acks": "all"})
+        consuming = {"auto.offset.reset": "earliest", "auto.commit.interval.ms": 500, **self.connecting, **ours}
+        try:
+            self.client = Client(consuming)
+            self.producer = Producer({**self.connecting, "enable.idempotence": True, "acks": "all"})
+        except KafkaException as error:  # neither connects yet
+            raise ImproperlyConfigured(f"librdkafka does not take the configuration: {error.args[0].str()}") from error
         self.client.subscribe(self.topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
 
     # --- Which partitions are ours -----------------------------------------------------------------------------------
@@ -204,7 +208,8 @@ class Kafka(Runner[Received]):
             raise KafkaException(errors[0] if errors else KafkaError(KafkaError._MSG_TIMED_OUT))
 
     def close(self) -> None:
-        self.client.close()
+        if self.client is not None:
+            self.client.close()
 
 
 def _is_one(message: KafkaMessage) -> bool:

@@ -6,6 +6,7 @@ import json
 import threading
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 
 from django_idempotency.consumers import Backoff, Consumer, RejectMessage
 from django_idempotency.consumers import runner as running_of_consumers
@@ -118,6 +119,14 @@ def test_a_batch_keeps_the_order_of_its_partition(cluster):
     with running(runner):
         eventually(lambda: runner.counts["Done"] == 12, within=60)
     assert list(LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True)) == ids
+
+
+def test_an_option_that_librdkafka_does_not_know_is_named():
+    from django_idempotency.consumers.kafka import Kafka
+
+    runner = Kafka(Consumer("tests", pay), "127.0.0.1:1", "topic", config={"sasl.usrname": "shop"})
+    with pytest.raises(ImproperlyConfigured, match=r"sasl\.usrname"):
+        runner.run()
 
 
 def test_poison_goes_to_the_dead_letters_before_its_offset_is_stored(cluster):
