@@ -252,7 +252,9 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """The key was first used for another request."""
+    """The key was first used for another request. ``running``: that one may not have ended yet."""
+
+    running: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

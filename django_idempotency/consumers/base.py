@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from inspect import iscoroutinefunction
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -43,6 +42,7 @@ from django_idempotency.consumers.results import (
     REJECTED,
     TYPED_JSON,
     Codec,
+    final,
     reason_of,
     result_of,
     stored_rejection,
@@ -71,7 +71,7 @@ from django_idempotency.outcomes import (
     Verdict,
     dotted_name,
 )
-from django_idempotency.policy import Mode, Policy
+from django_idempotency.policy import Mode, Policy, is_async
 
 METHOD = "MESSAGE"
 MAX_ATTEMPTS = 10
@@ -170,7 +170,7 @@ class Consumer:
 
     async def aconsume(self, message: Message) -> Delivery:
         """``consume`` for event loops. A coroutine function is awaited, in lease mode; others run in a thread."""
-        if not iscoroutinefunction(self.handler):
+        if not is_async(self.handler):
             return await sync_to_async(self.consume_in_thread, thread_sensitive=False)(message)
         attempt = self._attempt(message)
         if isinstance(attempt, Reject):
@@ -196,7 +196,7 @@ class Consumer:
 
     def refuse_coroutine(self) -> None:
         """Raise ``ImproperlyConfigured`` if the handler has to be awaited, which only ``aconsume`` does."""
-        if iscoroutinefunction(self.handler):
+        if is_async(self.handler):
             raise ImproperlyConfigured(
                 f"{dotted_name(self.handler)} is async, so only aconsume() can run it. Make it sync, or use aconsume()."
             )
@@ -227,6 +227,14 @@ class Consumer:
     def verdict_when_exhausted(self) -> Verdict | None:
         """Return the verdict on the record when all attempts are used up, or ``None`` if it keeps their number."""
         return None
+
+    def after_mismatch(self, *, running: bool) -> Delivery:
+        """Return what to tell the broker of a message with another body, whose first one may be ``running``."""
+        return Malformed("its id was first used for a message with a different body")
+
+    def is_exhausted(self, claim: Claimed, message: Message, limit: int) -> bool:
+        """Return whether the attempts before ``claim`` have reached ``limit``."""
+        return claim.attempt > limit
 
     def after(self, error: Exception, attempt: int, limit: int) -> Delivery:
         """Return what to tell the broker when the handler raised ``error`` in attempt ``attempt`` of ``limit``."""
@@ -300,7 +308,7 @@ class Attempt:
             return exhausted
         try:
             with _in_context(execution.context):
-                result = self.consumer.handler(self.message, execution.context)
+                result = final(self.consumer.handler(self.message, execution.context))
         except Exception as error:  # the handler's own
             return self._settle_error(execution, error)
         return self.settle(execution, result)
@@ -317,9 +325,9 @@ class Attempt:
 
     def _exhausted(self, execution: engine.Execution) -> Exhausted | None:
         """Fail the message if all attempts are used up. A process that dies in its handler can't report its failure."""
-        before = execution.claim.attempt - 1
-        if before < self.limit:
+        if not self.consumer.is_exhausted(execution.claim, self.message, self.limit):
             return None
+        before = execution.claim.attempt - 1
         reason = f"{before} attempts failed or were cut short"
         execution.settle(self.consumer.verdict_when_exhausted() or Fail(reason))
         return Exhausted(reason, before)
@@ -378,8 +386,8 @@ class Attempt:
                 return InFlightElsewhere(retry_after, "another consumer is handling the message")
             case OnHold(reason):
                 return AwaitsOperator(OPERATOR_DELAY, reason)
-            case Mismatch():
-                return Malformed("its id was first used for a message with a different body")
+            case Mismatch(running):
+                return self.consumer.after_mismatch(running=running)
 
 
 def consume(

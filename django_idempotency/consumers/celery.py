@@ -29,6 +29,7 @@ from django_idempotency.consumers import (
     Ack,
     Consumer,
     Delivery,
+    InFlightElsewhere,
     MarkedFailed,
     Message,
     Reject,
@@ -36,7 +37,7 @@ from django_idempotency.consumers import (
     celery_requests,
 )
 from django_idempotency.keys import child_key, record_id
-from django_idempotency.outcomes import EntryPoint, Release, Verdict
+from django_idempotency.outcomes import Claimed, EntryPoint, Release, Verdict
 from django_idempotency.policy import Policy
 
 P = ParamSpec("P")
@@ -88,7 +89,7 @@ def idempotent_task(function: Any = None, /, *, policy: Policy | None = None, ma
             partial(_call, message, function, args, kwargs),
             policy=policy,
             max_attempts=max_crashes + task.request.retries,
-            codec=_Codec(task.app.conf.result_serializer),
+            codec=_Codec(task),
             sender=function,
             entry_point=EntryPoint.CELERY,
             task=task,
@@ -124,10 +125,10 @@ def _message(task: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> 
     request = task.request
     depth = request.replaced_task_nesting
     id = f"{request.id}/{depth}" if depth else request.id
-    bound = args[:1] == (task,)
-    body = json.dumps(_arguments(function, request.args or (), request.kwargs or {}, bound=bound), cls=_Encoder)
+    bound = isinstance(next(iter(args), None), Task)
+    body = _body(_arguments(function, request.args or (), request.kwargs or {}, bound=bound))
     redelivered = bool((request.delivery_info or {}).get("redelivered"))
-    return Message(source=task.name, id=id, body=body.encode(), redelivered=redelivered)
+    return Message(source=task.name, id=id, body=body, redelivered=redelivered)
 
 
 def _arguments(function: Callable[..., Any], args: Any, kwargs: Any, *, bound: bool) -> Any:
@@ -137,6 +138,13 @@ def _arguments(function: Callable[..., Any], args: Any, kwargs: Any, *, bound: b
     except (TypeError, ValueError):
         return [args, kwargs]
     return dict(list(named.arguments.items())[bound:])
+
+
+def _body(arguments: Any) -> bytes:
+    try:
+        return json.dumps(arguments, cls=_Encoder).encode()
+    except (TypeError, ValueError):  # a dictionary's keys, or a value that contains itself
+        return repr(arguments).encode()
 
 
 class _Encoder(DjangoJSONEncoder):
@@ -157,8 +165,23 @@ class _TaskConsumer(Consumer):
     task: Any = field(kw_only=True)
 
     def verdict_on(self, error: Exception) -> Verdict | None:
-        """Release the key for a retry with other arguments: it is a message with another body under the same id."""
-        return Release(rollback=True) if isinstance(error, Retry) and _changed(self.task.request, error) else None
+        """Release the key for a retry with other arguments: it is a message with another body under the same id.
+
+        Release it for a message that the task sends back, too: its return is no crash.
+        """
+        sent_back = isinstance(error, RejectTask) and bool(getattr(error, "requeue", False))
+        changed = isinstance(error, Retry) and _changed(self.task.request, error)
+        return Release(rollback=True) if sent_back or changed else None
+
+    def after_mismatch(self, *, running: bool) -> Delivery:
+        """Have a retry with other arguments wait for the attempt that sent it, which only then releases the key."""
+        if running and self.task.request.retries:
+            return InFlightElsewhere(1, "the attempt that asked for this retry has not ended")
+        return super().after_mismatch(running=running)
+
+    def is_exhausted(self, claim: Claimed, message: Message, limit: int) -> bool:
+        """Give up what has ended its worker too often. A task that failed and is sent again has not."""
+        return (claim.taken_over or message.redelivered) and super().is_exhausted(claim, message, limit)
 
     def after(self, error: Exception, attempt: int, limit: int) -> NoReturn:
         raise error
@@ -239,18 +262,28 @@ ENDED = _Ended()
 _ENDED_BODY = b"\0ended"  # not the output of any serializer
 
 
+def _dump_options(task: Any) -> dict[str, Any]:
+    """Return ``pydantic_dump_kwargs``, which only the function that Celery wraps around the task's has."""
+    for layer in celery_requests.layers(task):
+        names = layer.__code__.co_freevars if inspect.isfunction(layer) else ()
+        if "dump_kwargs" in names:
+            return {"mode": "json", **inspect.getclosurevars(layer).nonlocals["dump_kwargs"]}
+    return {"mode": "json"}
+
+
 class _Codec:
     """Keeps a result as Celery would send it, so that a replay returns what the first run returned."""
 
-    def __init__(self, serializer: str) -> None:
-        self.serializer = serializer
-        self.content_type, self.encoding, _nothing = serialization.dumps(None, serializer=serializer)
+    def __init__(self, task: Any) -> None:
+        self.task = task
+        self.serializer = task.app.conf.result_serializer
+        self.content_type, self.encoding, _nothing = serialization.dumps(None, serializer=self.serializer)
 
     def encode(self, result: Any) -> bytes:
         if result is ENDED:
             return _ENDED_BODY
-        if hasattr(result, "model_dump"):  # a pydantic model, which Celery dumps in the same mode
-            result = result.model_dump(mode="json")
+        if hasattr(result, "model_dump"):  # a pydantic model, which Celery dumps with the same options
+            result = result.model_dump(**_dump_options(self.task))
         _type, _encoding, payload = serialization.dumps(result, serializer=self.serializer)
         return payload.encode(self.encoding) if isinstance(payload, str) else payload
 

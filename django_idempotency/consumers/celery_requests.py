@@ -7,11 +7,13 @@ of the two would make two more.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from celery.exceptions import Ignore
 from celery.exceptions import Reject as RejectTask
 from celery.signals import worker_init
+from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 
 LONGEST_DELAY = 60.0
@@ -42,11 +44,18 @@ class PatientRequest(Request):
         error = getattr(exc_info.exception, "exc", exc_info.exception)
         if not isinstance(error, NotNow):
             return super().on_failure(exc_info, *arguments, **named)
-        give_back = self._publish_again if self.acknowledged else lambda: Request.on_failure(self, exc_info)
-        return _later(min(error.delay, _longest_delay(self.app)), give_back)
+        delay = min(error.delay, _longest_delay(self.app))
+        if not self.acknowledged:
+            return _later(delay, lambda: Request.on_failure(self, exc_info))
+        if "task" not in self.message.headers:  # the first version of Celery's protocol
+            return _later(delay, self._publish_again)
+        return self._publish_again(eta=(datetime.now(UTC) + timedelta(seconds=delay)).isoformat())
 
-    def _publish_again(self) -> None:
-        """Publish the message as it came, byte for byte. Without ``acks_late``, the broker no longer has it."""
+    def _publish_again(self, **headers: str) -> None:
+        """Publish the message as it came. Without ``acks_late``, the broker no longer has it.
+
+        Workers acknowledge a message with an ``eta`` only once the time has come. Until then, the broker has it.
+        """
         message, app = self.message, cast("Any", self.app)
         properties = {name: message.properties.get(name) for name in ("correlation_id", "reply_to", "priority")}
         with app.producer_or_acquire() as producer:
@@ -54,7 +63,9 @@ class PatientRequest(Request):
                 message.body,
                 **{"exchange": self.delivery_info["exchange"], "routing_key": self.delivery_info["routing_key"]},
                 **{"content_type": message.content_type, "content_encoding": message.content_encoding},
-                headers=message.headers,
+                headers={**message.headers, **headers},
+                compression=message.headers.get("compression"),  # kombu has decompressed the body
+                **{"retry": True, "retry_policy": app.conf.task_publish_retry_policy},
                 **{name: value for name, value in properties.items() if value is not None},
             )
 
@@ -88,8 +99,12 @@ def layers(task: Any) -> Iterator[Callable[..., Any]]:
 
 @worker_init.connect
 def prepare(sender: Any, **_named: Any) -> None:
-    """Have idempotent tasks use ``PatientRequest``."""
+    """Have tasks use ``PatientRequest``, above a class of the project's own.
+
+    All tasks do, because a decorator may hide that one is idempotent.
+    """
     _workers[:] = [sender]
     for task in sender.app.tasks.values():
-        if any(getattr(layer, "idempotent", False) for layer in layers(task)):
-            task.Request = f"{PatientRequest.__module__}:{PatientRequest.__qualname__}"
+        own = symbol_by_name(task.Request)
+        if not issubclass(own, PatientRequest):
+            task.Request = type(PatientRequest.__name__, (PatientRequest, own), {})

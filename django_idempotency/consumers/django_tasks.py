@@ -9,6 +9,8 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.serializers.json import DjangoJSONEncoder
 
+from django_idempotency import engine
+from django_idempotency.conf import resolve
 from django_idempotency.consumers import NOT_KEPT, Ack, Consumer, Message, Reject, Retry, RetryLater
 from django_idempotency.consumers.base import MAX_ATTEMPTS
 from django_idempotency.outcomes import dotted_name
@@ -45,6 +47,8 @@ def idempotent_task(function: Any = None, /, *, policy: Policy | None = None, ma
             raise ImproperlyConfigured(
                 f"{name} got no context: write @task(takes_context=True) above @idempotent_task."
             )
+        if engine.in_transaction(resolve(policy or Policy())) and _runs_at_once(context):
+            return function(context, *args, **kwargs)
         body = json.dumps([args, kwargs], cls=DjangoJSONEncoder).encode()
         consumer = Consumer(
             "django_tasks",
@@ -57,6 +61,13 @@ def idempotent_task(function: Any = None, /, *, policy: Policy | None = None, ma
 
     run.idempotent = True  # type: ignore[attr-defined]
     return run
+
+
+def _runs_at_once(context: Any) -> bool:
+    """Whether the task runs where it is enqueued. What it writes is then committed or rolled back with its caller."""
+    from django.tasks.backends.immediate import ImmediateBackend
+
+    return isinstance(context.task_result.task.get_backend(), ImmediateBackend)
 
 
 def _result(consumer: Consumer, message: Message) -> Any:

@@ -11,9 +11,10 @@ from typing import Any
 from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka import Message as KafkaMessage
+from django.core.exceptions import ImproperlyConfigured
 
 from django_idempotency.consumers.base import Consumer
-from django_idempotency.consumers.messages import Message
+from django_idempotency.consumers.messages import ORIGINAL_ID, Message
 from django_idempotency.consumers.runner import DeadLetterNotTaken, Runner
 from django_idempotency.logs import log
 
@@ -37,7 +38,7 @@ class Kafka(Runner[Received]):
     """Consumes topics as a member of ``group``, by default the consumer's name.
 
     The id of a message is what ``identify`` returns; by default, its CloudEvents id (``ce_id``), or else its partition
-    and offset. Its source is the topic.
+    and offset. A dead letter keeps it in the header ``idempotency-id``. Its source is the topic.
 
     An offset is stored only once its message, and all messages before it in the partition, are handled or
     dead-lettered. If a message has to wait, its partition waits too, which keeps the order: the partition is paused,
@@ -67,6 +68,7 @@ class Kafka(Runner[Received]):
         self.topics, self.dead_letters, self.identify = list(topics), dead_letters, identify or _identify
         self.connecting = {"bootstrap.servers": servers, "logger": LOGGER, **(config or {})}
         self.group = group or consumer.name
+        self.client: Any = None
         self._epochs: dict[Partition, int] = {}
         self._resume_at: dict[Partition, float] = {}
         self._new: set[Partition] = set()
@@ -78,10 +80,12 @@ class Kafka(Runner[Received]):
         self._new.clear()
         self._full = False
         ours = {"group.id": self.group, "enable.auto.commit": True, "enable.auto.offset.store": False}
-        self.client = Client(
-            {"auto.offset.reset": "earliest", "auto.commit.interval.ms": 500, **self.connecting, **ours}
-        )
-        self.producer = Producer({**self.connecting, "enable.idempotence": True, "acks": "all"})
+        consuming = {"auto.offset.reset": "earliest", "auto.commit.interval.ms": 500, **self.connecting, **ours}
+        try:
+            self.client = Client(consuming)
+            self.producer = Producer({**self.connecting, "enable.idempotence": True, "acks": "all"})
+        except KafkaException as error:  # neither connects yet
+            raise ImproperlyConfigured(f"librdkafka does not take the configuration: {error.args[0].str()}") from error
         self.client.subscribe(self.topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
 
     # --- Which partitions are ours -----------------------------------------------------------------------------------
@@ -191,11 +195,12 @@ class Kafka(Runner[Received]):
     def _produce(self, received: Received, headers: dict[str, str]) -> None:
         errors: list[KafkaError | None] = []
         message = received.message
+        id = _identify(message).encode("utf-8", "surrogateescape")
         self.producer.produce(
             self.dead_letters or f"{received.partition[0]}.dead",
             message.value(),
             key=message.key(),
-            headers=[*_headers(message), *headers.items()],
+            headers=[*_headers(message), (ORIGINAL_ID, id), *headers.items()],
             on_delivery=lambda error, _message: errors.append(error),
         )
         self.producer.flush(CONFIRM)
@@ -203,7 +208,8 @@ class Kafka(Runner[Received]):
             raise KafkaException(errors[0] if errors else KafkaError(KafkaError._MSG_TIMED_OUT))
 
     def close(self) -> None:
-        self.client.close()
+        if self.client is not None:
+            self.client.close()
 
 
 def _is_one(message: KafkaMessage) -> bool:
@@ -214,7 +220,8 @@ def _is_one(message: KafkaMessage) -> bool:
 
 
 def _identify(message: KafkaMessage) -> str:
-    named = dict(_headers(message)).get("ce_id")
+    headers = dict(_headers(message))
+    named = headers.get("ce_id") or headers.get(ORIGINAL_ID)
     return named.decode("utf-8", "surrogateescape") if named else f"{message.partition()}-{message.offset()}"
 
 

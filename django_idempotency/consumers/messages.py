@@ -12,6 +12,7 @@ from uuid import UUID
 TRACEPARENT = "traceparent"
 ATTEMPTS = "idempotency-attempts"  # on a dead letter: how often it was tried; its replay gets max_attempts more
 REASON = "idempotency-reason"
+ORIGINAL_ID = "idempotency-id"  # on a dead letter, whose broker gives it another id when it is sent back
 LONGEST = 255
 SHOWN = 64
 _PLAIN = re.compile(r"[!-~]{1,255}")

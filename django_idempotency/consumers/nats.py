@@ -17,12 +17,11 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from django_idempotency.consumers.base import Consumer
-from django_idempotency.consumers.messages import Message
+from django_idempotency.consumers.messages import ORIGINAL_ID, Message
 from django_idempotency.consumers.runner import DeadLetterNotTaken, Runner
 
 T = TypeVar("T")
 ID = "Nats-Msg-Id"
-OURS = "idempotency-id"  # on a dead letter, whose stream would drop it as a duplicate by its first id
 
 
 class JetStream(Runner[Msg]):
@@ -113,7 +112,7 @@ class JetStream(Runner[Msg]):
 
     def dead_letter(self, received: Msg, headers: dict[str, str]) -> None:
         kept = {name: value for name, value in (received.headers or {}).items() if name != ID}
-        told = {**kept, OURS: _identify(received), **headers}
+        told = {**kept, ORIGINAL_ID: _identify(received), **headers}  # by ID, the stream would drop it as a duplicate
         try:
             self._await(self.jetstream.publish(self.dead_letters, received.data, headers=told))
         except NoStreamResponseError as error:
@@ -137,4 +136,4 @@ class JetStream(Runner[Msg]):
 
 def _identify(received: Msg) -> str:
     headers = received.headers or {}
-    return headers.get(OURS) or headers.get(ID) or str(received.metadata.sequence.stream)
+    return headers.get(ORIGINAL_ID) or headers.get(ID) or str(received.metadata.sequence.stream)

@@ -68,6 +68,7 @@ class RabbitMQ(Runner[kombu.Message]):
             self._channel_to_queue(),
             [kombu.Queue(self.queue)],
             on_message=self._received.append,
+            on_decode_error=lambda message, _error: self._received.append(message),
             prefetch_count=self.ahead,
             auto_declare=False,
         )
@@ -119,6 +120,7 @@ class RabbitMQ(Runner[kombu.Message]):
             content_type=received.content_type or "application/octet-stream",
             content_encoding=received.content_encoding or "binary",
             headers={**(received.headers or {}), **headers},
+            compression=_compression(received),
             delivery_mode=2,
             **kept,
         )
@@ -152,3 +154,8 @@ class RabbitMQ(Runner[kombu.Message]):
 
     def close(self) -> None:
         self.connection.release()
+
+
+def _compression(received: kombu.Message) -> str | None:
+    """Return how kombu has decompressed the body. If it could not, the body is as it came."""
+    return None if received.errors else received.headers.get("compression")

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from inspect import isawaitable, iscoroutine
 from typing import Any, Protocol
 from uuid import UUID
 
+from django.core.exceptions import ImproperlyConfigured
 from django.utils.functional import Promise
 
 from django_idempotency.logs import log
@@ -135,6 +137,15 @@ def without_result() -> StoredResponse:
 def _stored(status: int, body: bytes, content_type: str, policy: Policy) -> StoredResponse:
     kept = body if len(body) <= policy.max_body_size else None
     return StoredResponse(status, (("Content-Type", content_type),), kept)
+
+
+def final(result: Any) -> Any:
+    """Return ``result``. Raises ``ImproperlyConfigured`` if it has to be awaited: the handler has done nothing yet."""
+    if not isawaitable(result):
+        return result
+    if iscoroutine(result):
+        result.close()
+    raise ImproperlyConfigured(f"{result!r} has to be awaited: nothing was done. Make the handler sync, or use aconsume().")
 
 
 def result_of(response: StoredResponse, codec: Codec) -> Any:

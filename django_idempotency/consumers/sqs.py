@@ -13,7 +13,7 @@ import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
 from django_idempotency.consumers.base import Consumer
-from django_idempotency.consumers.messages import Ack, Message
+from django_idempotency.consumers.messages import ORIGINAL_ID, Ack, Message
 from django_idempotency.consumers.runner import DeadLetterNotTaken, Runner
 
 LONGEST_DELAY = 12 * 60 * 60 - 60  # seconds; a message is invisible for at most twelve hours after it was received
@@ -27,7 +27,7 @@ class SQS(Runner[Received]):
     """Consumes one queue, whose URL is the source of its messages.
 
     The id of a message is what ``identify`` returns; by default, its attribute ``event-id``, which the outbox sets, or
-    else the id that SQS gave it.
+    else the id that SQS gave it. A dead letter keeps that one in the attribute ``idempotency-id``.
 
     ``visibility``: seconds for which a received message is hidden. A message at work is hidden again three times as
     often.
@@ -99,7 +99,8 @@ class SQS(Runner[Received]):
         group = self.lane(received)
         ordered = {"MessageGroupId": group, "MessageDeduplicationId": received["MessageId"]} if group else {}
         given = {name: _sendable(value) for name, value in received.get("MessageAttributes", {}).items()}
-        ours = {name: {"DataType": "String", "StringValue": value or "-"} for name, value in headers.items()}
+        told = headers if EVENT_ID in given else {ORIGINAL_ID: _identify(received), **headers}
+        ours = {name: {"DataType": "String", "StringValue": value or "-"} for name, value in told.items()}
         room = MOST_ATTRIBUTES - len(ours)
         try:
             self.client.send_message(
@@ -155,12 +156,16 @@ def _failed(consumer: Consumer, records: Sequence[Received], *, in_order: bool) 
 def _message(record: Received) -> Message:
     headers = _lambda_attributes(record)
     redelivered = _is_redelivered(record.get("attributes", {}))
-    id = headers.get(EVENT_ID) or record["messageId"]
+    id = _id(headers, record["messageId"])
     return Message(record["eventSourceARN"], id, _body(record["body"], headers), headers, redelivered)
 
 
 def _identify(received: Received) -> str:
-    return _attributes(received).get(EVENT_ID) or received["MessageId"]
+    return _id(_attributes(received), received["MessageId"])
+
+
+def _id(headers: Mapping[str, str], given: str) -> str:
+    return headers.get(EVENT_ID) or headers.get(ORIGINAL_ID) or given
 
 
 def _body(text: str, headers: Mapping[str, str]) -> bytes:

@@ -58,7 +58,7 @@ GRACE_PAUSE = 0.01
 # The outcome if the key has an owner whose claim is a lock, by whether that owner runs the same request.
 MEETINGS: Mapping[bool | None, InFlight | Mismatch | Available] = {
     True: ASK_AGAIN,
-    False: Mismatch(),
+    False: Mismatch(running=True),
     None: Available(after=GRACE_PAUSE),
 }
 FIRST_PAUSE = 0.02

@@ -33,7 +33,7 @@ def decide(
         return Available()
     comparable = bool(record.fingerprint) and fingerprint is not None
     if comparable and record.fingerprint != fingerprint:
-        return Mismatch()
+        return Mismatch(running=record.status in LIVE)
     if (response := record.response) is not None:
         return Replay(response if comparable else response.without_content(), record.trace)
     if record.on_hold:

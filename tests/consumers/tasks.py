@@ -8,10 +8,12 @@ import signal
 import sys
 import time
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 from celery import shared_task
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Reject
+from celery.worker.request import Request
 from django.contrib.auth import get_user_model
 from pydantic import BaseModel
 
@@ -50,6 +52,30 @@ def retries_with_other_arguments(task: Any, reference: str, amount: int) -> dict
     if task.request.retries < 2:
         raise task.retry(kwargs={"reference": reference, "amount": amount + 1})
     return {"amount": amount}
+
+
+@shared_task(bind=True, default_retry_delay=0, **LATE)
+@idempotent_task
+def retries_with_other_arguments_and_tidies_up(task: Any, reference: str, amount: int) -> dict[str, int]:
+    pay(reference, amount)
+    if task.request.retries == 0:
+        try:
+            task.retry(kwargs={"reference": reference, "amount": amount + 1})
+        finally:  # the retry is on its way already
+            time.sleep(2)
+    return {"amount": amount}
+
+
+@shared_task(bind=True, **LATE)
+@idempotent_task(max_crashes=2)
+def asks_its_broker_to_come_again(task: Any, reference: str, directory: str) -> str:
+    pay(reference)
+    calls = Path(directory) / "calls"
+    with calls.open("a") as file:
+        file.write(".")
+    if calls.stat().st_size < 5:
+        raise Reject(requeue=True)
+    return reference
 
 
 @shared_task(bind=True, **LATE)
@@ -148,4 +174,40 @@ def orders(order: Order) -> Order:
 @idempotent_task
 def refuses(reference: str) -> None:
     pay(reference)
+    raise LookupError(reference)
+
+
+@shared_task
+@idempotent_task
+def refuses_and_has_acknowledged(reference: str) -> None:
+    raise LookupError(reference)
+
+
+def opaque(function: Any) -> Any:
+    """A decorator that shows nothing of what it wraps."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
+
+
+@shared_task(name="tests.consumers.tasks.hidden")
+@opaque
+@idempotent_task
+def hidden(reference: str) -> None:
+    raise LookupError(reference)
+
+
+class CountedRequest(Request):
+    """A project's own."""
+
+    def on_failure(self, exc_info: Any, *arguments: Any, **named: Any) -> Any:
+        logger.warning("a request of the project's failed")
+        return super().on_failure(exc_info, *arguments, **named)
+
+
+@shared_task(Request=CountedRequest)
+@idempotent_task
+def fails_by_a_request_of_its_own(reference: str) -> None:
     raise LookupError(reference)

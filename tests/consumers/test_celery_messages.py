@@ -96,6 +96,27 @@ def test_a_retry_with_other_arguments_runs(worker, send):
     assert effects() == [("r", 7)]
 
 
+def test_a_retry_with_other_arguments_that_comes_before_the_first_attempt_has_ended_runs(start_worker, send):
+    first = start_worker()
+    second = start_worker(first.queue)
+    task_id = send(first, tasks.retries_with_other_arguments_and_tidies_up, "r", 5)
+    eventually(lambda: "{'amount': 6}" in first.told(task_id) + second.told(task_id))
+    assert effects() == [("r", 6)]
+
+
+def test_a_task_that_sends_its_message_back_is_not_taken_for_one_that_crashes(worker, send, tmp_path):
+    task_id = send(worker, tasks.asks_its_broker_to_come_again, "r", str(tmp_path))
+    eventually(lambda: "'r'" in worker.told(task_id))
+    assert effects() == [("r", 5)]
+
+
+def test_a_task_that_has_failed_can_be_sent_again_however_often(worker, send):
+    task_id = str(uuid4())
+    for count in range(1, 13):
+        send(worker, tasks.refuses, "r", task_id=task_id)
+        assert all("LookupError" in told for told in ends(worker, task_id, count))
+
+
 def test_a_task_that_replaces_itself_keeps_its_effects(worker, send):
     task_id = send(worker, tasks.replaces_itself, "r", 2)
     eventually(lambda: "'replaced'" in worker.told(task_id))
@@ -167,7 +188,8 @@ def test_a_pydantic_task_replays_what_it_returned(worker, send):
     assert effects() == [("pydantic", 3)]
 
 
-def test_a_message_in_flight_keeps_serializer_and_correlation(start_worker, send):
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_a_message_in_flight_keeps_serializer_and_correlation(start_worker, send, compression):
     """Without ``acks_late`` the broker has it no more, so it is published again: as it came."""
     settings = {"DJANGO_SETTINGS_MODULE": "tests.consumers.pickle_settings", "C_FORCE_ROOT": "1"}
     first = start_worker(**settings)
@@ -175,10 +197,29 @@ def test_a_message_in_flight_keeps_serializer_and_correlation(start_worker, send
     task = tasks.dawdles_and_has_acknowledged
     task_id = send(first, task, "r", 3, serializer="pickle")
     eventually(lambda: "dawdles r" in first.log() + second.log())
-    send(first, task, "r", 3, serializer="pickle", task_id=task_id)
+    send(first, task, "r", 3, serializer="pickle", compression=compression, task_id=task_id)
     eventually(lambda: [*first.told(task_id), *second.told(task_id)].count("'r'") == 2)
     assert effects() == [("r", 5)]
     assert "NotNow" in first.log() + second.log()
+
+
+@pytest.mark.parametrize("task", [tasks.refuses_and_has_acknowledged, tasks.hidden])
+def test_a_message_on_hold_outlives_the_worker_that_has_acknowledged_it(start_worker, send, rabbitmq_url, task):
+    worker = start_worker()
+    task_id = send(worker, task, "r")
+    ends(worker, task_id)
+    IdempotencyRecord.objects.update(on_hold=True)
+    send(worker, task, "r", task_id=task_id)
+    eventually(lambda: worker.log().count(f"[{task_id}] received") == 3)
+    worker.kill()
+    with Celery(broker=rabbitmq_url, set_as_current=False).connection() as broker:
+        eventually(lambda: broker.default_channel.queue_declare(worker.queue, passive=True).message_count == 1)
+
+
+def test_a_task_keeps_the_request_class_that_its_project_gave_it(worker, send):
+    task_id = send(worker, tasks.fails_by_a_request_of_its_own, "r")
+    ends(worker, task_id)
+    eventually(lambda: "a request of the project's failed" in worker.log())
 
 
 @pytest.mark.redis

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
@@ -94,6 +96,24 @@ def test_the_relay_enqueues_a_task(tasks, settings):
         publish(f"{HERE}.paying", {"reference": "r-2"})
     assert EventRelay("default").run_once() == 2
     assert (all_effects(), OutboxEvent.objects.count()) == (2, 0)
+
+
+def test_a_task_whose_backend_is_not_there_is_refused(tasks):
+    lost, other = event(f"{HERE}.plain", b'["r-1"]'), event(f"{HERE}.paying", b'["r-2"]')
+    outcomes = sent(DjangoTasksPublisher(backend="gone"), lost, other)
+    assert [type(outcome) for outcome in outcomes] == [Refused, Refused]
+    assert "gone" in outcomes[0].reason
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_task_that_runs_inside_a_transaction_is_a_part_of_it(tasks, fails):
+    """Django's default backend runs a task at once, wherever it is enqueued."""
+    with suppress(LookupError), transaction.atomic():
+        result = tasks.paying.enqueue("r-1")
+        assert result.return_value == {"paid": 5, "reference": "r-1"}
+        if fails:
+            raise LookupError
+    assert all_effects() == (0 if fails else 1)
 
 
 @pytest.mark.parametrize(

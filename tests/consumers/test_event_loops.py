@@ -8,7 +8,17 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 
-from django_idempotency.consumers import AlreadyDone, Consumer, Done, Message, Refused, RejectMessage, Retry, aconsume
+from django_idempotency.consumers import (
+    AlreadyDone,
+    Consumer,
+    Done,
+    Message,
+    Refused,
+    RejectMessage,
+    Retry,
+    aconsume,
+    consume,
+)
 from django_idempotency.consumers import current_context as context_here
 from django_idempotency.policy import Policy
 from tests.consumers.handlers import MESSAGE, pay
@@ -49,13 +59,28 @@ def test_a_coroutine_function_in_atomic_mode_is_refused():
         run(aconsume(MESSAGE, apay))
 
 
-def test_a_coroutine_function_is_refused_where_it_would_not_be_awaited():
+class Callable:
+    async def __call__(self, message, context):
+        return await apay(message, context)
+
+
+@pytest.mark.parametrize(("handler", "name"), [(apay, "apay"), (Callable(), "Callable")], ids=["function", "object"])
+def test_a_coroutine_function_is_refused_where_it_would_not_be_awaited(handler, name):
     """Its effects would be missing, and each message would be tried until it is a dead letter."""
-    consumer = Consumer("receipts", apay, policy=LEASE)
+    consumer = Consumer("receipts", handler, policy=LEASE)
     for use in (lambda: consumer.consume(MESSAGE), lambda: consumer.consume_many([MESSAGE])):
-        with pytest.raises(ImproperlyConfigured, match=r"apay is async, so only aconsume\(\) can run it"):
+        with pytest.raises(ImproperlyConfigured, match=rf"{name} is async, so only aconsume\(\) can run it"):
             use()
-    assert effects() == 0
+    assert run(aconsume(MESSAGE, handler, policy=LEASE)) == [Done({"paid": 5, "attempt": 1})]
+    assert effects() == 1
+
+
+def test_a_message_whose_handler_returns_a_coroutine_is_not_done():
+    delivery = consume(MESSAGE, lambda message, context: apay(message, context), policy=LEASE)
+    assert isinstance(delivery, Retry)
+    assert "aconsume()" in delivery.reason
+    assert run(aconsume(MESSAGE, apay, policy=LEASE)) == [Done({"paid": 5, "attempt": 2})]
+    assert effects() == 1
 
 
 def test_what_a_coroutine_raises_is_a_retry_or_a_refusal():

@@ -6,6 +6,7 @@ import json
 import threading
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 
 from django_idempotency.consumers import Backoff, Consumer, RejectMessage
 from django_idempotency.consumers import runner as running_of_consumers
@@ -120,6 +121,14 @@ def test_a_batch_keeps_the_order_of_its_partition(cluster):
     assert list(LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True)) == ids
 
 
+def test_an_option_that_librdkafka_does_not_know_is_named():
+    from django_idempotency.consumers.kafka import Kafka
+
+    runner = Kafka(Consumer("tests", pay), "127.0.0.1:1", "topic", config={"sasl.usrname": "shop"})
+    with pytest.raises(ImproperlyConfigured, match=r"sasl\.usrname"):
+        runner.run()
+
+
 def test_poison_goes_to_the_dead_letters_before_its_offset_is_stored(cluster):
     def refuse(message, context):
         raise RejectMessage("no such account")
@@ -132,6 +141,25 @@ def test_poison_goes_to_the_dead_letters_before_its_offset_is_stored(cluster):
     headers = {name: value.decode() for name, value in dead.headers()}
     assert (json.loads(dead.value()), dead.key(), headers["tenant"]) == ({"a": 1}, b"m", "x")
     assert headers["idempotency-reason"] == "no such account"
+
+
+def test_a_dead_letter_that_is_sent_back_is_the_same_message(cluster):
+    calls = []
+
+    def refuse(message, context):
+        calls.append(message.id)
+        raise RejectMessage("no such account")
+
+    runner = kafka(cluster, refuse)
+    with running(runner):
+        cluster.producer.produce("topic", b"{}", partition=0)
+        assert cluster.producer.flush(20) == 0
+        eventually(lambda: runner.counts["Refused"], within=60)
+        dead = cluster.dead()
+        cluster.producer.produce("topic", dead.value(), headers=dead.headers(), partition=1)
+        assert cluster.producer.flush(20) == 0
+        eventually(lambda: runner.counts["Refused"] == 2, within=60)
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,41 @@ def test_a_message_that_is_handled_elsewhere_comes_later(queue):
     assert (gate.runs, effects()) == (1, 1)
 
 
+def test_a_compressed_message_is_compressed_when_it_comes_again(queue):
+    bodies = []
+
+    def handle(message, context):
+        bodies.append(message.body)
+        if context.attempt < 2:
+            raise LookupError("not yet")
+        raise RejectMessage("no such account")
+
+    runner = rabbitmq(queue, handle)
+    with running(runner):
+        queue.publish("m", b'{"amount": 5}', compression="gzip")
+        eventually(lambda: runner.counts["Refused"])
+    assert bodies == [b'{"amount": 5}'] * 2
+    dead = queue.dead()
+    assert (dead.errors, dead.body) == ([], b'{"amount": 5}')
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_a_message_that_only_says_that_it_is_compressed_ends_no_runner(queue, compression):
+    """The header is kombu's own, but other publishers may give the name another meaning."""
+    bodies = []
+
+    def handle(message, context):
+        bodies.append(message.body)
+        if context.attempt < 2:
+            raise LookupError("not yet")
+
+    runner = rabbitmq(queue, handle)
+    with running(runner):
+        queue.publish("m", b'{"amount": 5}', headers={"compression": compression})
+        eventually(lambda: runner.counts["Done"])
+    assert bodies == [b'{"amount": 5}'] * 2
+
+
 def test_a_handler_that_fails_is_tried_again_until_it_succeeds(queue):
     attempts = []
 

@@ -130,6 +130,28 @@ def test_a_message_that_can_not_be_handled_goes_to_the_dead_letters(client, queu
     assert found["MessageAttributes"]["event-id"]["StringValue"] == "m"
 
 
+def test_a_dead_letter_that_is_sent_back_is_the_same_message(client, queue, dead):
+    calls = []
+
+    def refuse(message, context):
+        calls.append(message.id)
+        raise RejectMessage("no such account")
+
+    runner = sqs(client, queue, refuse, dead_letters=dead)
+    client.send_message(QueueUrl=queue, MessageBody="{}")
+    with running(runner):
+        for count in (1, 2, 3):
+            eventually(lambda expected=count: runner.counts["Refused"] == expected)
+            asked = {"QueueUrl": dead, "MessageAttributeNames": ["All"], "WaitTimeSeconds": 5}
+            (found,) = eventually(lambda asked=asked: client.receive_message(**asked).get("Messages"))
+            client.delete_message(QueueUrl=dead, ReceiptHandle=found["ReceiptHandle"])
+            client.send_message(QueueUrl=queue, MessageBody="{}", MessageAttributes=found["MessageAttributes"])
+    assert len(calls) == 1
+    back = {name: {"stringValue": value["StringValue"]} for name, value in found["MessageAttributes"].items()}
+    lambda_of(refuse)({"Records": [record("another") | {"eventSourceARN": queue, "messageAttributes": back}]}, None)
+    assert len(calls) == 1
+
+
 def test_a_lambda_reports_the_messages_that_failed_one_by_one():
     def handle(message, context):
         if message.id == "bad":

@@ -21,7 +21,7 @@ from tests.support.callers import all_effects as effects
 
 pytestmark = [pytest.mark.webhooks, pytest.mark.usefixtures("transactional_db")]
 
-OLD, NEW = ("whsec_" + base64.b64encode(word * 8).decode() for word in (b"old ", b"new "))
+OLD, NEW, ANOTHER = ("whsec_" + base64.b64encode(word * 8).decode() for word in (b"old ", b"new ", b"own "))
 BODY = b'{"type": "paid", "data": {"amount": 5}}'
 
 
@@ -77,6 +77,14 @@ def test_another_timestamp_and_signature_make_no_other_event():
     earlier = datetime.now(UTC) - timedelta(seconds=60)
     assert (post(signed()).status_code, post(signed(at=earlier)).status_code) == (200, 200)
     assert effects() == 1
+
+
+def test_a_path_can_have_a_secret_of_its_own():
+    view = Hook.as_view(source="another", verify=standard_webhook(ANOTHER))
+    for secret, status in ((ANOTHER, 200), (NEW, 401)):
+        request = RequestFactory().post("/", BODY, content_type="application/json", headers=signed(secret=secret))
+        assert view(request).status_code == status
+    assert IdempotencyRecord.objects.get().scope == "consumer:webhooks:another"
 
 
 def test_each_of_several_secrets_will_do():

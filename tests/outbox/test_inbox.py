@@ -44,6 +44,19 @@ def test_a_function_confirms_by_returning():
     assert sent(LocalPublisher(handle), good, bad) == [Confirmed(good), Refused(bad, "ValueError: no")]
 
 
+@pytest.mark.parametrize("publisher", [LocalPublisher, InboxPublisher])
+def test_a_coroutine_function_confirms_nothing(publisher, transactional_db):
+    """Nobody awaits it, so it does nothing."""
+
+    async def handle(*_given):
+        return None
+
+    options = {"policy": Policy(mode="lease")} if publisher is InboxPublisher else {}
+    (outcome,) = sent(publisher(handle, **options), event("a"))
+    assert isinstance(outcome, Refused)
+    assert "sync, or use aconsume()" in outcome.reason
+
+
 def test_a_slow_function_leaves_the_rest_for_later():
     first, second = event("a"), event("b")
     publisher = LocalPublisher(lambda _event: time.sleep(0.02))
@@ -122,6 +135,24 @@ def test_a_task_has_the_events_id_arguments_and_headers(rabbitmq_url):
     assert headers[0]["traceparent"] == TRACE
     assert headers[0]["kwargsrepr"] == "{'amount': 1}"
     assert headers[1]["argsrepr"] in ("[1, 2]", "(1, 2)")
+    app.close()
+
+
+@pytest.mark.celery
+def test_a_task_that_no_route_takes_is_refused():
+    """``task_create_missing_queues = False``: a queue that is misspelt is an error, and costs the others nothing."""
+    from celery import Celery
+
+    from django_idempotency.outbox.publishers.celery import CeleryPublisher
+
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.task_create_missing_queues = False
+    app.conf.task_routes = {"mail.*": {"queue": "emial"}}
+    lost, other = event("mail.send"), event("shop.charge")
+    refused, confirmed = sent(CeleryPublisher(app), lost, other)
+    assert isinstance(refused, Refused)
+    assert "emial" in refused.reason
+    assert confirmed == Confirmed(other)
     app.close()
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
-from django_idempotency.outbox.publishers.base import Confirmed, NotSent, PublisherUnavailable, Refused
+from django_idempotency.outbox.publishers.base import Confirmed, ConnectionLost, NotSent, PublisherUnavailable, Refused
 from django_idempotency.outbox.publishers.kafka import KafkaPublisher
 from tests.outbox.events import TRACE, event, sent
 from tests.support.pgbouncer import free_port
@@ -75,6 +75,34 @@ def test_a_full_queue_is_no_events_fault(cluster):
     events = [event("full") for _ in range(50)]
     publisher = KafkaPublisher({**cluster, "queue.buffering.max.messages": 3, "linger.ms": 1000})
     assert {type(outcome) for outcome in sent(publisher, *events)} == {Confirmed, NotSent}
+
+
+class Lost:
+    """A producer whose sequence the cluster has lost. librdkafka then calls it a fatal error, and it never recovers."""
+
+    def __init__(self, *, says_so_when):
+        self.says_so_when = says_so_when
+
+    def produce(self, *_given, **_named):
+        if self.says_so_when == "producing":
+            raise KafkaException(KafkaError(KafkaError._FATAL))
+
+    def poll(self, _timeout):
+        raise KafkaException(KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, fatal=True))
+
+    def purge(self):
+        pass
+
+
+@pytest.mark.parametrize("moment", ["producing", "waiting"])
+def test_a_producer_that_can_send_no_more_is_replaced(cluster, moment):
+    one = event("fatal")
+    publisher = KafkaPublisher(cluster)
+    publisher._producer = Lost(says_so_when=moment)
+    with pytest.raises(ConnectionLost):
+        list(publisher.send([one], 10))
+    publisher.close()
+    assert sent(publisher, one) == [Confirmed(one)]
 
 
 def test_a_cluster_that_is_down_is_reported(monkeypatch, capfd):

@@ -120,7 +120,16 @@ def test_an_empty_message_can_never_be_sent(sqs, options):
     assert outcome == Refused(empty, "SQS accepts no empty messages", permanent=True)
 
 
-@pytest.mark.parametrize(("status", "code"), [(503, "ServiceUnavailable"), (400, "RequestThrottled")])
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (503, "ServiceUnavailable"),
+        (400, "RequestThrottled"),
+        (403, "ExpiredToken"),
+        (403, "InvalidClientTokenId"),
+        (403, "SignatureDoesNotMatch"),
+    ],
+)
 def test_an_illness_of_the_service_is_no_events_fault(options, status, code):
     class Ill(BaseHTTPRequestHandler):
         def do_POST(self):

@@ -84,6 +84,8 @@ class CeleryPublisher(Publisher):
             )
         except (OSError, KombuError, *self._connection.connection_errors, *self._connection.channel_errors) as error:
             raise ConnectionLost(str(error) or type(error).__name__) from error
+        except Exception as error:  # from the project's routes: the event's fault, not the relay's
+            return Refused(event, f"{type(error).__name__}: {error}")
         return Confirmed(event)
 
     def close(self) -> None:

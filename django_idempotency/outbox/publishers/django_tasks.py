@@ -45,6 +45,8 @@ class DjangoTasksPublisher(Publisher):
             args, kwargs = task_arguments(event)
         except (ImportError, AttributeError, ValueError) as error:
             return Refused(event, str(error), permanent=True)
+        except Exception as error:  # from the task's module or backend: the event's fault, not the relay's
+            return Refused(event, f"{type(error).__name__}: {error}")
         if getattr(task.func, "idempotent", False):
             kwargs = {**kwargs, "message_id": str(event.id)}
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -64,7 +65,7 @@ class KafkaPublisher(Publisher):
                 owed -= 1
                 yield outcome
         while owed and (left := deadline - time.monotonic()) > 0:
-            self._producer.poll(min(left, 0.1))
+            self._poll(min(left, 0.1))
             for event, error in delivered:
                 owed -= 1
                 if error is not None and error.code() in BROKER_FAULTS:
@@ -89,8 +90,17 @@ class KafkaPublisher(Publisher):
             return NotSent(event)  # librdkafka's queue is full
         except KafkaException as error:
             code: KafkaError = error.args[0]
+            if code.code() == KafkaError._FATAL:
+                raise ConnectionLost(code.str()) from error
             return Refused(event, code.str(), permanent=code.code() in NEVER)
         return None
+
+    def _poll(self, seconds: float) -> None:
+        assert self._producer is not None
+        try:
+            self._producer.poll(seconds)
+        except KafkaException as error:  # a fatal one: this producer can send nothing more, but a new one can
+            raise ConnectionLost(error.args[0].str()) from error
 
     def _headers(self, event: Event) -> dict[str, str]:
         """Return headers by the Kafka protocol binding of CloudEvents 1.0, in binary content mode."""
@@ -107,7 +117,8 @@ class KafkaPublisher(Publisher):
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.purge()
-            producer.poll(0)
+            with suppress(KafkaException):
+                producer.poll(0)
 
 
 def _outcome(event: Event, error: KafkaError | None) -> Outcome:

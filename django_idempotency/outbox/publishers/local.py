@@ -10,6 +10,7 @@ from typing import Any
 from django.utils.module_loading import import_string
 
 from django_idempotency.consumers import Consumer, Context, Message, Reject, RetryLater
+from django_idempotency.consumers.results import final
 from django_idempotency.outbox.publishers.base import Confirmed, Event, NotSent, Outcome, Publisher, Refused
 from django_idempotency.outcomes import Release
 
@@ -37,7 +38,7 @@ class LocalPublisher(Publisher):
 
     def _handled(self, event: Event) -> Outcome:
         try:
-            self.handler(event)
+            final(self.handler(event))
         except Exception as error:  # the handler's own: one event's fault, not the relay's
             return Refused(event, f"{type(error).__name__}: {error}")
         return Confirmed(event)

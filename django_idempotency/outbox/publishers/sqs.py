@@ -24,6 +24,12 @@ from django_idempotency.outbox.publishers.base import (
 ENTRIES = 10
 CALL_BYTES = 250_000  # SQS takes 262,144; this leaves room for attributes
 MOST_ATTRIBUTES = 10
+# Credentials that have expired, are unknown, or don't fit the clock.
+# https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/CommonErrors.html
+CREDENTIALS = {
+    *("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException"),
+    *("SignatureDoesNotMatch", "InvalidSignatureException", "RequestExpired"),
+}
 _NOT_TAKEN = re.compile(r"[^\t\n\r -\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
 
 
@@ -99,9 +105,10 @@ def _never_taken(event: Event) -> str | None:
 
 
 def _is_ill(error: ClientError) -> bool:
-    """Whether SQS throttles, or has a fault of its own. Neither is an event's fault."""
+    """Whether SQS throttles, has a fault of its own, or accepts no call of ours at all. None is an event's fault."""
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return status >= 500 or "Thrott" in error.response["Error"]["Code"]
+    code = error.response["Error"]["Code"]
+    return status >= 500 or "Thrott" in code or code in CREDENTIALS
 
 
 def _calls(events: Sequence[Event]) -> Iterator[list[Event]]:
