@@ -145,7 +145,9 @@ def final(result: Any) -> Any:
         return result
     if iscoroutine(result):
         result.close()
-    raise ImproperlyConfigured(f"{result!r} has to be awaited: nothing was done. Make the handler sync, or use aconsume().")
+    raise ImproperlyConfigured(
+        f"{result!r} has to be awaited: nothing was done. Make the handler sync, or use aconsume()."
+    )
 
 
 def result_of(response: StoredResponse, codec: Codec) -> Any:
