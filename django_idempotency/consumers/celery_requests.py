@@ -7,7 +7,7 @@ of the two would make two more.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, cast
 
 from celery.exceptions import Ignore
@@ -49,7 +49,8 @@ class PatientRequest(Request):
             return _later(delay, lambda: Request.on_failure(self, exc_info))
         if "task" not in self.message.headers:  # the first version of Celery's protocol
             return _later(delay, self._publish_again)
-        return self._publish_again(eta=(datetime.now(UTC) + timedelta(seconds=delay)).isoformat())
+        eta = cast("Any", self.app).now() + timedelta(seconds=delay)
+        return self._publish_again(eta=eta.isoformat())
 
     def _publish_again(self, **headers: str) -> None:
         """Publish the message as it came. Without ``acks_late``, the broker no longer has it.

@@ -75,6 +75,7 @@ def test_l9_a_lease_runs_out_by_the_databases_clock():
 DECIDE_NOTHING_ABOUT_KEYS = {
     "client/retries.py",  # a client's own clock, for a Retry-After that is a date
     "checks/databases.py",  # this year's summer time, in a check
+    "consumers/celery_requests.py",  # when a worker takes a message again, by Celery's clock
     "http/admission.py",  # in which minute a new key is counted for a limit: a jump begins another count
     "testing/stores.py",  # a bound on how long the contract suite waits
     "tasks.py",  # when beat runs a task first, by beat's own clock
