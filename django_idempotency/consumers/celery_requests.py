@@ -15,6 +15,7 @@ from celery.exceptions import Reject as RejectTask
 from celery.signals import worker_init
 from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
+from celery.worker.state import task_ready
 
 LONGEST_DELAY = 60.0
 _workers: list[Any] = []
@@ -44,6 +45,7 @@ class PatientRequest(Request):
         error = getattr(exc_info.exception, "exc", exc_info.exception)
         if not isinstance(error, NotNow):
             return super().on_failure(exc_info, *arguments, **named)
+        task_ready(self)  # its process is free, and there may be a place for each process alone
         delay = min(error.delay, _longest_delay(self.app))
         if not self.acknowledged:
             return _later(delay, lambda: Request.on_failure(self, exc_info))

@@ -38,7 +38,7 @@ class Kafka(Runner[Received]):
     """Consumes topics as a member of ``group``, by default the consumer's name.
 
     The id of a message is what ``identify`` returns; by default, its CloudEvents id (``ce_id``), or else its partition
-    and offset. A dead letter keeps it in the header ``idempotency-id``. Its source is the topic.
+    and offset. A dead letter keeps its topic and that in the header ``idempotency-id``. Its source is the topic.
 
     An offset is stored only once its message, and all messages before it in the partition, are handled or
     dead-lettered. If a message has to wait, its partition waits too, which keeps the order: the partition is paused,
@@ -195,12 +195,13 @@ class Kafka(Runner[Received]):
     def _produce(self, received: Received, headers: dict[str, str]) -> None:
         errors: list[KafkaError | None] = []
         message = received.message
-        id = _identify(message).encode("utf-8", "surrogateescape")
+        given = _headers(message)
+        first = dict(given).get(ORIGINAL_ID) or _own(message) + _identify(message).encode("utf-8", "surrogateescape")
         self.producer.produce(
             self.dead_letters or f"{received.partition[0]}.dead",
             message.value(),
             key=message.key(),
-            headers=[*_headers(message), (ORIGINAL_ID, id), *headers.items()],
+            headers=[*given, (ORIGINAL_ID, first), *headers.items()],
             on_delivery=lambda error, _message: errors.append(error),
         )
         self.producer.flush(CONFIRM)
@@ -221,8 +222,13 @@ def _is_one(message: KafkaMessage) -> bool:
 
 def _identify(message: KafkaMessage) -> str:
     headers = dict(_headers(message))
-    named = headers.get("ce_id") or headers.get(ORIGINAL_ID)
+    named = headers.get("ce_id") or headers.get(ORIGINAL_ID, b"").removeprefix(_own(message))
     return named.decode("utf-8", "surrogateescape") if named else f"{message.partition()}-{message.offset()}"
+
+
+def _own(message: KafkaMessage) -> bytes:
+    """Return what stands before the id of a message of this topic. Two topics have the same partitions and offsets."""
+    return f"{message.topic()}/".encode()
 
 
 def _headers(message: KafkaMessage) -> list[tuple[str, bytes]]:

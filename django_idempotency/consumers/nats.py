@@ -28,7 +28,7 @@ class JetStream(Runner[Msg]):
     """Consumes a stream with a durable pull consumer. Creates both if they don't exist.
 
     The id of a message is what ``identify`` returns; by default, its header ``Nats-Msg-Id``, or else its sequence
-    number in the stream. A dead letter keeps it in the header ``idempotency-id``, which comes first.
+    number in the stream. A dead letter keeps its stream and that in the header ``idempotency-id``, which comes first.
 
     ``ack_wait``: seconds after which the server delivers an unacknowledged message again. For a message at work,
     ``in_progress`` is sent three times as often.
@@ -112,7 +112,8 @@ class JetStream(Runner[Msg]):
 
     def dead_letter(self, received: Msg, headers: dict[str, str]) -> None:
         kept = {name: value for name, value in (received.headers or {}).items() if name != ID}
-        told = {**kept, ORIGINAL_ID: _identify(received), **headers}  # by ID, the stream would drop it as a duplicate
+        first = kept.get(ORIGINAL_ID) or _own(received) + _identify(received)
+        told = {**kept, ORIGINAL_ID: first, **headers}  # by ID, the stream would drop it as a duplicate
         try:
             self._await(self.jetstream.publish(self.dead_letters, received.data, headers=told))
         except NoStreamResponseError as error:
@@ -136,4 +137,10 @@ class JetStream(Runner[Msg]):
 
 def _identify(received: Msg) -> str:
     headers = received.headers or {}
-    return headers.get(ORIGINAL_ID) or headers.get(ID) or str(received.metadata.sequence.stream)
+    first = headers.get(ORIGINAL_ID, "").removeprefix(_own(received))
+    return first or headers.get(ID) or str(received.metadata.sequence.stream)
+
+
+def _own(received: Msg) -> str:
+    """Return what stands before the id of a message of this stream. Two streams have the same sequence numbers."""
+    return f"{received.metadata.stream}/"

@@ -20,6 +20,7 @@ LONGEST_DELAY = 12 * 60 * 60 - 60  # seconds; a message is invisible for at most
 MOST = 10  # messages in one answer of SQS
 MOST_ATTRIBUTES = 10
 EVENT_ID = "event-id"
+ENCODING = "content-encoding"
 Received = dict[str, Any]
 
 
@@ -98,15 +99,16 @@ class SQS(Runner[Received]):
             return
         group = self.lane(received)
         ordered = {"MessageGroupId": group, "MessageDeduplicationId": received["MessageId"]} if group else {}
-        given = {name: _sendable(value) for name, value in received.get("MessageAttributes", {}).items()}
-        told = headers if EVENT_ID in given else {ORIGINAL_ID: _identify(received), **headers}
+        attributes = received.get("MessageAttributes", {})
+        told = headers if EVENT_ID in attributes else {ORIGINAL_ID: _identify(received), **headers}
         ours = {name: {"DataType": "String", "StringValue": value or "-"} for name, value in told.items()}
-        room = MOST_ATTRIBUTES - len(ours)
+        others = sorted((name for name in attributes if name not in ours), key=_is_optional)
+        kept = {name: _sendable(attributes[name]) for name in others[: MOST_ATTRIBUTES - len(ours)]}
         try:
             self.client.send_message(
                 QueueUrl=self.dead_letters,
                 MessageBody=received["Body"],
-                MessageAttributes={**dict(list(given.items())[:room]), **ours},
+                MessageAttributes={**kept, **ours},
                 **ordered,
             )
         except ClientError as error:
@@ -170,7 +172,7 @@ def _id(headers: Mapping[str, str], given: str) -> str:
 
 def _body(text: str, headers: Mapping[str, str]) -> bytes:
     """Return the body, decoded if its attributes say that it is base64, as the outbox sends bytes."""
-    if headers.get("content-encoding") == "base64":
+    if headers.get(ENCODING) == "base64":
         with suppress(ValueError):
             return base64.b64decode(text, validate=True)
     return text.encode()
@@ -193,6 +195,11 @@ def _attributes(received: Received) -> dict[str, str]:
 def _lambda_attributes(record: Received) -> dict[str, str]:
     given = record.get("messageAttributes", {})
     return {name: value["stringValue"] for name, value in given.items() if "stringValue" in value}
+
+
+def _is_optional(name: str) -> bool:
+    """Whether a message without the attribute ``name`` would still be the same message."""
+    return name not in (EVENT_ID, ENCODING)
 
 
 def _sendable(value: dict[str, Any]) -> dict[str, Any]:

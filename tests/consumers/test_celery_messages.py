@@ -247,6 +247,30 @@ def test_a_message_on_hold_stays_one_message(start_worker, redis_url, transactio
         redis.delete(worker.queue)
 
 
+@pytest.mark.redis
+@pytest.mark.parametrize("task", [tasks.refuses_and_has_acknowledged, tasks.refuses])
+def test_a_message_on_hold_leaves_its_place_in_the_worker_to_others(start_worker, redis_url, transactional_db, task):
+    settings = "tests.consumers.no_prefetch_settings"
+    worker = start_worker(CELERY_BROKER_URL=redis_url, DJANGO_SETTINGS_MODULE=settings)
+    get_user_model().objects.create_user("carol")
+    with Celery(broker=redis_url, set_as_current=False) as producer:
+
+        def send(task, task_id):
+            producer.send_task(task.name, ["r"], queue=worker.queue, task_id=task_id, ignore_result=True)
+
+        on_hold, other = str(uuid4()), str(uuid4())
+        send(task, on_hold)
+        ends(worker, on_hold)
+        IdempotencyRecord.objects.update(on_hold=True)
+        send(task, on_hold)
+        eventually(lambda: "NotNow" in worker.log())
+        send(tasks.child, other)
+        eventually(lambda: worker.told(other)[-1:] == ["'r'"], within=30)
+        worker.kill()
+        with producer.connection() as broker:
+            broker.default_channel.queue_purge(worker.queue)
+
+
 def test_an_eager_call_of_a_message_on_hold_publishes_nothing(send, worker):
     from celery.signals import before_task_publish
 

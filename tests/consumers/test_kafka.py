@@ -162,6 +162,28 @@ def test_a_dead_letter_that_is_sent_back_is_the_same_message(cluster):
     assert len(calls) == 1
 
 
+def test_dead_letters_of_two_topics_are_two_messages_where_they_meet(cluster):
+    """Two topics have the same partitions and offsets. A dead letter of a dead letter is still the first message."""
+    from django_idempotency.consumers.kafka import Kafka
+
+    calls = []
+
+    def refuse(message, context):
+        calls.append(f"{message.source}/{message.id}")
+        raise RejectMessage("no such account")
+
+    for topic in ("a", "b"):
+        cluster.producer.produce(topic, b"{}", partition=0)
+    assert cluster.producer.flush(20) == 0
+    refusing = Kafka(Consumer("tests", refuse), cluster.servers, "a", "b", dead_letters="dead")
+    keeping = Kafka(Consumer("keeping", refuse), cluster.servers, "dead", dead_letters="a")
+    with running(refusing):
+        eventually(lambda: refusing.counts["Refused"] == 2)
+        with running(keeping):
+            eventually(lambda: refusing.counts["Refused"] >= 4)
+    assert sorted(calls) == ["a/0-0", "a/b/0-0", "b/0-0", "dead/a/0-0", "dead/b/0-0"]
+
+
 @pytest.mark.parametrize(
     ("config", "confirm", "reason"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from uuid import uuid4
 
 import pytest
@@ -201,6 +202,26 @@ def test_two_copies_of_a_dead_letter_are_one_message(stream, headers):
         eventually(lambda: sum(runner.counts.values()) == 2)
     assert (runner.counts["Done"], runner.counts["AlreadyDone"], effects()) == (1, 1, 1)
     assert LedgerEntry.objects.get().reference == headers.get("Nats-Msg-Id", "1")
+
+
+def test_dead_letters_of_two_streams_are_two_messages_where_they_meet(stream, nats_url):
+    """Two streams have the same sequence numbers."""
+    calls = []
+
+    def refuse(message, context):
+        raise RejectMessage("no such account")
+
+    with ExitStack() as stack:
+        other, meeting = Stream(nats_url), Stream(nats_url)
+        for made in (other, meeting):
+            stack.callback(made.do, lambda jetstream, name=made.name: jetstream.delete_stream(name))
+        refusing = [jetstream(each, refuse, dead_letters=meeting.subject, identify=None) for each in (stream, other)]
+        keeping = jetstream(meeting, lambda message, context: calls.append(message.id), identify=None)
+        for each in (stream, other):
+            each.publish(None)
+        with running(*refusing, keeping):
+            eventually(lambda: sum(keeping.counts.values()) == 2)
+    assert sorted(calls) == sorted([f"{stream.name}/1", f"{other.name}/1"])
 
 
 def test_messages_outlive_consumers_that_are_killed(stream, start_consumer):

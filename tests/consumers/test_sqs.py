@@ -152,6 +152,29 @@ def test_a_dead_letter_that_is_sent_back_is_the_same_message(client, queue, dead
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("identifying", ["event-id", "content-encoding"])
+def test_a_dead_letter_keeps_what_makes_it_the_same_message_before_other_attributes(client, queue, dead, identifying):
+    def refuse(message, context):
+        raise RejectMessage("no such account")
+
+    names = [*(f"a{number}" for number in range(9)), identifying]
+    attributes = {name: {"DataType": "String", "StringValue": "base64"} for name in names}
+    client.send_message(QueueUrl=queue, MessageBody="e30=", MessageAttributes=attributes)
+    runner = sqs(client, queue, refuse, dead_letters=dead)
+    kept = []
+    with running(runner):
+        for count in (1, 2):
+            eventually(lambda expected=count: runner.counts["Refused"] == expected)
+            asked = {"QueueUrl": dead, "MessageAttributeNames": ["All"], "WaitTimeSeconds": 5}
+            (found,) = eventually(lambda asked=asked: client.receive_message(**asked).get("Messages"))
+            client.delete_message(QueueUrl=dead, ReceiptHandle=found["ReceiptHandle"])
+            client.send_message(QueueUrl=queue, MessageBody="e30=", MessageAttributes=found["MessageAttributes"])
+            kept.append(sorted(found["MessageAttributes"]))
+    assert identifying in kept[0]
+    assert len(kept[0]) == 10
+    assert kept[0] == kept[1]
+
+
 def test_a_lambda_reports_the_messages_that_failed_one_by_one():
     def handle(message, context):
         if message.id == "bad":
