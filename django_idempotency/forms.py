@@ -94,9 +94,10 @@ def _scope(request: HttpRequest, using: str | Using | None) -> BuiltInScope:
     return BuiltInScope(default_scope(request, resolve(Policy(using=using))) or "form")
 
 
-def _content(stated: Policy, request: HttpRequest) -> bytes:
+def _content(stated: Policy, caller: HttpRequest) -> bytes:
     """Digest what was submitted, without the fields that are new in each rendering."""
-    return fingerprint_of(request, request, resolve(stated), leave_out=NOT_CONTENT)
+    request = getattr(caller, "_request", caller)  # REST framework's request has Django's inside
+    return fingerprint_of(request, caller, resolve(stated), leave_out=NOT_CONTENT)
 
 
 def _take_key(request: HttpRequest, stated: Policy) -> bool:
