@@ -121,14 +121,13 @@ def _take_key(request: HttpRequest, stated: Policy) -> bool:
 
 
 def _with_messages(stated: Policy, response: StoredResponse) -> StoredResponse:
-    """Redact a response as ``stated`` does, and add the messages that its own page has not shown."""
+    """Add the messages that the response's own page has not shown, and redact all of it as ``stated`` does."""
     redact = resolve(stated).redact
-    kept = response if redact is None else redact(response)
     added = getattr(getattr(_submitted.get(None), "_messages", None), "_queued_messages", None)
-    if not added:
-        return kept
-    told = base64.b64encode(json.dumps(list(map(_plain, added))).encode()).decode()
-    return replace(kept, headers=(*kept.headers, (MESSAGES, told)))
+    if added:
+        told = base64.b64encode(json.dumps(list(map(_plain, added))).encode()).decode()
+        response = replace(response, headers=(*response.headers, (MESSAGES, told)))
+    return response if redact is None else redact(response)
 
 
 def _plain(message: Message) -> tuple[Any, ...]:

@@ -262,6 +262,12 @@ def test_what_is_stored_is_redacted(settings, by_setting):
     assert (second.content, told) == (b"redacted", ["Thank you."])
 
 
+def test_messages_are_redacted_with_the_response():
+    view = idempotent_form(redact=lambda response: replace(response, headers=()))(thank)
+    _first, (second, told) = submissions(view, {}, {})
+    assert (is_replay(second), told, IdempotencyRecord.objects.get().response_headers) == (True, [], [])
+
+
 @pytest.mark.row_locks
 def test_a_double_click_waits_for_the_first_and_shows_its_result(buyer, monkeypatch):
     key, running = key_in(buyer.get(PAGE)), Event()
