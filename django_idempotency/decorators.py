@@ -53,8 +53,9 @@ idempotent = _Idempotent(Policy)
 
 Write ``@idempotent``, ``@idempotent(policy=…)``, or ``@idempotent(required=True)`` with any options of ``Policy``. Put
 the decorator below decorators that authenticate, so that they run on replays too, and above ``@transaction.atomic`` and
-``@api_view``. For a method, use ``@method_decorator(idempotent, name="post")`` on the class. Raises
-``ImproperlyConfigured`` for an invalid option, for a method, and for a view that already has an entry point.
+``@api_view``. For one method, use ``@method_decorator(idempotent, name="post")`` on the class, but not under
+``ATOMIC_REQUESTS``. Raises ``ImproperlyConfigured`` for an invalid option, for a method, and for a view that already
+has an entry point.
 """
 
 

@@ -81,8 +81,8 @@ class ClaimInsideTransaction(IdempotencyError):
         super().__init__(
             f"A key can't be claimed inside a transaction that is already open (database {using!r}): other requests "
             "would not see the claim. Apply the entry point outside the transaction: above @transaction.atomic, not "
-            "below it. ATOMIC_REQUESTS needs no change; the entry points handle it. Under IdempotencyMiddleware, "
-            "give the view an entry point of its own, or exempt it."
+            "below it. ATOMIC_REQUESTS needs no change; the entry points handle it, except one on a method: put it on "
+            "the class. Under IdempotencyMiddleware, give the view an entry point of its own, or exempt it."
         )
 
 

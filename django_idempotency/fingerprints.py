@@ -139,7 +139,7 @@ def _multipart_fields(request: HttpRequest) -> Fields:
 
 def _fields(name: str, value: Any, depth: int = 0) -> Fields:
     """Yield the fields in ``value``. A parser of REST framework may have made objects of them, with files inside."""
-    if isinstance(value, dict | list | tuple) and depth < MAX_DEPTH:
+    if isinstance(value, dict | list | tuple) and value and depth < MAX_DEPTH:
         for inner, part in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _fields(f"{name}[{inner}]" if name else str(inner), part, depth + 1)
     elif isinstance(value, UploadedFile):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial, wraps
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from django.contrib import messages
 from django.contrib.messages.storage.base import Message
@@ -26,11 +26,12 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern
 from django.utils.safestring import SafeData, mark_safe
 
+from django_idempotency import ninja
 from django_idempotency.conf import conf, resolve
 from django_idempotency.decorators import idempotent
 from django_idempotency.http.requests import default_scope, fingerprint_of
 from django_idempotency.http.responses import REPLAYED
-from django_idempotency.outcomes import StoredResponse
+from django_idempotency.outcomes import StoredResponse, dotted_name
 from django_idempotency.policy import OnConflict, Policy, Using
 from django_idempotency.scopes import BuiltInScope
 
@@ -62,7 +63,8 @@ def idempotent_form(view: V | None = None, /, **options: Any) -> Any:
     header has the scope of ``Policy``, so anonymous callers can't send one. Put the decorator below decorators that
     authenticate and above ``@transaction.atomic``.
 
-    Raises ``SuspiciousOperation``, for which Django returns 400, if this project has not signed the key.
+    Raises ``SuspiciousOperation``, for which Django returns 400, if this project has not signed the key, and
+    ``ImproperlyConfigured`` for an operation of Django Ninja.
     """
     if view is None:
         return partial(idempotent_form, **options)
@@ -70,6 +72,8 @@ def idempotent_form(view: V | None = None, /, **options: Any) -> Any:
 
 
 def _submitted_once(view: Callable[..., HttpResponseBase], stated: Policy) -> Callable[..., HttpResponseBase]:
+    if ninja.is_operation(view) or ninja.is_run(view):
+        _refuse_operation(view)
     policy = stated.over(IN_FORMS).derive(redact=partial(_with_messages, stated))
     by_header = idempotent(policy=policy)(view)
     in_scope = policy.over(Policy(scope=partial(_scope, using=stated.using)))
@@ -86,7 +90,15 @@ def _submitted_once(view: Callable[..., HttpResponseBase], stated: Policy) -> Ca
         _restore_messages(request, response)
         return response
 
+    setattr(submit, ninja.CONTRIBUTIONS, [partial(_refuse_operation, view)])
     return submit
+
+
+def _refuse_operation(view: Any, *_operation: Any) -> NoReturn:
+    raise ImproperlyConfigured(
+        f"@idempotent_form is on {dotted_name(view)}, an operation of Django Ninja, where nobody would look for the "
+        "form's key. Write @idempotent."
+    )
 
 
 def _scope(request: HttpRequest, using: str | Using | None) -> BuiltInScope:
@@ -94,9 +106,10 @@ def _scope(request: HttpRequest, using: str | Using | None) -> BuiltInScope:
     return BuiltInScope(default_scope(request, resolve(Policy(using=using))) or "form")
 
 
-def _content(stated: Policy, request: HttpRequest) -> bytes:
+def _content(stated: Policy, caller: HttpRequest) -> bytes:
     """Digest what was submitted, without the fields that are new in each rendering."""
-    return fingerprint_of(request, request, resolve(stated), leave_out=NOT_CONTENT)
+    request = getattr(caller, "_request", caller)  # REST framework's request has Django's inside
+    return fingerprint_of(request, caller, resolve(stated), leave_out=NOT_CONTENT)
 
 
 def _take_key(request: HttpRequest, stated: Policy) -> bool:
@@ -120,14 +133,13 @@ def _take_key(request: HttpRequest, stated: Policy) -> bool:
 
 
 def _with_messages(stated: Policy, response: StoredResponse) -> StoredResponse:
-    """Redact a response as ``stated`` does, and add the messages that its own page has not shown."""
+    """Add the messages that the response's own page has not shown, and redact all of it as ``stated`` does."""
     redact = resolve(stated).redact
-    kept = response if redact is None else redact(response)
     added = getattr(getattr(_submitted.get(None), "_messages", None), "_queued_messages", None)
-    if not added:
-        return kept
-    told = base64.b64encode(json.dumps(list(map(_plain, added))).encode()).decode()
-    return replace(kept, headers=(*kept.headers, (MESSAGES, told)))
+    if added:
+        told = base64.b64encode(json.dumps(list(map(_plain, added))).encode()).decode()
+        response = replace(response, headers=(*response.headers, (MESSAGES, told)))
+    return response if redact is None else redact(response)
 
 
 def _plain(message: Message) -> tuple[Any, ...]:

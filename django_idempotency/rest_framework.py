@@ -221,6 +221,8 @@ class _Run:
                     response = dispatch(request, *args, **kwargs)
                 if self.execution is not None:
                     settle(self.execution, response, error=self.error)
+                elif isinstance(self.error, TerminalFailure):  # inside another entry point, which is to roll back
+                    raise TerminalFailure(response) from self.error  # type: ignore[arg-type]
         except (ClaimLost, StoreUnavailable) as error:
             return self._respond_after_losing(error, *args, **kwargs)
         except Exception:  # if finalizing a replay fails, the stored response is sent all the same
@@ -283,7 +285,7 @@ class _Run:
             transactional_on = self.execution.transactional_on
         self.open_requests.enter_context(atomic_requests(self.non_atomic, but=transactional_on))
         try:
-            if self.execution is None:
+            if self.execution is None and running(request._request) is None:
                 return _handle_unclaimed(self.handler, request, *args, **kwargs)
             response: HttpResponseBase = self.handler(request, *args, **kwargs)
             return response

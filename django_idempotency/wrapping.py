@@ -134,9 +134,9 @@ class _IdempotentView(ClassView):
     idempotency_non_atomic = NonAtomic()
 
     @classmethod
-    def as_view(cls, **initkwargs: Any) -> Any:
+    def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
         non_atomic = NonAtomic(stated_on_class(cls))
-        view = super().as_view(**initkwargs, idempotency_non_atomic=non_atomic)
+        view = super().as_view(*args, **initkwargs, idempotency_non_atomic=non_atomic)
         if cls.dispatch is _IdempotentView.dispatch:  # Django has copied nothing from the one that it hides
             vars(view).update(vars(super().dispatch) | vars(view))
         return take_over_atomic_requests(view, non_atomic)

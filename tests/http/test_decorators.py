@@ -117,6 +117,19 @@ def test_what_decorators_have_set_on_dispatch_is_set_on_the_view():
     assert not hasattr(overridden.as_view(), "csrf_exempt")
 
 
+def test_a_class_may_take_arguments_of_as_view_by_position(call):
+    class Titled(Order):
+        title = ""
+
+        @classmethod
+        def as_view(cls, title, **initkwargs):
+            return super().as_view(title=title, **initkwargs)
+
+    view = idempotent(class_with(Titled, Runs())).as_view("Order")
+    assert view.view_initkwargs["title"] == "Order"
+    assert [call(view).content for _ in range(2)] == [b"run 1"] * 2
+
+
 def test_a_meaningless_option_is_an_error_at_decoration():
     with pytest.raises(ImproperlyConfigured, match="did you mean 'lease'"):
         idempotent(mode="leese")

@@ -11,14 +11,17 @@ import pytest
 from django import forms
 from django.contrib import messages
 from django.contrib.auth import get_user_model
+from django.contrib.auth.mixins import LoginRequiredMixin
 from django.contrib.auth.models import AnonymousUser
 from django.contrib.messages.storage.cookie import CookieStorage
 from django.http import HttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory
+from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views.generic import FormView
+from rest_framework.decorators import api_view, permission_classes
 
 from django_idempotency.forms import FIELD, MESSAGES, idempotent_form, new_form_key
 from django_idempotency.models import IdempotencyRecord
@@ -201,6 +204,7 @@ def submissions(view, *contents):
 VIEWS = {
     "function": idempotent_form(thank),
     "as_view()": idempotent_form(Page.as_view()),
+    "REST framework": idempotent_form(api_view(["POST"])(permission_classes([])(thank))),
     "dispatch": method_decorator(idempotent_form, name="dispatch")(type("Decorated", (Page,), {})).as_view(),
     "post": method_decorator(idempotent_form, name="post")(type("Decorated", (Page,), {})).as_view(),
 }
@@ -211,6 +215,17 @@ def test_a_view_of_any_kind_is_replayed_with_its_messages(view):
     (first, told), (second, told_again) = submissions(view, {}, {})
     assert (second.content, is_replay(first), is_replay(second)) == (first.content, False, True)
     assert told == told_again == ["Thank you."]
+
+
+def test_a_class_has_a_form_behind_its_login(client, settings, atomic_requests):
+    view = type("Behind", (LoginRequiredMixin, Page), {}).as_view()
+    settings.ROOT_URLCONF = (path("form/", idempotent_form(view)),)
+    client.force_login(get_user_model().objects.create(username="buyer"))
+    key = new_form_key()
+    first, second = (client.post("/form/", {FIELD: key}) for _time in range(2))
+    assert (first.status_code, second.content, is_replay(second)) == (200, first.content, True)
+    client.logout()
+    assert client.post("/form/", {FIELD: key}).status_code == 302
 
 
 def test_a_message_that_the_page_has_shown_is_not_shown_again():
@@ -245,6 +260,12 @@ def test_what_is_stored_is_redacted(settings, by_setting):
     view = idempotent_form(**({} if by_setting else redact))(thank)
     _first, (second, told) = submissions(view, {}, {})
     assert (second.content, told) == (b"redacted", ["Thank you."])
+
+
+def test_messages_are_redacted_with_the_response():
+    view = idempotent_form(redact=lambda response: replace(response, headers=()))(thank)
+    _first, (second, told) = submissions(view, {}, {})
+    assert (is_replay(second), told, IdempotencyRecord.objects.get().response_headers) == (True, [], [])
 
 
 @pytest.mark.row_locks

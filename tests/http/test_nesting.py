@@ -9,9 +9,10 @@ from django.http import HttpResponse
 
 from django_idempotency import engine
 from django_idempotency.decorators import idempotent
+from django_idempotency.exceptions import TerminalFailure
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Policy
-from tests.support.callers import SCOPE, is_replay, operation, paying, post, record
+from tests.support.callers import SCOPE, effects, is_replay, operation, pay, paying, post, record
 from tests.support.loops import run
 from tests.support.views import Runs, code
 
@@ -115,3 +116,29 @@ def test_a_rest_framework_view_inside_passes_through(outer):
     answers = [outer(calling)(post()) for _ in range(2)]
     assert [(answer.status_code, answer.content) for answer in answers] == [(200, b'{"run":1}')] * 2
     assert runs.count == 1
+
+
+@pytest.mark.drf
+def test_a_terminal_failure_of_a_rest_framework_view_inside_undoes_what_both_wrote():
+    from rest_framework.response import Response
+    from rest_framework.views import APIView
+
+    def failing(view, request):
+        pay()
+        raise TerminalFailure(Response({"declined": True}, status=402))
+
+    attributes = {
+        "post": failing,
+        "permission_classes": (),
+        "get_exception_handler": lambda view: lambda error, context: Response(status=500),
+    }
+    inner = atomic(type("Inner", (APIView,), attributes)).as_view()
+
+    def calling(request):
+        pay()
+        return inner(request)
+
+    answers = [atomic(calling)(post()) for _ in range(2)]
+    assert [(answer.status_code, is_replay(answer)) for answer in answers] == [(402, False), (402, True)]
+    assert [answer.content for answer in answers] == [b'{"declined":true}'] * 2
+    assert effects() == 0

@@ -17,6 +17,7 @@ from ninja.security import APIKeyHeader
 from ninja.streaming import JSONL
 
 from django_idempotency.decorators import idempotency_exempt, idempotent
+from django_idempotency.forms import idempotent_form
 from django_idempotency.models import IdempotencyRecord
 from tests.support.callers import effects, is_replay
 from tests.support.views import book, code
@@ -242,6 +243,24 @@ def test_around_the_whole_operation_by_ninjas_own_means(api, post):
         return 201, paid(request, amount)
 
     assert [is_replay(post()) for _ in range(2)] == [False, True]
+
+
+FORMS = {
+    "below": lambda api, pay: api.post("/pay")(idempotent_form(pay)),
+    "above": lambda api, pay: idempotent_form(api.post("/pay")(pay)),
+    "decorate_view": lambda api, pay: api.post("/pay")(decorate_view(idempotent_form)(pay)),
+}
+
+
+@pytest.mark.parametrize("decorate", FORMS.values(), ids=FORMS)
+def test_a_form_is_no_operation(api, decorate):
+    """Callers who are not logged in would share the scope of forms, with keys of their own."""
+
+    def pay(request):
+        return {}
+
+    with pytest.raises(ImproperlyConfigured, match="Write @idempotent"):
+        decorate(api, pay)
 
 
 def test_the_middleware_puts_an_entry_point_inside_an_operation(api, post, settings):

@@ -627,3 +627,22 @@ def test_a_parser_may_make_objects_of_a_form(call):
     assert ([answer.json() for answer in answers], is_replay(answers[1])) == ([{"run": 1}] * 2, True)
     assert code(send(item="ink")) == "idempotency_key_reused"
     assert code(send(picture=SimpleUploadedFile("a.png", b"b"))) == "idempotency_key_reused"
+
+
+class FromJSON(MultiPartParser):
+    """Reads each field as JSON."""
+
+    def parse(self, stream, media_type=None, parser_context=None):
+        fields = super().parse(stream, media_type, parser_context).data
+        return DataAndFiles({name: json.loads(value) for name, value in fields.items()}, {})
+
+
+@pytest.mark.parametrize("empty", ["[]", "{}"])
+def test_an_empty_object_in_a_form_is_other_content_than_none(call, empty):
+    _runs, view = answering(parser_classes=[FromJSON])
+
+    def send(**fields):
+        return call(view, data=encode_multipart("b", fields), content_type="multipart/form-data; boundary=b")
+
+    assert send(item=1, lines=empty).status_code == 201
+    assert code(send(item=1)) == "idempotency_key_reused"

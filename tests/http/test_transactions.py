@@ -12,6 +12,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
 from django_idempotency.decorators import idempotent
+from django_idempotency.exceptions import ClaimInsideTransaction
 from django_idempotency.middleware import IdempotencyMiddleware
 from tests.support.callers import SCOPE, effects, is_replay, pay, post
 
@@ -91,6 +92,16 @@ def test_the_claim_is_outside_the_views_transaction(atomic_requests, make):
     view = make(scope=SCOPE)
     assert b"in a transaction" in rendered(ask(view))
     assert is_replay(ask(view))
+
+
+def test_an_entry_point_on_a_method_is_told_to_go_on_the_class(atomic_requests):
+    on_post = method_decorator(idempotent(scope=SCOPE), name="post")
+    view = on_post(type("Told", (View,), {"post": lambda self, request: told(request)})).as_view()
+    if not atomic_requests:
+        assert ask(view).status_code == 200
+        return
+    with pytest.raises(ClaimInsideTransaction, match="except one on a method: put it on the class"):
+        ask(view)
 
 
 def rendered(response):
