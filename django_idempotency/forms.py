@@ -32,7 +32,7 @@ from django_idempotency.decorators import idempotent
 from django_idempotency.http.requests import default_scope, fingerprint_of
 from django_idempotency.http.responses import REPLAYED
 from django_idempotency.outcomes import StoredResponse, dotted_name
-from django_idempotency.policy import OnConflict, Policy, Using
+from django_idempotency.policy import OnConflict, Policy, Using, is_async
 from django_idempotency.scopes import BuiltInScope
 
 V = TypeVar("V", bound=Callable[..., HttpResponseBase])
@@ -64,7 +64,7 @@ def idempotent_form(view: V | None = None, /, **options: Any) -> Any:
     authenticate and above ``@transaction.atomic``.
 
     Raises ``SuspiciousOperation``, for which Django returns 400, if this project has not signed the key, and
-    ``ImproperlyConfigured`` for an operation of Django Ninja.
+    ``ImproperlyConfigured`` for an async view and for an operation of Django Ninja.
     """
     if view is None:
         return partial(idempotent_form, **options)
@@ -74,6 +74,8 @@ def idempotent_form(view: V | None = None, /, **options: Any) -> Any:
 def _submitted_once(view: Callable[..., HttpResponseBase], stated: Policy) -> Callable[..., HttpResponseBase]:
     if ninja.is_operation(view) or ninja.is_run(view):
         _refuse_operation(view)
+    if is_async(view):
+        raise ImproperlyConfigured(f"{dotted_name(view)} is async, and @idempotent_form works only on sync views.")
     policy = stated.over(IN_FORMS).derive(redact=partial(_with_messages, stated))
     by_header = idempotent(policy=policy)(view)
     in_scope = policy.over(Policy(scope=partial(_scope, using=stated.using)))
@@ -82,6 +84,7 @@ def _submitted_once(view: Callable[..., HttpResponseBase], stated: Policy) -> Ca
     @wraps(by_field)
     def submit(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         protected = by_field if _take_key(request, stated) else by_header
+        _have_messages_be_text(request)
         before = _submitted.set(request)
         try:
             response = protected(request, *args, **kwargs)
@@ -140,6 +143,14 @@ def _with_messages(stated: Policy, response: StoredResponse) -> StoredResponse:
         told = base64.b64encode(json.dumps(list(map(_plain, added))).encode()).decode()
         response = replace(response, headers=(*response.headers, (MESSAGES, told)))
     return response if redact is None else redact(response)
+
+
+def _have_messages_be_text(request: HttpRequest) -> None:
+    """Make each message text when it is added: an object's text may need a query, which redaction must not make."""
+    storage: Any = getattr(request, "_messages", None)
+    if storage is not None:
+        add = storage.add
+        storage.add = lambda level, message, extra_tags="": add(level, str(message), extra_tags)
 
 
 def _plain(message: Message) -> tuple[Any, ...]:

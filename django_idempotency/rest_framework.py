@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from difflib import get_close_matches
 from functools import cached_property, partial, wraps
 from inspect import iscoroutinefunction
 from typing import Any, NoReturn
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, RawPostDataException
 from django.http.response import HttpResponseBase
 from django.views import View
 from rest_framework.exceptions import APIException, UnsupportedMediaType
@@ -121,9 +122,10 @@ def _refuse_policy(cls: type, policy: object) -> None:
 
 
 def _refuse_misspelt_policy(cls: type) -> None:
-    for name, value in vars(cls).items():
-        nearly = isinstance(value, Policy) and name.startswith("idempoten") and name != "idempotency_policy"
-        if nearly or name == "idempotency":
+    policies = [name for name, value in vars(cls).items() if isinstance(value, Policy)]
+    nearly = get_close_matches("idempotency_policy", policies, cutoff=0.8)
+    for name in (*nearly, "idempotency"):
+        if name in vars(cls) and name != "idempotency_policy":
             raise ImproperlyConfigured(f"Nothing reads {cls.__qualname__}.{name}: write idempotency_policy.")
 
 
@@ -156,7 +158,9 @@ def dispatch(
     if iscoroutinefunction(handler):
         _refuse_async(f"{type(view).__qualname__}.{name}")
     if policy.fingerprint is None and request.content_type != "multipart/form-data" and has_moderate_body(request):
-        _ = request.body  # a permission may read the data, and most parsers leave nothing of it for the fingerprint
+        # A permission may read the data, and most parsers leave nothing of it for the fingerprint.
+        with suppress(RawPostDataException):
+            _ = request.body
     run = _Run(view, policy, entry_point, non_atomic, handler)
     setattr(view, name, wraps(handler)(partial(run)))  # with its attributes, which permissions may ask for
     return run.dispatch(dispatch, request, *args, **kwargs)

@@ -14,12 +14,15 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.mixins import LoginRequiredMixin
 from django.contrib.auth.models import AnonymousUser
 from django.contrib.messages.storage.cookie import CookieStorage
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory
 from django.urls import path
 from django.utils.decorators import method_decorator
+from django.utils.safestring import mark_safe
+from django.utils.translation import gettext_lazy
 from django.views.generic import FormView
 from rest_framework.decorators import api_view, permission_classes
 
@@ -237,6 +240,35 @@ def test_a_message_that_the_page_has_shown_is_not_shown_again():
 def test_another_csrf_token_is_no_other_content():
     first, second = submissions(idempotent_form(thank), *({"csrfmiddlewaretoken": token} for token in "ab"))
     assert (second[0].content, is_replay(second[0])) == (first[0].content, True)
+
+
+class Buyers:
+    """What an object of a model is in a message: its text is a query."""
+
+    def __str__(self):
+        return f"{get_user_model().objects.count()} <buyers>"
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [(Buyers(), "0 <buyers>"), (mark_safe("<b>now</b>"), "<b>now</b>"), (gettext_lazy("yes"), "yes")],
+    ids=["query", "safe", "lazy"],
+)
+def test_a_message_may_be_any_object(message, text):
+    def view(request):
+        messages.success(request, message)
+        return HttpResponse(uuid4().hex)
+
+    (first, told), (second, told_again) = submissions(idempotent_form(view), {}, {})
+    assert (second.content, told, told_again) == (first.content, [text], [text])
+
+
+def test_an_async_view_is_refused_where_it_is_written():
+    async def view(request):
+        return HttpResponse()
+
+    with pytest.raises(ImproperlyConfigured, match=r"view is async, and @idempotent_form works only on sync views"):
+        idempotent_form(view)
 
 
 OPTIONS = {

@@ -71,6 +71,11 @@ def test_the_policy_under_a_name_that_nothing_reads_is_refused(name):
         type("Charge", (IdempotentMixin, APIView), {name: Policy(required=True)})
 
 
+def test_a_class_may_keep_the_policies_of_its_actions():
+    policy = Policy(required=True)
+    type("Charge", (IdempotentMixin, APIView), {"idempotency_refund": policy, "idempotency_policy": policy})
+
+
 def test_the_decorator_on_a_method_is_refused_where_it_is_written():
     with refused(ImproperlyConfigured, match=r"@method_decorator\(idempotent, name=\"post\"\).*REST.*IdempotentMixin"):
 

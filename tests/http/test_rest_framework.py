@@ -19,6 +19,7 @@ from rest_framework.decorators import action, api_view, permission_classes
 from rest_framework.parsers import BaseParser, DataAndFiles, JSONParser, MultiPartParser
 from rest_framework.renderers import BrowsableAPIRenderer, JSONRenderer
 from rest_framework.response import Response
+from rest_framework.test import APIRequestFactory
 from rest_framework.views import APIView, exception_handler
 
 from django_idempotency.decorators import idempotency_exempt, idempotent
@@ -606,6 +607,14 @@ def test_a_permission_may_read_the_data(call):
     answers = [call(view, PAYLOAD) for _ in range(2)]
     assert ([answer.json() for answer in answers], is_replay(answers[1])) == ([{"run": 1}] * 2, True)
     assert code(call(view, PAYLOAD | {"amount": 6})) == "idempotency_key_reused"
+
+
+def test_a_stream_that_a_middleware_has_read_is_no_obstacle_to_a_caller_without_a_scope():
+    ignoring = {"idempotency_policy": Policy(anonymous="ignore"), "permission_classes": []}
+    _runs, view = answering(lambda request: Response({}), **ignoring)
+    request = APIRequestFactory().post("/", PAYLOAD, format="json", headers={"Idempotency-Key": "k"})
+    request.read()
+    assert view(request).status_code == 200
 
 
 class Nested(MultiPartParser):
