@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def renewing(request: Any) -> JsonResponse:
 
 
 def noting_the_end(get_response: Any) -> Any:
-    """A middleware that notes the end of each request, however it came about."""
+    """A middleware that notes which process ended a request, however that came about."""
 
     def respond(request: Any) -> Any:
         assert journal is not None
@@ -75,7 +76,7 @@ def noting_the_end(get_response: Any) -> Any:
             return get_response(request)
         finally:
             with journal.open("a") as lines:
-                lines.write("end\n")
+                lines.write(f"{os.getpid()}\n")
 
     return respond
 

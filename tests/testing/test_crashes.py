@@ -76,7 +76,7 @@ def test_no_handler_runs_in_the_process_that_dies(client, settings, monkeypatch,
     settings.MIDDLEWARE = ["tests.testing.shop.noting_the_end"]
     monkeypatch.setattr(shop, "journal", tmp_path / "journal")
     crash_after_effect(client, "POST", "/orders/")
-    assert shop.journal.read_text() == "end\n", "that of the retry"
+    assert set(shop.journal.read_text().split()) == {str(os.getpid())}, "only retries were ended"
 
 
 def test_it_is_refused_in_a_transaction(client):
