@@ -13,6 +13,7 @@ from typing import Any
 
 from celery import shared_task
 from celery.exceptions import Ignore, Reject
+from celery.signals import worker_process_init
 from celery.worker.request import Request
 from django.contrib.auth import get_user_model
 from pydantic import BaseModel
@@ -20,10 +21,21 @@ from pydantic import BaseModel
 from django_idempotency.consumers import current_context
 from django_idempotency.consumers.celery import idempotent_task
 from django_idempotency.policy import Policy
+from django_idempotency.signals import request_rejected
 from testproject.models import LedgerEntry
+from tests.support.waiting import eventually
 
 logger = logging.getLogger(__name__)
 LATE = {"acks_late": True, "reject_on_worker_lost": True}
+
+
+@worker_process_init.connect
+def log_rejections(**_named: Any) -> None:
+    request_rejected.connect(log_rejection)
+
+
+def log_rejection(*, reason: str, **_named: Any) -> None:
+    logger.warning("rejected: %s", reason)
 
 
 def pay(reference: str, amount: int = 5) -> None:
@@ -56,13 +68,13 @@ def retries_with_other_arguments(task: Any, reference: str, amount: int) -> dict
 
 @shared_task(bind=True, default_retry_delay=0, **LATE)
 @idempotent_task
-def retries_with_other_arguments_and_tidies_up(task: Any, reference: str, amount: int) -> dict[str, int]:
+def retries_with_other_arguments_and_tidies_up(task: Any, reference: str, amount: int, end: str) -> dict[str, int]:
     pay(reference, amount)
     if task.request.retries == 0:
         try:
-            task.retry(kwargs={"reference": reference, "amount": amount + 1})
+            task.retry(kwargs={"reference": reference, "amount": amount + 1, "end": end})
         finally:  # the retry is on its way already
-            time.sleep(2)
+            eventually(Path(end).exists)
     return {"amount": amount}
 
 

@@ -96,10 +96,12 @@ def test_a_retry_with_other_arguments_runs(worker, send):
     assert effects() == [("r", 7)]
 
 
-def test_a_retry_with_other_arguments_that_comes_before_the_first_attempt_has_ended_runs(start_worker, send):
+def test_a_retry_with_other_arguments_that_comes_before_the_first_attempt_has_ended_runs(start_worker, send, tmp_path):
     first = start_worker()
     second = start_worker(first.queue)
-    task_id = send(first, tasks.retries_with_other_arguments_and_tidies_up, "r", 5)
+    task_id = send(first, tasks.retries_with_other_arguments_and_tidies_up, "r", 5, str(tmp_path / "end"))
+    eventually(lambda: "rejected: key_reused" in first.log() + second.log())
+    (tmp_path / "end").touch()
     eventually(lambda: "{'amount': 6}" in first.told(task_id) + second.told(task_id))
     assert effects() == [("r", 6)]
 
