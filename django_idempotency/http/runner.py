@@ -82,13 +82,17 @@ def _run_unclaimed(
 
 
 def _handled(run: Callable[[], HttpResponseBase], on_error: OnError | None) -> HttpResponseBase:
-    """Run the view. A framework that handles exceptions does so within the transactions of ``ATOMIC_REQUESTS``."""
+    """Run the view, and let its framework turn an exception into a response before a transaction sees it."""
     try:
         return run()
     except Exception as error:
-        if on_error is None or isinstance(error, TerminalFailure):
-            raise
-        return on_error(error)
+        return _handled_error(error, on_error)
+
+
+def _handled_error(error: Exception, on_error: OnError | None) -> HttpResponseBase:
+    if on_error is None or isinstance(error, TerminalFailure):
+        raise error
+    return on_error(error)
 
 
 def _run(
@@ -99,26 +103,19 @@ def _run(
         with atomic_requests(non_atomic, but=execution.transactional_on):
             response = run()
     except Exception as error:  # the view's own
-        raised, response = error, _response_of(error, execution, None, non_atomic)
+        raised, response = error, _response_of(error, execution, non_atomic)
     settle(execution, response, error=raised)
     return response
 
 
-def _response_of(
-    error: Exception, execution: engine.Execution, on_error: OnError | None, non_atomic: Collection[str] = ()
-) -> HttpResponseBase:
-    """Return the response for an exception of the view. If Django makes it, settle the verdict and raise again."""
-    try:
-        if isinstance(error, TerminalFailure):
-            return error.response
-        if on_error is None:
-            raise error
-        return on_error(error)
-    except Exception as passing:  # which Django turns into a response
-        using = execution.transactional_on
-        undone = using is not None and is_atomic_request(using, non_atomic)
-        execution.settle(verdict_on(passing, execution.policy, rollback=undone), passing=passing)
-        raise
+def _response_of(error: Exception, execution: engine.Execution, non_atomic: Collection[str] = ()) -> HttpResponseBase:
+    """Return the response of a ``TerminalFailure``. Settle the verdict on any other exception, and raise it again."""
+    if isinstance(error, TerminalFailure):
+        return error.response
+    using = execution.transactional_on
+    undone = using is not None and is_atomic_request(using, non_atomic)
+    execution.settle(verdict_on(error, execution.policy, rollback=undone), passing=error)
+    raise error  # Django turns it into a response
 
 
 async def aperform(
@@ -154,20 +151,25 @@ async def aperform(
         try:
             async with engine.aexecution(outcome, policy) as execution:
                 with seen_by(request, execution):
-                    return await _arun(execution, run, on_error)
+                    return await _arun(execution, partial(_ahandled, run, on_error))
         except (ClaimLost, StoreUnavailable) as error:
             outcome = await sync_to_async(after_losing)(error, outcome.operation, policy)
     return respond(outcome, policy)
 
 
-async def _arun(
-    execution: engine.Execution, run: Callable[[], Awaitable[HttpResponseBase]], on_error: OnError | None
-) -> HttpResponseBase:
+async def _ahandled(run: Callable[[], Awaitable[HttpResponseBase]], on_error: OnError | None) -> HttpResponseBase:
+    try:
+        return await run()
+    except Exception as error:
+        return _handled_error(error, on_error)
+
+
+async def _arun(execution: engine.Execution, run: Callable[[], Awaitable[HttpResponseBase]]) -> HttpResponseBase:
     raised: Exception | None = None
     try:
         response = await run()
     except Exception as error:  # the view's own
-        raised, response = error, _response_of(error, execution, on_error)
+        raised, response = error, _response_of(error, execution)
     await engine.shielded(partial(settle, execution, response, error=raised))
     return response
 
