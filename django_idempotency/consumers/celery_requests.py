@@ -45,7 +45,7 @@ class PatientRequest(Request):
         error = getattr(exc_info.exception, "exc", exc_info.exception)
         if not isinstance(error, NotNow):
             return super().on_failure(exc_info, *arguments, **named)
-        task_ready(self)  # its process is free, and there may be a place for each process alone
+        task_ready(self)  # without prefetching, the worker takes no other message before
         delay = min(error.delay, _longest_delay(self.app))
         if not self.acknowledged:
             return _later(delay, lambda: Request.on_failure(self, exc_info))

@@ -80,6 +80,7 @@ class Background(Worker):
 
     def later(self, work: Work, seconds: float, store: Store) -> None:
         """Call ``work`` in ``seconds``, or earlier if the process ends. After an error, call it again in ``seconds``.
+
         Work that is requested twice before it is done is done once. In a test run it is never done.
         """
         if not in_test_run():

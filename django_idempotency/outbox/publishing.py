@@ -37,15 +37,15 @@ NOTIFY = f"RETURNING pg_notify('{CHANNEL}', publisher)"
 
 
 class PublishedOutsideTransaction(IdempotencyError):
-    """An event can only be published inside a transaction: it is to commit with the effects it tells of, or not at all.
+    """An event can only be published inside a transaction, because it is committed with the effects or not at all.
 
     Call ``publish`` inside ``transaction.atomic()``, on the database that ``publish`` writes to.
     """
 
     def __init__(self, using: str) -> None:
         super().__init__(
-            f"No transaction is open on the database {using!r}: an event is to commit with the effects it tells of, "
-            f"or not at all. Call publish inside transaction.atomic(using={using!r})."
+            f"No transaction is open on the database {using!r}: an event is committed with the effects or not at "
+            f"all. Call publish inside transaction.atomic(using={using!r})."
         )
 
 
