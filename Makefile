@@ -1,72 +1,88 @@
 PYTHON ?= python3
 BIN := .venv/bin
-READY := .venv/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 WORKERS ?= 4
-WITH_DOCS = $(BIN)/python -c "import mike, properdocs" 2>/dev/null || \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 900 --timeout-method thread
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-citus faults lint audit types migrations-check messages docs docs-release bench clean
+.PHONY: help demo serve test-quick test test-citus faults lint audit types migrations-check messages docs docs-release \
+	compatibility bench dev lock dist sbom clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(READY) ## retries, duplicates and a killed worker against a real server, before your eyes
+demo: .venv/.serve ## retries, duplicates and a killed worker against a real server, before your eyes
 	@$(BIN)/python -m testproject.demo
 
-serve: $(READY) ## the test project's payments service on $PORT (8000), with the admin (admin/admin)
+serve: .venv/.serve ## the test project's payments service on $PORT (8000) in $WORKERS processes (2), with the admin (admin/admin)
 	@$(BIN)/python -m testproject serve
 
-test: $(READY) ## the tests, in $WORKERS processes (4), on $DATABASE_URL or else on an embedded PostgreSQL
-	@$(if $(DATABASE_URL),EXHAUSTIVE=1) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
-		--timeout 900 --timeout-method thread
+test-quick: .venv/.test ## the laws, the engine, HTTP and what needs no database, in two minutes
+	@LEAVE_OUT="slow server browser" $(PYTEST) tests/laws tests/engine tests/http tests/unit
 
-test-citus: $(READY) ## the laws, stores and maintenance on a table that Citus distributes, at $CITUS_URL
-	@DATABASE_URL=$(CITUS_URL) IDEMPOTENCY_DISTRIBUTED=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
-		--no-loadscope-reorder --timeout 300 tests/laws tests/stores tests/maintenance
+test: .venv/.test ## the tests, in $WORKERS processes (4), on $DATABASE_URL or else the shorter ones on an embedded PostgreSQL
+	@$(if $(DATABASE_URL)$(EXHAUSTIVE),EXHAUSTIVE=1,LEAVE_OUT=slow) $(PYTEST)
 
-faults: $(READY) ## the service under crashes, cuts and failovers for twenty minutes, and a verdict on its history
+test-citus: .venv/.dev ## the laws, stores and maintenance on a table that Citus distributes, at $CITUS_URL
+	@DATABASE_URL=$(CITUS_URL) IDEMPOTENCY_DISTRIBUTED=1 $(PYTEST) tests/laws tests/stores tests/maintenance
+
+faults: .venv/.dev ## the service under crashes, cuts and failovers for twenty minutes, and a verdict on its history
 	@$(BIN)/python -m tests.faults
 
-lint: $(READY) ## ruff
+compatibility: ## other packages' newest versions beside this one, each in an environment of its own; NAMES="views silk" for some
+	@$(PYTHON) -m tests.compatibility --write $(if $(DATABASE_URL),--database $(DATABASE_URL)) $(NAMES)
+
+lint: .venv/.lint ## ruff
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-audit: $(READY) ## bandit, which needs no network; CONTRIBUTING.md says how dependencies are audited
+audit: .venv/.lint ## bandit, which needs no network; CONTRIBUTING.md says how dependencies are audited
 	@$(BIN)/bandit --quiet --configfile pyproject.toml --severity-level medium --confidence-level medium \
 		--recursive django_idempotency
 
-types: $(READY) ## mypy
+types: .venv/.dev ## mypy
 	@$(BIN)/mypy
 
-migrations-check: $(READY) ## no model without its migration
+migrations-check: .venv/.serve ## no model without its migration
 	@$(BIN)/python -m testproject makemigrations --check --dry-run
 
-messages: $(READY) ## bring the catalogues of translations up to date with the code, and compile them; needs GNU gettext
+messages: .venv/.serve ## bring the catalogues of translations up to date with the code, and compile them; needs GNU gettext
 	@cd django_idempotency && ../$(BIN)/django-admin makemessages --all --no-wrap --no-obsolete --add-location file
 	@cd django_idempotency && ../$(BIN)/django-admin compilemessages
 
-docs: $(READY) ## the documentation as a site, in site/; every link and anchor is checked
-	@$(WITH_DOCS)
+docs: .venv/.docs ## the documentation as a site, in site/; every link and anchor is checked
 	@$(BIN)/properdocs build --strict --clean --quiet
 
-docs-release: $(READY) ## the documentation of this version, beside that of earlier ones on the local branch gh-pages
-	@$(WITH_DOCS)
+docs-release: .venv/.docs ## the documentation of this version, beside that of earlier ones on the local branch gh-pages
 	@version=$$($(BIN)/python -c "import django_idempotency; print(django_idempotency.__version__)") && \
 		export PATH="$(abspath $(BIN)):$$PATH" DOCS_VERSION="$$version" && \
 		mike --quiet deploy --alias-type copy --update-aliases "$$version" stable && mike set-default stable
 
-bench: $(READY) ## what the guarantees cost, beside an unprotected view and other packages; QUICK=1 for a first look
-	@$(BIN)/python -c "import matplotlib" 2>/dev/null || \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,bench]"
+bench: .venv/.bench ## what the guarantees cost, beside an unprotected view and other packages; QUICK=1 for a first look
 	@$(BIN)/python -m testproject.benchmarks $(if $(QUICK),--quick) $(BENCH) \
 		--json .benchmarks/results.json --svg .benchmarks/results.svg
+
+dev: .venv/.dev ## install everything that tests, types and releases need
+
+lock: .venv/.dev ## write the versions that are installed to constraints.txt
+	@echo "# The versions with which all tests passed. PIP_CONSTRAINT=constraints.txt make dev installs them." >constraints.txt
+	@$(BIN)/python -m pip freeze --exclude-editable >>constraints.txt
+
+dist: .venv/.release ## the source distribution and the wheel, the same to the byte wherever they are built
+	@rm -rf dist
+	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build
+	@$(BIN)/twine check --strict dist/*
+
+sbom: dist ## the package and what an installation of the wheel brings with it, as CycloneDX
+	@$(PYTHON) -m venv --clear build/installed && build/installed/bin/pip install -q dist/*.whl
+	@$(BIN)/cyclonedx-py environment build/installed -o build/sbom.json
 
 clean: ## remove the virtual environment, the embedded PostgreSQL and what was built
 	rm -rf .venv site .benchmarks .embedded-postgres .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 
-$(READY): pyproject.toml
+.venv/.%: pyproject.toml # the package, and the dependency group of that name
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
-	@echo "Installing into .venv …"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@echo "Installing what $* needs into .venv …"
+	@$(PIP) install "pip>=25.1" # the first with dependency groups
+	@$(PIP) install -e . --group $*
 	@touch $@

@@ -11,17 +11,18 @@ class DjangoIdempotencyConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from django_idempotency import checks, events, instrumentation  # noqa: F401 (checks)
+        from django_idempotency import instrumentation
+        from django_idempotency.checks import register
+        from django_idempotency.checks.table import CHECKS
+        from django_idempotency.http import handlers
         from django_idempotency.middleware import describe_covered_operations
-        from django_idempotency.stats import counters, observations
+        from django_idempotency.reporting import events
         from django_idempotency.stores.claim_function import create_after_migrate
 
+        register(CHECKS, label=self.label, page="checks")
+        handlers.install()
         events.log_events()
-        counters.listen()
-        observations.listen()
         post_migrate.connect(create_after_migrate, sender=self)
         instrumentation.install()
         if apps.is_installed("ninja"):
             describe_covered_operations()
-        if apps.is_installed("drf_spectacular"):
-            from django_idempotency.contrib import openapi  # noqa: F401 (registers itself)

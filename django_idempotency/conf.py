@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, cast
 
 from django.conf import settings
 from django.core import mail
@@ -17,15 +17,20 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from django_idempotency.options import (
+from django_idempotency.policy import Policy
+from django_idempotency.values.option_groups import Atomic, Body, Lease, Seconds
+from django_idempotency.values.options import (
     BACKENDS,
     BOOLEAN,
     MAPPING,
     CallableRule,
+    Kept,
+    Rule,
+    an,
     conform,
     is_expression,
     listed,
-    nearest,
+    names_from,
     number,
     option,
     or_none,
@@ -35,12 +40,9 @@ from django_idempotency.options import (
     unknown_names,
     validate,
 )
-from django_idempotency.policy import Policy
 
-INSTRUMENTATION = ("prometheus", "opentelemetry")
 KEY_LENGTH = 32  # bytes
 SHORTEST_TOKEN = 16
-SHORTEST_WINDOW = 10  # seconds; observations are written about this often
 
 
 def decoded_key(key: object) -> bytes:
@@ -53,8 +55,8 @@ def decoded_key(key: object) -> bytes:
         return b""
 
 
-def _is_written_expression(value: object) -> bool:
-    return isinstance(value, str) and is_expression(value)
+PRINTED = ("q7m0bq3Z0bQ2S3o0b1l1Z0b1c2d3e4f5g6h7i8j9k0E=", "mB0X4nZk2f8s1yq0m3o5V7t9h2a4c6e8g1i3k5l7n9Q=")
+EXAMPLES = frozenset(map(decoded_key, PRINTED))  # of keys, in the documentation
 
 
 _HEADER = text("the name of a header, such as 'Idempotency-Key'", re.compile(r"[A-Za-z0-9-]+").fullmatch)
@@ -63,13 +65,16 @@ _TRACE_URL = text(
     lambda url: re.match(r"https?://[^/\s]", url) is not None and "{trace_id}" in url and not re.search(r"\s", url),
 )
 _EXPRESSIONS = listed(
-    "regular expressions", _is_written_expression, lambda _index, item: f"{item!r} is not a regular expression."
+    "regular expressions",
+    lambda value: isinstance(value, str) and is_expression(value),
+    lambda _index, item: f"{item!r} is not a regular expression.",
 )
 _PATHS = listed(
     "dotted paths",
     lambda path: isinstance(path, str) and "." in path,
     lambda _index, item: f"{item!r} is not a dotted path, such as 'shop.consumers.receipts'.",
 )
+OBSERVE = or_none(seconds(10))  # an option of the dashboard that switches the entry points
 _SHARDS = listed("aliases in DATABASES", lambda alias: isinstance(alias, str) and bool(alias))
 _MEDIA_TYPES = listed(
     "media types",
@@ -81,11 +86,6 @@ _TOKENS = listed(
     lambda token: isinstance(token, str) and re.fullmatch(f"[!-~]{{{SHORTEST_TOKEN},}}", token) is not None,
     lambda index, _token: f"the token at index {index} must have at least {SHORTEST_TOKEN} visible characters.",
 )
-_INSTRUMENTATION = listed(
-    f"names from {', '.join(INSTRUMENTATION)}",
-    INSTRUMENTATION.__contains__,
-    lambda _index, item: f"{item!r}: {nearest(item, INSTRUMENTATION)}",
-)
 _KEYS = listed(
     f"strings, each {KEY_LENGTH} bytes in base64",
     lambda key: isinstance(key, str) and len(decoded_key(key)) == KEY_LENGTH,
@@ -94,22 +94,24 @@ _KEYS = listed(
 _KEYS_OR_PROVIDER = CallableRule(
     f"a list of {_KEYS.what}, or a callable", lambda keys: callable(keys) or _KEYS.accepts(keys), explain=_KEYS.sentence
 )
-Keys = Sequence[str] | Callable[[], Sequence[str | bytes]]
+SecretKeys = Sequence[str] | Callable[[], Sequence[str | bytes]]
 
 
-def _provided(name: str, keys: Keys) -> tuple[bytes, ...]:
+def _provided(name: str, keys: SecretKeys) -> tuple[bytes, ...]:
     """Return the bytes of the keys in a setting, newest first. A callable is called for them.
 
-    Raises ``ImproperlyConfigured`` if the callable fails or does not return a list of keys.
+    Raises ``ImproperlyConfigured`` if the newest key is public, and if the callable fails or does not return keys.
     """
-    if not callable(keys):
-        return tuple(map(decoded_key, keys))
     try:
-        provided = tuple(map(decoded_key, keys()))
+        provided = tuple(map(decoded_key, keys() if callable(keys) else keys))
     except Exception as error:  # a provider may raise anything; its text may hold a secret
         raise ImproperlyConfigured(f"The callable in {name} failed: {type(error).__name__}.") from error
+    if callable(keys) and not provided:
+        raise ImproperlyConfigured(f"The callable in {name} returned no key.")
     if any(len(key) != KEY_LENGTH for key in provided):
         raise ImproperlyConfigured(f"The callable in {name} returned a key that is not {KEY_LENGTH} bytes.")
+    if provided and provided[0] in EXAMPLES:
+        raise ImproperlyConfigured(f"{name}: the first key is an example from the documentation, so it is not secret.")
     return provided
 
 
@@ -128,75 +130,83 @@ class Conf:
     """The settings that no view overrides, and the policy that every view starts from.
 
     ``enabled``: whether keys of requests are read; if not, every view runs as if requests had no keys.
-    ``observe``: seconds; only watch requests: nothing is refused or replayed, and likely duplicates within this time
-        are counted. ``None``: requests are protected.
+    ``atomic``, ``lease``: what the words ``"atomic"`` and ``"lease"`` mean as the ``mode`` of a policy.
+    ``max_waiters``: maximum number of callers of one process that wait at a time: of all keys together where waiting
+        blocks a thread, of one key in an event loop. Others are refused at once.
     ``header``: the request header that carries the key.
     ``exempt_paths``: regular expressions; the middleware ignores paths in which one of them is found.
-    ``problem_type_base_url``: prefix of ``type`` and ``Link`` in our problem responses; the code is appended.
-    ``request_time_header``: the request header that says when the request was first sent, for ``max_request_age``.
+    ``problem_type_base_url``: prefix of ``type`` and ``Link`` in our problem responses; the code is appended. ``None``:
+        the type is ``about:blank``, and there is no ``Link``.
+    ``request_time_header``: the request header that says when the request was first sent, for ``Keys.max_age``.
     ``consumers``: dotted paths of the runners that ``idempotency_consume`` runs and the checks examine.
     ``instrumentation``: where metrics go, ``"prometheus"`` or ``"opentelemetry"`` or both; read only at start.
     ``metrics_tokens``: bearer tokens; the metrics view requires one of them.
     ``trace_url``: URL that shows a trace; ``{trace_id}`` is replaced by its id, optional ``{span_id}`` by the span's.
     ``trace_record_id``: whether spans name the record by its id, which is a digest of scope and key.
-    ``limits_cache``: alias in ``CACHES`` of the cache that counts for ``max_new_keys`` and ``max_stored_bytes``.
-    ``reap_batch``, ``cleanup_batch``: records that maintenance handles in one transaction.
-    ``cleanup_pause``: seconds that the clean-up pauses between two batches.
-    ``encryption_keys``: keys for ``encrypt``, newest first, each 32 bytes in base64; or a callable that returns them as
-        such strings or as bytes. The callable is called once.
+    ``limits_cache``: alias in ``CACHES`` of the cache that counts for ``Limits``.
+    ``sweep_batch``: records that maintenance handles in one transaction.
+    ``sweep_pause``: seconds that the clean-up pauses between two batches.
+    ``encryption_keys``: keys for ``Body.encrypt``, newest first, each 32 bytes in base64; or a callable that returns
+        them as such strings or as bytes. The callable is called once.
     ``digest_keys``: keys for fingerprints and child keys, in the same form; derived from ``encryption_keys`` by
         default.
-    ``outbox``: the options of ``django_idempotency.outbox``, which reads them itself.
+    ``outbox``, ``dashboard``: the options of ``django_idempotency.contrib.outbox`` and ``….dashboard``, which read them
+        themselves.
     ``stores``: the stores that ``store`` chooses from, by alias; each is a dict with ``BACKEND``, the path of a class,
         and ``OPTIONS``.
-    ``require_note``: whether each decision of an operator needs a note that says why.
-    ``require_second``: whether two operators have to make the same decision before it is carried out. One is enough to
-        extend a lease.
+    ``decisions``: what each decision of an operator needs: ``"note"``, one that says why; ``"second_operator"``, the
+        same decision by another operator. One operator is enough to extend a lease.
     ``resolve_content_types``: media types that an operator's own response may have; JSON includes every ``…+json``.
     ``shards``: aliases of the databases that a callable ``using`` chooses from.
-    ``stats_retention``: seconds to keep counters, for the dashboard; ``None`` turns counting off.
     """
 
     enabled: bool = option(True, BOOLEAN)
-    observe: float | None = option(None, or_none(seconds(SHORTEST_WINDOW)))
+    atomic: Atomic = option(Atomic(), an(Atomic))
+    lease: Lease = option(Lease(), an(Lease))
+    max_waiters: int = option(4, number(0, 1_000_000))
     header: str = option("Idempotency-Key", _HEADER)
     exempt_paths: Sequence[str] = option((), _EXPRESSIONS)
-    problem_type_base_url: str = option(
-        "https://django-idempotency.readthedocs.io/en/stable/errors/#", text("the beginning of a URL")
-    )
+    problem_type_base_url: str | None = option(None, or_none(text("the beginning of a URL")))
     request_time_header: str | None = option(None, or_none(_HEADER))
     consumers: Sequence[str] = option((), _PATHS)
-    instrumentation: Sequence[str] = option((), _INSTRUMENTATION)
+    instrumentation: Sequence[str] = option((), names_from(("prometheus", "opentelemetry")))
     metrics_tokens: Sequence[str] = option((), _TOKENS, secret=True)
     trace_record_id: bool = option(False, BOOLEAN)
     trace_url: str | None = option(None, or_none(_TRACE_URL))
     limits_cache: str = option("default", text("an alias in CACHES"))
-    reap_batch: int = option(500, number(1, 1_000_000))
-    cleanup_batch: int = option(1000, number(1, 1_000_000))
-    cleanup_pause: float = option(0.5, number(0, 1_000_000))
-    require_note: bool = option(False, BOOLEAN)
-    require_second: bool = option(False, BOOLEAN)
+    sweep_batch: int = option(1000, number(1, 1_000_000))
+    sweep_pause: Kept[Seconds, float] = option(0.5, seconds(0))
+    decisions: Sequence[str] = option((), names_from(("note", "second_operator")))
     resolve_content_types: Sequence[str] = option(("application/json", "text/plain"), _MEDIA_TYPES)
     shards: Sequence[str] = option((), _SHARDS)
-    stats_retention: float | None = option(8 * 24 * 60 * 60, or_none(seconds(1)))
-    encryption_keys: Keys = option((), _KEYS_OR_PROVIDER, secret=True)
-    digest_keys: Keys = option((), _KEYS_OR_PROVIDER, secret=True)
-    stores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata={"rule": BACKENDS})
-    outbox: Mapping[str, Any] = field(default_factory=dict, metadata={"rule": MAPPING})
+    encryption_keys: SecretKeys = option((), _KEYS_OR_PROVIDER, secret=True)
+    digest_keys: SecretKeys = option((), _KEYS_OR_PROVIDER, secret=True)
+    stores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False, metadata={"rule": BACKENDS})
+    outbox: Mapping[str, Any] = field(default_factory=dict, repr=False, metadata={"rule": MAPPING})
+    dashboard: Mapping[str, Any] = field(default_factory=dict, metadata={"rule": MAPPING})
     policy: Policy = field(default_factory=Policy)
 
     def __post_init__(self) -> None:
         validate(self)
+        conform('IDEMPOTENCY["DASHBOARD"]["OBSERVE"]', self.dashboard.get("OBSERVE"), OBSERVE)
+        object.__setattr__(self, "policy", self.complete(self.policy))
 
-    @property
+    def complete(self, policy: Policy) -> Policy:
+        """Return ``policy`` over the project's, with the mode that its word means."""
+        policy = policy.over(self.policy)
+        mode: Any = policy.stated.get("mode", "atomic")
+        meant = self.lease if mode == "lease" or isinstance(mode, Lease) else self.atomic
+        return policy.derive(mode=meant if isinstance(mode, str) else mode.over(meant))
+
+    @cached_property
     def protects(self) -> bool:
         """Whether entry points protect requests."""
-        return self.enabled and self.observe is None
+        return self.enabled and not self.observes
 
-    @property
+    @cached_property
     def observes(self) -> bool:
-        """Whether entry points only watch requests."""
-        return self.enabled and self.observe is not None
+        """Whether entry points only watch requests, as the dashboard's ``OBSERVE`` has them do."""
+        return self.enabled and self.dashboard.get("OBSERVE") is not None
 
     @cached_property
     def encryption(self) -> tuple[bytes, ...]:
@@ -264,19 +274,48 @@ def conf() -> Conf:
 
 
 def _conforming(name: str, value: Any) -> Any:
-    rule, setting = RULES[name], f'IDEMPOTENCY["{name}"]'
-    if isinstance(rule, CallableRule) and isinstance(value, str) and "." in value:
-        try:
-            value = import_string(value)
-        except ImportError as error:
-            raise ImproperlyConfigured(f"{setting} is {value!r}, which can't be imported: {error}.") from error
-    return conform(setting, value, rule, secret=name in SECRETS)
+    """Return ``value`` with callables in place of their paths; a policy converts it."""
+    setting = f'IDEMPOTENCY["{name}"]'
+    value = _imported(setting, value, RULES[name])
+    conform(setting, value, RULES[name], secret=name in SECRETS)
+    return value
+
+
+def _imported(setting: str, value: Any, rule: Rule) -> Any:
+    if isinstance(value, Body):
+        redact = _imported(f"{setting}.redact", value.redact, rules(Body)["redact"])
+        return value.derive(redact=redact)
+    if not (isinstance(rule, CallableRule) and isinstance(value, str) and "." in value):
+        return value
+    try:
+        return import_string(value)
+    except ImportError as error:
+        raise ImproperlyConfigured(f"{setting} is {value!r}, which can't be imported: {error}.") from error
+
+
+@lru_cache(maxsize=16)
+def options_of_wing(name: str, options: type[Any]) -> Any:
+    """Return the options of the wing that reads the entry ``name``, as an instance of the dataclass ``options``.
+
+    Raises ``ImproperlyConfigured``. For an unknown name, its message gives the nearest valid one.
+    """
+    stated: Mapping[str, Any] = getattr(conf(), name.lower())
+    known = {known.upper(): rule for known, rule in rules(options).items()}
+    if wrong := unknown_names(stated, known):
+        raise ImproperlyConfigured(f"{name}: " + " ".join(wrong))
+    secrets = {declared.name.upper() for declared in fields(options) if not declared.repr}
+    for given, value in stated.items():
+        conform(f'IDEMPOTENCY["{name}"]["{given}"]', value, known[given], secret=given in secrets)
+    try:
+        return options(**{given.lower(): value for given, value in stated.items()})
+    except ImproperlyConfigured as error:
+        raise ImproperlyConfigured(f"{name}: {error}") from error
 
 
 @lru_cache(maxsize=1024)
 def resolve(policy: Policy) -> Policy:
     """Return a view's policy, completed by the project's policy."""
-    return policy.over(conf().policy)
+    return conf().complete(policy)
 
 
 def debug() -> bool:
@@ -290,24 +329,27 @@ def in_test_run() -> bool:
 
 def max_fields() -> int | None:
     """Return how many fields Django accepts in a query or a form; ``None`` for no limit."""
-    limit: int | None = settings.DATA_UPLOAD_MAX_NUMBER_FIELDS
-    return limit
+    return cast("int | None", settings.DATA_UPLOAD_MAX_NUMBER_FIELDS)
 
 
 def max_body_in_memory() -> int | None:
     """Return how many bytes of a body Django keeps in memory; ``None`` for no limit."""
-    limit: int | None = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-    return limit
+    return cast("int | None", settings.DATA_UPLOAD_MAX_MEMORY_SIZE)
 
 
 def language() -> str:
     """Return the project's language, for texts that belong to no session."""
-    code: str = settings.LANGUAGE_CODE
-    return code
+    return str(settings.LANGUAGE_CODE)
 
 
 def middleware() -> list[str]:
     return list(settings.MIDDLEWARE)
+
+
+def shared_apps() -> list[str] | None:
+    """Return the apps with a table for all tenants, with django-tenants; ``None`` without it."""
+    shared = getattr(settings, "SHARED_APPS", None)
+    return None if shared is None else list(shared)
 
 
 def has_urls() -> bool:
@@ -318,6 +360,7 @@ def _forget(*, setting: str, **_named: object) -> None:
     if setting == "IDEMPOTENCY":
         conf.cache_clear()
         resolve.cache_clear()
+        options_of_wing.cache_clear()
 
 
 setting_changed.connect(_forget)

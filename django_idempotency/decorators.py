@@ -6,16 +6,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from django_idempotency.policy import Policy
+from django_idempotency.policy import Policy, policy_of
 from django_idempotency.wrapping import protect
 
 V = TypeVar("V", bound=Callable[..., Any])
 Options = ParamSpec("Options")
 
 
-class _Idempotent(Generic[Options]):
-    def __init__(self, policy: Callable[Options, Policy]) -> None:
+class Decorator(Generic[Options]):
+    """A decorator of views, with or without ``policy=`` or the options of ``Policy``."""
+
+    def __init__(self, policy: Callable[Options, Policy], decorate: Callable[..., Any], name: str) -> None:
         """Take ``Policy`` only for the types of its arguments."""
+        self._decorate = decorate
+        self._name = name
 
     @overload
     def __call__(self, view: V, /) -> V: ...
@@ -25,30 +29,22 @@ class _Idempotent(Generic[Options]):
     def __call__(self, *args: Options.args, **options: Options.kwargs) -> Callable[[V], V]: ...
     def __call__(self, *args: Any, **options: Any) -> Any:
         if args:
-            return protect(_only_view(args, options), Policy())
-        return partial(protect, policy=_only_policy(**options) if "policy" in options else Policy(**options))
+            return self._decorate(self._only_view(args, options), Policy())
+        policy = policy_of(options)
+        return partial(self._decorate, policy=policy)
+
+    def _only_view(self, args: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Any]:
+        view = args[0]
+        if isinstance(view, Policy):
+            raise TypeError(f"Pass a policy by keyword: @{self._name}(policy=…).")
+        if len(args) > 1 or options or not callable(view):
+            raise TypeError(
+                f"{self._name} takes a view or keyword options, such as @{self._name}(required=True); got {view!r}."
+            )
+        return view  # type: ignore[no-any-return]
 
 
-def _only_view(args: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Any]:
-    view = args[0]
-    if isinstance(view, Policy):
-        raise TypeError("Pass a policy by keyword: @idempotent(policy=…).")
-    if len(args) > 1 or options or not callable(view):
-        raise TypeError(
-            f"idempotent takes a view or keyword options, such as @idempotent(required=True); got {view!r}."
-        )
-    return view  # type: ignore[no-any-return]
-
-
-def _only_policy(policy: Any, **options: Any) -> Policy:
-    if not isinstance(policy, Policy):
-        raise TypeError(f"policy is {policy!r}; write @idempotent(policy=Policy(…)).")
-    if options:
-        raise TypeError(f"policy= replaces all other options: move {', '.join(options)} into it.")
-    return policy
-
-
-idempotent = _Idempotent(Policy)
+idempotent = Decorator(Policy, protect, "idempotent")
 """Run a view once for each idempotency key and replay its response.
 
 Write ``@idempotent``, ``@idempotent(policy=…)``, or ``@idempotent(required=True)`` with any options of ``Policy``. Put

@@ -41,7 +41,7 @@ class MissingKey(IdempotencyError):
 
 
 class AnonymousKey(IdempotencyError):
-    """An anonymous caller sent a key, but the view has no scope for anonymous callers."""
+    """A key came from a caller who is not a user, but the view has no scope for such callers."""
 
 
 class MalformedRequestTime(MalformedInput):
@@ -67,7 +67,7 @@ class NotAdmitted(IdempotencyError):
 
 
 class LateRetry(IdempotencyError):
-    """The request was first sent longer ago than its key is remembered, so it may have been executed then."""
+    """The request was first sent too long ago: its key is no longer remembered, so it may have been executed then."""
 
 
 class ReplayForbidden(IdempotencyError):
@@ -82,7 +82,8 @@ class ClaimInsideTransaction(IdempotencyError):
             f"A key can't be claimed inside a transaction that is already open (database {using!r}): other requests "
             "would not see the claim. Apply the entry point outside the transaction: above @transaction.atomic, not "
             "below it. ATOMIC_REQUESTS needs no change; the entry points handle it, except one on a method: put it on "
-            "the class. Under IdempotencyMiddleware, give the view an entry point of its own, or exempt it."
+            "the class. Under IdempotencyMiddleware, give the view an entry point of its own, or exempt it. A "
+            "middleware may have opened it too, as django-reversion's does: remove that, or turn its transaction off."
         )
 
 
@@ -106,14 +107,19 @@ class TransactionEnded(IdempotencyError):
 
 
 class StoreUnavailable(IdempotencyError):
-    """The idempotency store can't be reached. Retry only with the same key: the operation may have happened."""
+    """The idempotency store can't be reached. Retry only with the same key: the operation may have happened.
+
+    ``claimed``: whether the key was claimed before that.
+    """
+
+    claimed = False
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message or "The idempotency store can't be reached.")
 
 
 class StoreRefused(StoreUnavailable):
-    """The store answered that it can't do this now. Another connection would get the same answer."""
+    """The store refused: it can't do this now. Another connection would get the same error."""
 
 
 class StoreConflict(StoreRefused):

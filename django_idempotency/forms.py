@@ -7,6 +7,7 @@ The form has a signed key, which is new for each rendering: ``{% idempotency_key
 from __future__ import annotations
 
 import base64
+import hashlib
 import hmac
 import json
 import secrets
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial, wraps
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from django.contrib import messages
 from django.contrib.messages.storage.base import Message
@@ -28,22 +29,20 @@ from django.utils.safestring import SafeData, mark_safe
 
 from django_idempotency import ninja
 from django_idempotency.conf import conf, resolve
-from django_idempotency.decorators import idempotent
+from django_idempotency.decorators import Decorator, idempotent
 from django_idempotency.http.requests import default_scope, fingerprint_of
 from django_idempotency.http.responses import REPLAYED
-from django_idempotency.outcomes import StoredResponse, dotted_name
-from django_idempotency.policy import OnConflict, Policy, Using, is_async
-from django_idempotency.scopes import BuiltInScope
-
-V = TypeVar("V", bound=Callable[..., HttpResponseBase])
+from django_idempotency.policy import Keys, Policy, Using, is_async
+from django_idempotency.values.option_groups import Redact
+from django_idempotency.values.outcomes import StoredResponse, dotted_name
+from django_idempotency.values.scopes import BuiltInScope
 
 FIELD = "idempotency_key"
 NOT_CONTENT = (FIELD, "csrfmiddlewaretoken")
 # Carries the messages of the first submission to its replays. It is never sent to a client.
 MESSAGES = "X-Idempotency-Messages"
 
-IN_FORMS = Policy(on_conflict=OnConflict.WAIT, store_cookies=True)
-OF_OWN_KEYS = {"key_pattern": None, "min_key_length": 1}  # this module makes them
+IN_FORMS = Policy(wait=10, store_cookies=True)
 
 _signer = Signer(salt="django_idempotency.forms")
 _submitted: ContextVar[HttpRequest] = ContextVar("_submitted")
@@ -54,32 +53,16 @@ def new_form_key() -> str:
     return _signer.sign(secrets.token_urlsafe(16))
 
 
-def idempotent_form(view: V | None = None, /, **options: Any) -> Any:
-    """Run the view of a form once for each rendering of the form and each content, and replay its response.
-
-    ``options`` are those of ``Policy``. A second submission waits for the first, up to ``wait_timeout`` seconds, and
-    gets the same redirect with the same messages and cookies. The same key with other content, for example after the
-    back button, is a new submission. A form without the field is handled as if there were no decorator. A key in the
-    header has the scope of ``Policy``, so anonymous callers can't send one. Put the decorator below decorators that
-    authenticate and above ``@transaction.atomic``.
-
-    Raises ``SuspiciousOperation``, for which Django returns 400, if this project has not signed the key, and
-    ``ImproperlyConfigured`` for an async view and for an operation of Django Ninja.
-    """
-    if view is None:
-        return partial(idempotent_form, **options)
-    return _submitted_once(view, Policy(**options))
-
-
-def _submitted_once(view: Callable[..., HttpResponseBase], stated: Policy) -> Callable[..., HttpResponseBase]:
+def _submitted_once(view: Callable[..., HttpResponseBase], policy: Policy) -> Callable[..., HttpResponseBase]:
     if ninja.is_operation(view) or ninja.is_run(view):
         _refuse_operation(view)
     if is_async(view):
         raise ImproperlyConfigured(f"{dotted_name(view)} is async, and @idempotent_form works only on sync views.")
-    policy = stated.over(IN_FORMS).derive(redact=partial(_with_messages, stated))
-    by_header = idempotent(policy=policy)(view)
+    stated, policy = policy, policy.over(IN_FORMS)
+    by_header = idempotent(policy=_OfForm(**policy.stated))(view)
     in_scope = policy.over(Policy(scope=partial(_scope, using=stated.using)))
-    by_field = idempotent(policy=in_scope.derive(**OF_OWN_KEYS, fingerprint=partial(_content, stated)))(view)
+    own = in_scope.derive(keys=ANY_KEY, fingerprint=partial(_content, stated))  # this module makes the keys
+    by_field = idempotent(policy=_OfForm(**own.stated))(view)
 
     @wraps(by_field)
     def submit(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -97,6 +80,31 @@ def _submitted_once(view: Callable[..., HttpResponseBase], stated: Policy) -> Ca
     return submit
 
 
+idempotent_form = Decorator(Policy, _submitted_once, "idempotent_form")
+"""Run the view of a form once for each rendering of the form and each content, and replay its response.
+
+Write ``@idempotent_form``, or ``@idempotent_form(…)`` with any options of ``Policy``. A second submission waits for the
+first, up to ``wait`` seconds, 10 by default, and gets the same redirect with the same messages and cookies. The same
+key with other content, for example after the back button, is a new submission. A form without the field is handled as
+if there were no decorator. A key in the header has the scope of ``Policy``, so anonymous callers can't send one. Put
+the decorator below decorators that authenticate and above ``@transaction.atomic``.
+
+Raises ``SuspiciousOperation``, for which Django returns 400, if this project has not signed the key, and
+``ImproperlyConfigured`` for an async view and for an operation of Django Ninja.
+"""
+
+
+ANY_KEY = Keys(pattern=None, min_length=1, strict=False)
+
+
+class _OfForm(Policy):
+    """A policy that stores the form's messages too, and redacts all of it as the policy in force says."""
+
+    def over(self, defaults: Any) -> Any:
+        policy = super().over(defaults)
+        return policy.derive(body=policy.body.derive(redact=partial(_with_messages, policy.body.redact)))
+
+
 def _refuse_operation(view: Any, *_operation: Any) -> NoReturn:
     raise ImproperlyConfigured(
         f"@idempotent_form is on {dotted_name(view)}, an operation of Django Ninja, where nobody would look for the "
@@ -105,8 +113,10 @@ def _refuse_operation(view: Any, *_operation: Any) -> NoReturn:
 
 
 def _scope(request: HttpRequest, using: str | Using | None) -> BuiltInScope:
-    """Return the user's scope, or one for all anonymous callers: only the page's reader knows its signed key."""
-    return BuiltInScope(default_scope(request, resolve(Policy(using=using))) or "form")
+    """Return the user's scope, or that of an anonymous visitor's CSRF cookie: a cache may show a key to several."""
+    cookie = request.META.get("CSRF_COOKIE")
+    visitor = f"form:{hashlib.sha256(cookie.encode()).hexdigest()[:32]}" if cookie else "form"
+    return BuiltInScope(default_scope(request, resolve(Policy(using=using))) or visitor)
 
 
 def _content(stated: Policy, caller: HttpRequest) -> bytes:
@@ -118,7 +128,7 @@ def _content(stated: Policy, caller: HttpRequest) -> bytes:
 def _take_key(request: HttpRequest, stated: Policy) -> bool:
     """Put the form's key into the header; return whether there is one.
 
-    A key that came in the header is not signed, so it must not get the scope that anonymous callers share.
+    A key that came in the header is not signed, so it must not get the scope of an anonymous visitor.
     """
     header = conf().meta_name
     if request.method != "POST" or header in request.META or not (signed := request.POST.get(FIELD)):
@@ -135,13 +145,12 @@ def _take_key(request: HttpRequest, stated: Policy) -> bool:
     return True
 
 
-def _with_messages(stated: Policy, response: StoredResponse) -> StoredResponse:
-    """Add the messages that the response's own page has not shown, and redact all of it as ``stated`` does."""
-    redact = resolve(stated).redact
+def _with_messages(redact: Redact | None, response: StoredResponse) -> StoredResponse:
+    """Add the messages that the response's own page has not shown, and redact all of it."""
     added = getattr(getattr(_submitted.get(None), "_messages", None), "_queued_messages", None)
     if added:
-        told = base64.b64encode(json.dumps(list(map(_plain, added))).encode()).decode()
-        response = replace(response, headers=(*response.headers, (MESSAGES, told)))
+        encoded = base64.b64encode(json.dumps(list(map(_plain, added))).encode()).decode()
+        response = replace(response, headers=(*response.headers, (MESSAGES, encoded)))
     return response if redact is None else redact(response)
 
 
@@ -159,10 +168,10 @@ def _plain(message: Message) -> tuple[Any, ...]:
 
 
 def _restore_messages(request: HttpRequest, response: HttpResponseBase) -> None:
-    told = response.headers.get(MESSAGES)
+    encoded = response.headers.get(MESSAGES)
     response.headers.pop(MESSAGES, None)
-    if told and REPLAYED in response.headers and hasattr(request, "_messages"):
-        for level, text, tags, *is_safe in json.loads(base64.b64decode(told)):
+    if encoded and REPLAYED in response.headers and hasattr(request, "_messages"):
+        for level, text, tags, *is_safe in json.loads(base64.b64decode(encoded)):
             message = mark_safe(text) if is_safe else text  # nosec B308 B703 # as the view had it
             messages.add_message(request, level, message, extra_tags=tags or "")
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from asgiref.sync import async_to_sync, markcoroutinefunction, sync_to_async
 from asgiref.sync import iscoroutinefunction as is_async
+from asgiref.sync import markcoroutinefunction
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import URLResolver, get_resolver
@@ -16,11 +16,17 @@ from django.utils.module_loading import import_string
 
 from django_idempotency import ninja
 from django_idempotency.conf import conf, middleware, resolve
-from django_idempotency.http.observing import is_observed
+from django_idempotency.http.handlers import cover_view
 from django_idempotency.http.requests import is_keyed
 from django_idempotency.http.routes import routes
 from django_idempotency.policy import Policy
-from django_idempotency.wrapping import behind_entry_point, entry_point_policy, has_entry_point, is_exempt
+from django_idempotency.wrapping import (
+    behind_entry_point,
+    entry_point_policy,
+    has_entry_point,
+    is_exempt,
+    layers,
+)
 
 View = Callable[..., Any]
 
@@ -29,8 +35,8 @@ class IdempotencyMiddleware:
     """Protects every view that has no entry point of its own, with the policy of the ``IDEMPOTENCY`` setting.
 
     The entry point goes inside the decorators of a view and inside the ``dispatch`` of a class, so that their checks
-    run on replays too. Async views run in lease mode. Put it last in ``MIDDLEWARE``, because it calls the view itself.
-    ``@idempotency_exempt`` and the setting ``EXEMPT_PATHS`` exclude views and paths.
+    run on replays too. Async views run in lease mode. ``@idempotency_exempt`` and the setting ``EXEMPT_PATHS`` exclude
+    views and paths.
     """
 
     sync_capable = True
@@ -40,41 +46,22 @@ class IdempotencyMiddleware:
         self.get_response = get_response
         if is_async(get_response):
             markcoroutinefunction(self)
-            self.process_view = self.aprocess_view  # type: ignore[assignment,method-assign]
         describe_covered_operations()
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
+        cover_view(request, _covered)
         return self.get_response(request)
 
-    def process_view(
-        self, request: HttpRequest, view: View, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> HttpResponseBase | None:
-        if not _covers(request, view):
-            return None
-        entry_point = behind_entry_point(view)
-        response: HttpResponseBase = (async_to_sync(entry_point) if is_async(entry_point) else entry_point)(
-            request, *args, **kwargs
-        )
-        return response
 
-    async def aprocess_view(
-        self, request: HttpRequest, view: View, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> HttpResponseBase | None:
-        if not _covers(request, view):
-            return None
-        entry_point = behind_entry_point(view)
-        response: HttpResponseBase = await (entry_point if is_async(entry_point) else sync_to_async(entry_point))(
-            request, *args, **kwargs
-        )
-        return response
+def _covered(request: HttpRequest, view: View) -> View:
+    """Return ``view`` behind an entry point if the middleware covers it for this request."""
+    return behind_entry_point(view) if _covers(request, view) else view
 
 
 def _covers(request: HttpRequest, view: View) -> bool:
     if ninja.path_view(view) is not None and (own := entry_point_policy(view, request.method)) is not None:
         return is_keyed(request, resolve(own))  # else Django would open its transactions around the claim
-    if not (is_keyed(request, conf().policy) or is_observed(request, conf().policy)):
-        return False
-    return covers(view, request.method, request.path)
+    return is_keyed(request, conf().policy) and covers(view, request.method, request.path)
 
 
 # --- What it covers --------------------------------------------------------------------------------------------------
@@ -82,20 +69,22 @@ def _covers(request: HttpRequest, view: View) -> bool:
 
 def covers(view: View, method: str | None, path: str) -> bool:
     """Whether the middleware, if it is installed, protects ``view`` at ``path``."""
-    if has_entry_point(view, method) or is_exempt(view, method):
+    if has_entry_point(view, method) or is_exempt(view, method) or _is_of_the_admin(view):
         return False
     return (exempt := conf().exempt) is None or not exempt.search(path)
 
 
+def _is_of_the_admin(view: View) -> bool:
+    """Whether ``view`` belongs to a site of Django's admin, whose forms send no header."""
+    names = ("admin_site", "model_admin", "__self__")
+    owners = (getattr(layer, name, None) for layer in layers(view) for name in names)
+    return any(base.__module__.startswith("django.contrib.admin.") for owner in owners for base in type(owner).__mro__)
+
+
 def is_covering() -> bool:
     """Whether ``IdempotencyMiddleware`` or a subclass is installed."""
-    return any(map(is_ours, middleware()))
-
-
-def is_ours(path: str) -> bool:
-    """Whether ``path``, an entry of ``MIDDLEWARE``, is ``IdempotencyMiddleware`` or a subclass."""
-    found = import_string(path)
-    return isinstance(found, type) and issubclass(found, IdempotencyMiddleware)
+    installed = map(import_string, middleware())
+    return any(isinstance(found, type) and issubclass(found, IdempotencyMiddleware) for found in installed)
 
 
 def policy_by_path(view: View, method: str, path: str) -> Policy | None:

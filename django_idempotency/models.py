@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 from django.db import connections, models
 from django.db.models import F, Func, Q, Value
@@ -13,9 +13,9 @@ from django.utils.timezone import get_default_timezone
 from django.utils.translation import gettext_lazy as _
 
 from django_idempotency.exceptions import IllegalMove
-from django_idempotency.keys import id_range
 from django_idempotency.policy import Mode
-from django_idempotency.printable import printable
+from django_idempotency.values.keys import id_range
+from django_idempotency.values.printable import printable
 
 
 class Status(models.TextChoices):
@@ -203,8 +203,7 @@ class IdempotencyRecord(models.Model):
             ),
             models.CheckConstraint(
                 condition=(
-                    Q(status=Status.COMPLETED, response_status__isnull=False, response_headers__isnull=False)
-                    | Q(status=Status.FAILED, response_status__isnull=False, response_headers__isnull=False)
+                    Q(status__in=TERMINAL, response_status__isnull=False, response_headers__isnull=False)
                     | Q(
                         status__in=[*LIVE, Status.FAILED],
                         response_status__isnull=True,
@@ -246,44 +245,3 @@ class IdempotencyRecord(models.Model):
 
     def __str__(self) -> str:
         return printable(f"{self.scope} {self.key}")
-
-
-class IdempotencyCounter(models.Model):
-    """How often one event happened at one view within five minutes. It contains neither keys nor scopes."""
-
-    pk = models.CompositePrimaryKey("since", "view", "event")
-    since = models.DateTimeField(_("since"))
-    view = models.CharField(_("view"), max_length=200)
-    event = models.CharField(_("event"), max_length=32)
-    count = models.BigIntegerField(_("count"))
-
-    objects: ClassVar[models.Manager[IdempotencyCounter]] = models.Manager()
-
-    class Meta:
-        verbose_name = _("idempotency counter")
-        verbose_name_plural = _("idempotency counters")
-        db_table = "django_idempotency_counter"
-        default_permissions = ()
-
-    def __str__(self) -> str:
-        return f"{self.view} {self.event}: {self.count}"
-
-
-class IdempotencyObservation(models.Model):
-    """A digest of an observed request, and the time of the last request like it. It doesn't say who sent it."""
-
-    digest = models.UUIDField(primary_key=True, editable=False)
-    seen_at = models.DateTimeField(_("seen at"))
-    found = models.IntegerField(_("found"))  # how many duplicates the last write found
-
-    objects: ClassVar[models.Manager[IdempotencyObservation]] = models.Manager()
-
-    class Meta:
-        verbose_name = _("idempotency observation")
-        verbose_name_plural = _("idempotency observations")
-        db_table = "django_idempotency_observation"
-        default_permissions = ()
-        indexes = [models.Index(fields=["seen_at"], name="idempotency_observation_seen")]
-
-    def __str__(self) -> str:
-        return str(self.digest)

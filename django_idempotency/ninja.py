@@ -21,11 +21,11 @@ from django.http.response import HttpResponseBase
 
 from django_idempotency.conf import conf, resolve
 from django_idempotency.http import published
-from django_idempotency.http.problems import PROBLEM_JSON
 from django_idempotency.http.requests import is_keyed
-from django_idempotency.http.runner import aperform, perform
-from django_idempotency.outcomes import EntryPoint
-from django_idempotency.policy import Mode, Policy
+from django_idempotency.http.run import RequestRun
+from django_idempotency.http.transactions import take_over_atomic_requests
+from django_idempotency.policy import Policy
+from django_idempotency.values.outcomes import EntryPoint
 
 CONTRIBUTIONS = "_ninja_contribute_to_operation"
 BY_RUN = "idempotency_by_run"
@@ -60,6 +60,17 @@ def functions(view: Any, method: str) -> Iterator[Any]:
             yield from (operation.run, operation.view_func)
 
 
+def api_keys(operation: Any) -> list[str]:
+    """Return the names of the classes that authenticate the callers of an operation by API keys."""
+    kinds = [type(callback) for callback in getattr(operation, "auth_callbacks", ())]
+    modules = {kind: {base.__module__ for base in kind.__mro__} for kind in kinds}
+    return [
+        kind.__qualname__
+        for kind in kinds
+        if "ninja.security.apikey" in modules[kind] and "ninja.security.session" not in modules[kind]
+    ]
+
+
 def contribute(protected: Any, view: View, policy: Policy, way: EntryPoint) -> None:
     """Make Ninja, if it turns ``protected`` into an operation, run ``view`` behind an entry point inside it."""
     earlier = getattr(view, CONTRIBUTIONS, [])
@@ -83,59 +94,12 @@ def _evaluated(stated: Signature, names: dict[str, Any]) -> Signature:
     return stated.replace(parameters=parameters)
 
 
-def protect_operation(function: Any, policy: Policy) -> Any:
-    """``@idempotent`` above ``@api.post``.
-
-    ``add_decorator`` in Ninja's mode ``"operation"`` calls it with the same arguments, but with no operation that could
-    be protected. The function returned then refuses to run in Ninja.
-    """
-    _protect(function._ninja_operation, function, policy, EntryPoint.DECORATOR)
-    if iscoroutinefunction(function):
-
-        @wraps(function)
-        async def arun(request: HttpRequest, *args: Any, **values: Any) -> Any:
-            _refuse_operation_mode(request, arun)
-            return await function(request, *args, **values)
-
-        return _above(arun)
-
-    @wraps(function)
-    def run(request: HttpRequest, *args: Any, **values: Any) -> Any:
-        _refuse_operation_mode(request, run)
-        return function(request, *args, **values)
-
-    return _above(run)
-
-
-def _above(function: Any) -> Any:
-    function.idempotency_above = function
-    return function
-
-
-def _refuse_operation_mode(request: HttpRequest, function: View) -> None:
-    served = getattr(getattr(request, "resolver_match", None), "func", None)
-    if any(unwrap(operation.view_func, stop=lambda f: f is function) is function for operation in _operations(served)):
-        raise ImproperlyConfigured(
-            f'{function.__qualname__} is not protected: write add_decorator(idempotent, mode="view"). In Ninja\'s '
-            "default mode @idempotent gets a function whose result it can't render."
-        )
-
-
-def in_operation_mode(view: Any) -> list[Any]:
-    """Return the functions behind Ninja's ``view`` to which ``@idempotent`` was added in the wrong mode."""
-    functions = [operation.view_func for operation in _operations(view)]
-    return [function for function in functions if hasattr(function, "idempotency_above")]
-
-
-def _operations(view: Any) -> list[Any]:
-    """Return the operations behind Ninja's ``view``, in any version of Ninja."""
-    if not getattr(view, "__module__", "").startswith("ninja."):
-        return []
-    parts = [
-        getattr(view, "__self__", None),
-        *(cell.cell_contents for cell in getattr(view, "__closure__", None) or ()),
-    ]
-    return [operation for part in parts for operation in getattr(part, "operations", ())]
+def refuse_operation(function: Any) -> NoReturn:
+    """``@idempotent`` above ``@api.post``, or in the default mode of ``add_decorator``, got the whole ``function``."""
+    raise ImproperlyConfigured(
+        f"@idempotent can't protect {function.__qualname__} where it is, because Ninja renders the result afterwards. "
+        'Put it below the operation\'s decorator, or write add_decorator(idempotent, mode="view").'
+    )
 
 
 def is_run(view: Any) -> bool:
@@ -163,7 +127,7 @@ def protect_run(run: View, policy: Policy) -> View:
     elif hasattr(view, "idempotency_entry_point") or hasattr(view, "idempotency_exempt"):
         return run
     if operation.is_async or iscoroutinefunction(view):
-        policy = policy.over(Policy(mode=Mode.LEASE))
+        policy = policy.over(Policy(mode="lease"))
     if _streams(operation):
         if resolve(policy).methods and set(resolve(policy).methods).isdisjoint(operation.methods):
             return run
@@ -179,13 +143,13 @@ def behind_entry_points(view: Any, policy: Policy | None, way: EntryPoint) -> Vi
     copy = original.clone()
     for operation, of in zip(copy.operations, original.operations, strict=True):
         operation.api = of.api
-        mode = policy or (Policy(mode=Mode.LEASE) if operation.is_async else Policy())
+        mode = policy or (Policy(mode="lease") if operation.is_async else Policy())
         if _streams(of):  # another operation at the same path may be protected
             operation.view_func = _refusing(of.view_func, mode)
         elif not hasattr(of.view_func, "idempotency_entry_point"):
             _protect(operation, of.view_func, mode, way)
     protected: View = copy.get_view()
-    return protected
+    return take_over_atomic_requests(protected)
 
 
 def _protect(operation: Any, view: View, policy: Policy, way: EntryPoint) -> None:
@@ -219,7 +183,7 @@ def _refusing(view: View, policy: Policy) -> View:
 
 def _refuse_stream(view: View) -> NoReturn:
     raise ImproperlyConfigured(
-        f"{view.__qualname__} streams: its items are made after the response, so they can't be replayed. Remove "
+        f"{view.__qualname__} streams: its items are generated after the response, so they can't be replayed. Remove "
         "@idempotent, or return a response without a stream; @idempotency_exempt leaves it out of add_decorator."
     )
 
@@ -235,11 +199,15 @@ def _protected(operation: Any, view: View, policy: Policy, way: EntryPoint) -> V
 def _protect_sync(operation: Any, view: View, policy: Policy, way: EntryPoint) -> View:
     @wraps(view)
     def protected(request: HttpRequest, **values: Any) -> HttpResponseBase:
-        def run() -> HttpResponseBase:
-            return _rendered(operation, request, view(request, **values), values)
+        run = RequestRun(request, resolve(policy), sender=view, entry_point=way)
 
-        on_error = partial(operation.api.on_exception, request)
-        return perform(request, resolve(policy), run, sender=view, entry_point=way, on_error=on_error)
+        def respond() -> Any:
+            try:
+                return _rendered(operation, request, run.guarded(view, request, **values), values)
+            except Exception as error:
+                return operation.api.on_exception(request, error)
+
+        return run.perform(respond)
 
     return protected
 
@@ -247,11 +215,15 @@ def _protect_sync(operation: Any, view: View, policy: Policy, way: EntryPoint) -
 def _aprotect(operation: Any, view: View, policy: Policy, way: EntryPoint) -> View:
     @wraps(view)
     async def protected(request: HttpRequest, **values: Any) -> HttpResponseBase:
-        async def run() -> HttpResponseBase:
-            return _rendered(operation, request, await view(request, **values), values)
+        run = RequestRun(request, resolve(policy), sender=view, entry_point=way)
 
-        on_error = partial(operation.api.on_exception, request)
-        return await aperform(request, resolve(policy), run, sender=view, entry_point=way, on_error=on_error)
+        async def respond() -> Any:
+            try:
+                return _rendered(operation, request, await run.aguarded(view, request, **values), values)
+            except Exception as error:
+                return operation.api.on_exception(request, error)
+
+        return await run.aperform(respond)
 
     return protected
 
@@ -291,7 +263,7 @@ def describe_operations(covered: Callable[[Any], Policy | None] | None = None) -
 
 
 def operation_policy(operation: Any, covered: Callable[[Any], Policy | None] | None = None) -> Policy | None:
-    """Return the policy in force of an operation; ``None`` if it is not protected or none of its methods heeds keys.
+    """Return the policy in force of an operation; ``None`` if it is not protected or none of its methods takes keys.
 
     ``covered`` returns the policy of an operation without an entry point of its own.
     """
@@ -309,13 +281,8 @@ def _marks(part: Any) -> dict[str, Any]:
 def _describe(result: dict[str, Any], operation: Any, policy: Policy) -> None:
     result["parameters"] = [*result.get("parameters", ()), _key_parameter(operation, policy)]
     result["description"] = "\n\n".join(filter(None, [result.get("description"), published.retry_rules(policy)]))
-    responses = result["responses"] = {str(status): dict(told) for status, told in result["responses"].items()}
-    for response in responses.values():
-        response["headers"] = response.get("headers", {}) | published.REPLAYED
-    for status, description in published.own_responses(policy).items():
-        headers = {"headers": published.RETRY_AFTER} if status in published.WITH_RETRY_AFTER else {}
-        content = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/IdempotencyProblem"}}}
-        responses.setdefault(status, {"description": description, "content": content, **headers})
+    responses = result["responses"] = {str(status): dict(response) for status, response in result["responses"].items()}
+    published.describe(responses, policy, {"$ref": "#/components/schemas/IdempotencyProblem"})
 
 
 def _key_parameter(operation: Any, policy: Policy) -> dict[str, Any]:

@@ -1,9 +1,8 @@
-"""What happened to a key, or to events of the outbox, for metrics and logs.
+"""What happened to a key, for metrics and logs.
 
-Every signal of a key is sent with ``sender`` (the view or the consumer), ``operation`` and the arguments that its
-comment names. It is sent when the fact is certain: ``key_completed``, for example, after COMMIT. A signal of the outbox
-is sent once for several events, with the alias of their publisher as ``sender``. Receivers' errors are logged, never
-raised.
+Every signal is sent with ``sender`` (the view or the consumer), ``operation`` and the arguments that its
+comment names. It is sent when the fact is certain: ``key_completed``, for example, after COMMIT. Receivers'
+errors are logged, never raised.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from typing import Any
 
 from django.dispatch import Signal
 
-from django_idempotency.logs import log
-from django_idempotency.outcomes import Operation
+from django_idempotency.reporting.logs import log
+from django_idempotency.values.outcomes import Operation
 
 key_claimed = Signal()  # attempt
 key_taken_over = Signal()  # attempt
@@ -29,12 +28,6 @@ response_viewed = Signal()  # user, who saw the stored body in the admin; None i
 claim_lost = Signal()  # attempt; a rival was quicker between claim and row lock: nothing was run, and it is a duplicate
 stale_write_rejected = Signal()  # attempt; an owner came back too late: the fencing token kept it from writing
 store_failed = Signal()  # error
-request_observed = Signal()  # keyed, client, comparable; with OBSERVE, for a request that ran whatever its key
-
-outbox_published = Signal()  # count: how many events their publisher confirmed; using: the alias of their database
-outbox_failed = Signal()  # count, using; the publisher refused them, and they will be tried again
-outbox_dead_lettered = Signal()  # count, using; they are not tried again unless an operator requeues them
-outbox_requeued = Signal()  # count, using; an operator requeued these dead letters
 
 
 def send(signal: Signal, operation: Operation, **named: Any) -> None:
@@ -42,10 +35,10 @@ def send(signal: Signal, operation: Operation, **named: Any) -> None:
     _send(signal, operation.sender, operation, {"operation": operation, **named})
 
 
-def send_of_outbox(signal: Signal, publisher: str, count: int, using: str) -> None:
-    """Send ``signal`` for ``count`` events of one publisher if there are any. Errors are handled as by ``send``."""
+def send_several(signal: Signal, sender: str, count: int, using: str) -> None:
+    """Send a wing's ``signal`` once for ``count`` events, if there are any. Errors are handled as by ``send``."""
     if count:
-        _send(signal, publisher, None, {"count": count, "using": using})
+        _send(signal, sender, None, {"count": count, "using": using})
 
 
 def _send(signal: Signal, sender: object, operation: Operation | None, named: dict[str, Any]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from functools import WRAPPER_ASSIGNMENTS, lru_cache, partial, wraps
-from inspect import signature
+from inspect import iscoroutine, signature
 from types import CellType, FunctionType
 from typing import Any, TypeVar
 
@@ -17,11 +18,20 @@ from django.views import View as ClassView
 
 from django_idempotency import ninja
 from django_idempotency.conf import resolve
-from django_idempotency.http.runner import View, aperform, perform
-from django_idempotency.http.transactions import NonAtomic, stated_on, stated_on_class, take_over_atomic_requests
-from django_idempotency.outcomes import EntryPoint
-from django_idempotency.policy import Mode, Policy
+from django_idempotency.http.requests import is_keyed
+from django_idempotency.http.run import RequestRun
+from django_idempotency.http.transactions import (
+    NonAtomic,
+    ProtectedClass,
+    stated_on,
+    stated_on_class,
+    take_over_atomic_requests,
+)
+from django_idempotency.policy import Policy
+from django_idempotency.reporting.logs import is_due, log
+from django_idempotency.values.outcomes import EntryPoint, dotted_name
 
+View = Callable[..., Any]
 V = TypeVar("V", bound=View)
 
 MARK = "idempotency_entry_point"
@@ -50,7 +60,7 @@ def protect(view: V, policy: Policy) -> V:
     elif _is_rest_framework(type(bound_to(view))):
         protected = _dispatch_behind_entry_point(view, policy)
     elif ninja.is_operation(view):
-        protected = ninja.protect_operation(view, policy)
+        ninja.refuse_operation(view)
     else:
         protected = _function_behind_entry_point(view, policy, EntryPoint.DECORATOR)
     return protected  # type: ignore[no-any-return]
@@ -92,15 +102,15 @@ def _protect_function(
 
         @wraps(view)
         async def aprotected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-            run = partial(view, request, *args, **kwargs)
-            return await aperform(request, resolve(policy), run, sender=view, entry_point=way)
+            run = RequestRun(request, resolve(policy), sender=view, entry_point=way)
+            return await run.aperform(partial(run.aguarded, view, request, *args, **kwargs))
 
         return aprotected
 
     @wraps(view)
     def protected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        run = partial(view, request, *args, **kwargs)
-        return perform(request, resolve(policy), run, sender=view, entry_point=way, non_atomic=non_atomic)
+        run = RequestRun(request, resolve(policy), sender=view, entry_point=way, non_atomic=non_atomic)
+        return run.perform(partial(run.guarded, view, request, *args, **kwargs))
 
     return protected
 
@@ -125,29 +135,38 @@ def _is_rest_framework(view: type) -> bool:
     return any(base.__module__ == "rest_framework.views" for base in view.__mro__)
 
 
-class _IdempotentView(ClassView):
+class _IdempotentView(ProtectedClass, ClassView):
     # Puts the entry point around the method that handles the request, so that the checks of ``dispatch`` run before it.
-    # No docstring here or in IdempotentMixin: schema generators show an inherited one as the view's description.
 
-    idempotency_policy: Policy = Policy()
-    idempotency_entry_point: EntryPoint = EntryPoint.DECORATOR
-    idempotency_non_atomic = NonAtomic()
-
-    @classmethod
-    def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
-        non_atomic = NonAtomic(stated_on_class(cls))
-        view = super().as_view(*args, **initkwargs, idempotency_non_atomic=non_atomic)
-        if cls.dispatch is _IdempotentView.dispatch:  # Django has copied nothing from the one that it hides
-            vars(view).update(vars(super().dispatch) | vars(view))
-        return take_over_atomic_requests(view, non_atomic)
-
-    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        if _dispatch_only_opens_transaction(type(self)):
-            return self._protect(super().dispatch)(request, *args, **kwargs)
+    def idempotent_dispatch(self, inner: Callable[..., Any], request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         name = (request.method or "").lower()
-        if name in self.http_method_names and (handler := getattr(self, name, None)):
-            setattr(self, name, self._protect(handler))
-        return super().dispatch(request, *args, **kwargs)
+        handler = getattr(self, name, None) if name in self.http_method_names else None
+        if _dispatch_only_opens_transaction(type(self)) or (handler is None and answers_in_dispatch(type(self))):
+            return self._protect(inner)(request, *args, **kwargs)
+        if handler is None:
+            if type(self).http_method_not_allowed is ClassView.http_method_not_allowed:
+                return inner(request, *args, **kwargs)
+            name, handler = "http_method_not_allowed", self.http_method_not_allowed
+        setattr(self, name, self._protect(handler))
+        response: Any = inner(request, *args, **kwargs)
+        return self._areached(request, response) if iscoroutine(response) else self._reached(request, response)
+
+    async def _areached(self, request: HttpRequest, response: Awaitable[Any]) -> Any:
+        return self._reached(request, await response)
+
+    def _reached(self, request: HttpRequest, response: Any) -> Any:
+        policy, is_reached = resolve(self.idempotency_policy), hasattr(request, "idempotency")
+        if is_reached or not is_keyed(request, policy) or not 200 <= getattr(response, "status_code", 0) < 300:
+            return response
+        name = dotted_name(type(self))
+        if policy.required:
+            raise ImproperlyConfigured(
+                f"{name} ran unprotected: its dispatch() returned a response without calling the handler for "
+                f"{request.method}, which has the entry point. Call super().dispatch(), or remove the handler."
+            )
+        if is_due(f"unprotected {name}"):
+            log(logging.ERROR, "unprotected", "%s runs unprotected: its dispatch() does not call the handler", name)
+        return response
 
     def _protect(self, handler: Callable[..., Any]) -> Callable[..., Any]:
         stated = self.idempotency_non_atomic.stated
@@ -157,8 +176,27 @@ class _IdempotentView(ClassView):
 def _dispatch_only_opens_transaction(cls: type) -> bool:
     """Whether ``dispatch`` is only Django's own inside ``transaction.atomic``. Then the claim must come before it."""
     own = [vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base)]
-    own = [dispatch for dispatch in own if dispatch not in (_IdempotentView.dispatch, ClassView.dispatch)]
+    own = [dispatch for dispatch in own if dispatch not in (ProtectedClass.dispatch, ClassView.dispatch)]
     return bool(own) and all(map(opens_transaction, own))
+
+
+def answers_in_dispatch(cls: type) -> set[str] | None:
+    """Return what the first ``dispatch`` of ``cls`` uses that never calls that of its bases, except for Django's."""
+    own = [vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base)]
+    functions = [list(layers(dispatch))[-1] for dispatch in own if dispatch is not ClassView.dispatch]
+    used = [_names_in(function, cls) for function in functions if isinstance(function, FunctionType)]
+    return next((names for names in used if "dispatch" not in names), None)
+
+
+def _names_in(function: FunctionType, cls: type) -> set[str]:
+    """Return the names in a function's code, and in that of the methods of ``cls`` among them."""
+    names: set[str] = set()
+    new = set(function.__code__.co_names)
+    while new:
+        names |= new
+        used = [vars(base)[name] for base in cls.__mro__ for name in new if name in vars(base)]
+        new = {name for part in used if isinstance(part, FunctionType) for name in part.__code__.co_names} - names
+    return names
 
 
 def bound_to(view: Any) -> object:
@@ -169,7 +207,7 @@ def bound_to(view: Any) -> object:
 
 
 def _dispatch_behind_entry_point(view: Any, policy: Policy) -> View:
-    from django_idempotency import rest_framework
+    from django_idempotency.rest_framework import DispatchRun
 
     instance: Any = bound_to(view)
     if view.__name__ != "dispatch":
@@ -178,7 +216,12 @@ def _dispatch_behind_entry_point(view: Any, policy: Policy) -> View:
             "no response yet. Make IdempotentMixin the first base, or put @idempotent on the class."
         )
     stated = stated_on_class(type(instance))
-    return partial(rest_framework.dispatch, instance, policy, EntryPoint.DECORATOR, stated, view)
+
+    def protected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        run = DispatchRun(instance, request, resolve(policy), EntryPoint.DECORATOR, stated)
+        return run.dispatch(view, *args, **kwargs)
+
+    return protected
 
 
 # --- Finding an entry point ------------------------------------------------------------------------------------------
@@ -214,6 +257,15 @@ def _parts(view: Any, method: str) -> Iterator[Any]:
             handler = actions.get(method, method) if isinstance(actions, dict) else method
             yield from (cls, *layers(getattr(cls, "dispatch", None)), *layers(getattr(cls, handler, None)))
         yield from ninja.functions(layer, method)
+
+
+def handler_of(view: View, method: str | None) -> Any:
+    """Return the function that handles ``method``, if that can be determined; else the innermost view or its class."""
+    name = (method or "").lower()
+    if _is_rest_framework(cls := view_class(view) or object):
+        return cls
+    *_runs, function = [None, *ninja.functions(view, name)]
+    return function or getattr(cls, name, innermost(view))
 
 
 def layers(view: Any) -> Iterator[Any]:
@@ -256,7 +308,7 @@ def behind_entry_point(view: View, policy: Policy | None = None) -> View:
     way = EntryPoint.MIDDLEWARE if policy is None else EntryPoint.DECORATOR
     if ninja.path_view(view) is not None:
         return ninja.behind_entry_points(view, policy, way)
-    policy = policy or (Policy(mode=Mode.LEASE) if is_async(view) else Policy())
+    policy = policy or (Policy(mode="lease") if is_async(view) else Policy())
     behind = _class_behind_entry_point if _made_by_as_view(view) else _function_behind_entry_point
     return behind(view, policy, way)
 

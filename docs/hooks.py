@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
-CHANGELOG = Path(__file__).parent.parent / "CHANGELOG.md"
+ROOT = Path(__file__).parent.parent
+
+
+def on_config(config: Any, **_: Any) -> Any:
+    """Link to the repository that ``pyproject.toml`` names."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    config.repo_url, config.repo_name = project["urls"]["Source"], project["name"]
+    return config
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Show the whole changelog on its page, which only points to it where the sources are read."""
-    return CHANGELOG.read_text() if page.file.src_uri == "changelog.md" else markdown
+    return (ROOT / "CHANGELOG.md").read_text() if page.file.src_uri == "changelog.md" else markdown

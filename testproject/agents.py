@@ -11,7 +11,7 @@ from django.contrib.auth import get_user_model
 from mcp.server.mcpserver import Context, MCPServer
 from pydantic import BaseModel
 
-from django_idempotency.consumers.mcp import idempotent_tool
+from django_idempotency.contrib.mcp import idempotent_tool
 from testproject.models import LedgerEntry
 
 server = MCPServer("payments")

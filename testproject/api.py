@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from urllib.request import Request as GatewayRequest
 from urllib.request import urlopen
 
+from django.apps import apps
 from django.conf import settings
 from django.db import transaction
 from django.utils.decorators import method_decorator
@@ -17,7 +18,6 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_idempotency.outbox.publishing import publish
 from django_idempotency.policy import Policy
 from django_idempotency.rest_framework import IdempotentMixin
 from testproject.models import LedgerEntry, Receipt
@@ -50,6 +50,10 @@ class ChargeViewSet(IdempotentMixin, PaymentViewSet):
         super().perform_create(serializer)
         context = getattr(self.request, "idempotency", None)
         record_id = context.record_id if context else None
+        if not apps.is_installed("django_idempotency.contrib.outbox"):
+            return
+        from django_idempotency.contrib.outbox.publishing import publish
+
         publish(settings.CHARGE_TOPIC, serializer.data, key=str(serializer.instance.pk), record_id=record_id)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 PORTS = {"amqp": 5672, "amqps": 5671, "nats": 4222, "kafka": 9092}
-ROOM = "django_idempotency.outbox.publishers"
+WINGS = "django_idempotency.contrib"
 
 
 def publishers(url: str) -> dict[str, Any]:
@@ -18,11 +18,11 @@ def publishers(url: str) -> dict[str, Any]:
         case "":
             return {}
         case "amqp" | "amqps":
-            return _default(f"{ROOM}.rabbitmq.RabbitMQPublisher", url=url)
+            return _default(f"{WINGS}.rabbitmq.RabbitMQPublisher", url=url)
         case "nats":
-            return _default(f"{ROOM}.nats.NATSPublisher", servers=url)
+            return _default(f"{WINGS}.nats.NATSPublisher", servers=url)
         case "kafka":
-            return _default(f"{ROOM}.kafka.KafkaPublisher", config={"bootstrap.servers": address.netloc})
+            return _default(f"{WINGS}.kafka.KafkaPublisher", config={"bootstrap.servers": address.netloc})
     raise ValueError(f"BROKER_URL is {url!r}; it must start with one of {', '.join(PORTS)}.")
 
 

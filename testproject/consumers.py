@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 
-from django_idempotency.consumers import Consumer, Message
-from django_idempotency.consumers.runner import Runner
 from django_idempotency.engine import Context
+from django_idempotency.messages import Consumer, Message
+from django_idempotency.messages.runner import Runner
 from django_idempotency.policy import Policy
 from testproject.brokers import stream_of
 from testproject.models import Receipt
@@ -27,13 +27,13 @@ def receipts() -> Runner[Any]:
     consumer = Consumer("receipts", write_receipt, policy=Policy(retention=WEEK))
     url, topic = settings.BROKER_URL, settings.CHARGE_TOPIC
     if urlsplit(url).scheme == "nats":
-        from django_idempotency.consumers.nats import JetStream
+        from django_idempotency.contrib.nats import JetStream
 
-        return JetStream(consumer, url, topic, stream=stream_of(topic), dead_letters=f"{topic}.dead", concurrency=2)
+        return JetStream(consumer, url, topic, stream=stream_of(topic), dead_letters=f"{topic}.dead")
     if urlsplit(url).scheme == "kafka":
-        from django_idempotency.consumers.kafka import Kafka
+        from django_idempotency.contrib.kafka import Kafka
 
-        return Kafka(consumer, urlsplit(url).netloc, topic, concurrency=2)
-    from django_idempotency.consumers.rabbitmq import RabbitMQ
+        return Kafka(consumer, urlsplit(url).netloc, topic)
+    from django_idempotency.contrib.rabbitmq import RabbitMQ
 
-    return RabbitMQ(consumer, url, topic, concurrency=2)
+    return RabbitMQ(consumer, url, topic)

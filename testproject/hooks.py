@@ -7,9 +7,9 @@ from typing import Any
 
 from django.contrib.auth import get_user_model
 
-from django_idempotency.consumers import Message, RejectMessage
-from django_idempotency.consumers.webhooks import WebhookView, standard_webhook
 from django_idempotency.engine import Context
+from django_idempotency.messages import Message, RejectMessage
+from django_idempotency.webhooks import WebhookView, standard_webhook
 from testproject.models import LedgerEntry
 
 SECRET = "whsec_d2ViaG9vay1zZWNyZXQtZm9yLXRlc3Rz"

@@ -73,7 +73,7 @@ def running(
         # Only the servers hold the sockets now: if they end, a client is refused rather than left waiting.
         listener.close()
         back_door.close()
-        on_broker = (["idempotency_consume", "testproject.consumers.receipts"], ["idempotency_relay"])
+        on_broker = (["idempotency_consume", "testproject.consumers.receipts"], ["idempotency_outbox", "relay"])
         consumer, relay = (stack.enter_context(_on_broker(command, environ, log)) for command in on_broker)
         yield Service(url, gateway_url, gunicorn, relay, consumer)
 

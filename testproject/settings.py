@@ -7,7 +7,7 @@ from pathlib import Path
 
 from environ import Env
 
-from django_idempotency.tasks import BEAT_SCHEDULE
+from django_idempotency import Atomic, Lease
 from testproject import brokers, embedded
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -42,7 +42,6 @@ if REDIS_URL := env.str("REDIS_URL", default=""):
 BROKER_URL = env.str("BROKER_URL", default="")
 CHARGE_TOPIC = env.str("CHARGE_TOPIC", default="charge.created")
 CELERY_BROKER_URL = env.str("CELERY_BROKER_URL", default="memory://")
-CELERY_BEAT_SCHEDULE = BEAT_SCHEDULE
 
 INSTALLED_APPS = [
     "django.contrib.admin",
@@ -55,7 +54,12 @@ INSTALLED_APPS = [
     "rest_framework.authtoken",
     "drf_spectacular",
     "django_idempotency",
-    "django_idempotency.outbox",
+    "django_idempotency.contrib.audit",
+    "django_idempotency.contrib.citus",
+    "django_idempotency.contrib.dashboard",
+    "django_idempotency.contrib.openapi",
+    "django_idempotency.contrib.outbox",
+    "django_idempotency.contrib.partitions",
     "testproject",
 ]
 MIDDLEWARE = [
@@ -71,18 +75,19 @@ MIDDLEWARE = [
 if SIMULATE and FAULTS_LOG:
     MIDDLEWARE.insert(0, "testproject.faults.faults")
 INSTRUMENTATION = env.list("INSTRUMENTATION", default=[])
+WORKERS = env.int("WORKERS", default=2)  # processes of make serve
 STORE = env.str("STORE", default="database")  # or "cached", "redis"; both at REDIS_URL
 CLAIM = env.str("CLAIM", default="record")  # or "lock": of the views in atomic mode
 STORES = {
     "database": {},
-    "cached": {"default": {"BACKEND": "django_idempotency.stores.cached.CachedStore"}},
-    "redis": {"redis": {"BACKEND": "django_idempotency.stores.redis.RedisStore", "OPTIONS": {"url": REDIS_URL}}},
+    "cached": {"default": {"BACKEND": "django_idempotency.contrib.cached.CachedStore"}},
+    "redis": {"redis": {"BACKEND": "django_idempotency.contrib.redis.RedisStore", "OPTIONS": {"url": REDIS_URL}}},
 }[STORE]
 LEASE_STORE = "redis" if STORE == "redis" else "default"  # of the endpoints in lease mode
 IDEMPOTENCY = {
     "STORES": STORES,
-    "CLAIM": CLAIM,
-    "LEASE": env.float("LEASE", default=20),  # short enough to watch a crash in lease mode
+    "ATOMIC": Atomic(claim=CLAIM),
+    "LEASE": Lease(seconds=env.float("LEASE", default=20)),  # short enough to watch a crash in lease mode
     "INSTRUMENTATION": INSTRUMENTATION,
     "METRICS_TOKENS": env.list("METRICS_TOKENS", default=["token-for-prometheus"]),
     "OUTBOX": {"PUBLISHERS": brokers.publishers(BROKER_URL), "LONGEST_DELAY": 5, "MAX_ATTEMPTS": 1000},

@@ -9,7 +9,7 @@ from typing import Any
 from celery import shared_task
 from django.contrib.auth import get_user_model
 
-from django_idempotency.consumers.celery import idempotent_task
+from django_idempotency.messages.celery import idempotent_task
 from testproject.models import LedgerEntry
 
 logger = logging.getLogger(__name__)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from django.apps import apps
 from django.conf import settings
 from django.contrib import admin
 from django.contrib.staticfiles.views import serve
@@ -8,7 +9,6 @@ from django.views.generic import RedirectView
 from drf_spectacular.views import SpectacularAPIView
 from rest_framework.routers import SimpleRouter
 
-from django_idempotency.contrib.published_policy import PublishedPolicyView
 from testproject import api, hooks, stripe_api, views
 
 router = SimpleRouter()
@@ -22,7 +22,6 @@ urlpatterns = [
     path("", include(router.urls)),
     path("api/ledger/", api.LedgerView.as_view()),
     path("api/schema/", SpectacularAPIView.as_view()),
-    path("api/policy/", PublishedPolicyView.as_view()),
     path("api/hooks/gateway/", hooks.GatewayHook.as_view()),
     path("orders/", views.order),
     path("orders/new/", views.new_order, name="new-order"),
@@ -33,6 +32,10 @@ urlpatterns = [
     # Whatever DEBUG is, because no web server in front serves the files.
     path("static/<path:path>", serve, {"insecure": True}),
 ]
+if apps.is_installed("django_idempotency.contrib.openapi"):
+    from django_idempotency.contrib.openapi.published_policy import PublishedPolicyView
+
+    urlpatterns.append(path("api/policy/", PublishedPolicyView.as_view()))
 if "prometheus" in settings.INSTRUMENTATION:
     from django_idempotency.instrumentation.prometheus import scrape
 

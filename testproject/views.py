@@ -13,6 +13,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
+from django_idempotency import Lease
 from django_idempotency.decorators import idempotent
 from django_idempotency.forms import idempotent_form
 from testproject.models import LedgerEntry
@@ -31,7 +32,7 @@ def order(request: HttpRequest) -> HttpResponse:
 
 @csrf_exempt
 @require_POST
-@idempotent(mode="lease", on_crash="retry", store=getattr(settings, "LEASE_STORE", "default"))
+@idempotent(mode=Lease(on_crash="retry"), store=getattr(settings, "LEASE_STORE", "default"))
 async def async_order(request: HttpRequest) -> HttpResponse:
     return await _abook(request, Kind.ORDER)
 

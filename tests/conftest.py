@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
+from django.apps import apps
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.db import connection, connections
@@ -20,7 +21,8 @@ from tests.support import brokers, distributed, partitioned
 from tests.support.aliases import another_alias
 from tests.support.callers import PAYER, stop_heartbeat
 from tests.support.databases import create_database, database_url, drop_database
-from tests.support.pgbouncer import free_port, running_pgbouncer
+from tests.support.pgbouncer import running_pgbouncer
+from tests.support.private_servers import free_port
 from tests.support.proxy import Proxy, running_proxy
 from tests.support.requirements import REQUIREMENTS, lacking, missing_import, without_extras
 from tests.support.threads import OtherThread
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from tests.support.views import Caller
 
 IN_CI = os.environ.get("CI") == "true"
+OURS = ("django_idempotency", "testproject")  # labels of the apps, the wings' among them, begin so
 LEFT_OUT = pytest.StashKey[Counter[str]]()  # tests, by the marker whose requirement is not met
 LEFT_OUT_MODULES = pytest.StashKey[list[str]]()  # modules that import what is not installed
 
@@ -46,9 +49,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT_OUT_MODULES] = []
     for name, requirement in REQUIREMENTS.items():
         config.addinivalue_line("markers", f"{name}: {requirement.meaning}")
-    config.addinivalue_line("markers", "slow: in a file that takes half a minute or longer; such files come first")
 
 
+@pytest.hookimpl(trylast=True)  # after --ignore
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     package = missing_import(collection_path) if collection_path.match("test_*.py") else None
     if package:
@@ -122,7 +125,7 @@ def django_db_modify_db_settings(
 
 @pytest.fixture(scope="session")
 def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
-    from django_idempotency.stores.distribution import is_distributed
+    from django_idempotency.stores.sharding import is_distributed
 
     with django_db_blocker.unblock():
         if partitioned.WANTED:
@@ -141,20 +144,25 @@ def db(request: pytest.FixtureRequest) -> None:
     request.getfixturevalue("transactional_db" if "transactional_db" in request.fixturenames else "_django_db_helper")
 
 
+def _empty_tables() -> None:
+    """Delete what tests write: our rows, the users, and what refers to users. On PostgreSQL in one round trip."""
+    user = get_user_model()
+    models = apps.get_models(include_auto_created=True)
+    ours = [each for each in models if each._meta.app_label.startswith(OURS)]
+    theirs = [each for each in models if any(field.related_model is user for field in each._meta.concrete_fields)]
+    tables = dict.fromkeys(each._meta.db_table for each in (*theirs, *ours, user) if each._meta.managed)
+    statements = [f"DELETE FROM {connection.ops.quote_name(table)}" for table in tables]
+    with connection.cursor() as cursor:
+        for statement in ["; ".join(statements)] if connection.vendor == "postgresql" else statements:
+            cursor.execute(statement)
+
+
 @pytest.fixture
 def transactional_db(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
     """pytest-django's, where commits are commits, but cleaned up in milliseconds: no TRUNCATE of every table."""
-    from django.contrib.auth import get_user_model
-
-    from django_idempotency.models import IdempotencyCounter, IdempotencyObservation, IdempotencyRecord
-    from django_idempotency.outbox.models import OutboxEvent
-    from testproject.models import LedgerEntry, Receipt
-
     with django_db_blocker.unblock():
         yield
-        ours = (IdempotencyRecord, IdempotencyCounter, IdempotencyObservation)
-        for model in (*ours, LedgerEntry, Receipt, OutboxEvent, get_user_model()):
-            model._default_manager.all().delete()
+        _empty_tables()
         for each in connections.all(initialized_only=True):
             if not each.in_atomic_block:
                 each.close()  # with what the test has set on it
@@ -326,6 +334,14 @@ def browser(chromium: Chrome, site: str, transactional_db: None) -> Iterator[Bro
 def alice(django_user_model: type[User]) -> Iterator[User]:
     yield django_user_model.objects.create_user("alice")
     stop_heartbeat()
+
+
+@pytest.fixture
+def lock(request: pytest.FixtureRequest, settings: SettingsWrapper) -> str:
+    """How rows that may change owner are locked, with ``row_locks_of_both_kinds``."""
+    store = {"BACKEND": "django_idempotency.stores.DatabaseStore", "OPTIONS": {"row_lock": request.param}}
+    settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "STORES": {"default": store}}
+    return str(request.param)
 
 
 @pytest.fixture

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
 from django import forms
@@ -18,19 +16,18 @@ from django.core.validators import RegexValidator
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
-from django.utils.functional import Promise
 from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_idempotency.admin.changelist import next_record
+from django_idempotency.admin.databases import database_of, query_of
+from django_idempotency.admin.filters import next_record
 from django_idempotency.admin.limits import page
-from django_idempotency.admin.shards import database_of, query_of
+from django_idempotency.admin.standing import badge, summary
 from django_idempotency.conf import conf
 from django_idempotency.http.responses import WITHOUT_BODY
-from django_idempotency.maintenance import log_entries
-from django_idempotency.maintenance.interventions import (
+from django_idempotency.maintenance.decisions import (
     Act,
     Done,
     Refusal,
@@ -38,15 +35,15 @@ from django_idempotency.maintenance.interventions import (
     allow_retry,
     extend,
     fail,
-    have_it_watched,
-    may_be_given,
     objection,
     resolve,
     version,
 )
+from django_idempotency.maintenance.given_responses import may_be_given
+from django_idempotency.maintenance.watching import have_it_watched
 from django_idempotency.models import LIVE
-from django_idempotency.outcomes import StoredResponse
-from django_idempotency.scopes import is_own
+from django_idempotency.values.outcomes import StoredResponse
+from django_idempotency.values.scopes import is_own
 
 TEMPLATE = "admin/django_idempotency/idempotencyrecord/confirm.html"
 CONTENT_TYPE = RegexValidator(
@@ -56,10 +53,18 @@ CONTENT_TYPE = RegexValidator(
 SECONDS_A_WEEK = 7 * 24 * 60 * 60
 
 
-# --- What is asked ---------------------------------------------------------------------------------------------------
+# --- What can be done ------------------------------------------------------------------------------------------------
 
 
-class NoteForm(forms.Form):
+class Decision(forms.Form):
+    """What an operator can decide, and the form for it. ``asks`` is what the page asks of an operator."""
+
+    act: ClassVar[Any]
+    title: ClassVar[Any]
+    asks: ClassVar[Any]
+    button: ClassVar[Any]
+    field_order: tuple[str, ...] = ()
+
     note = forms.CharField(
         label=gettext_lazy("Note"),
         required=False,
@@ -68,14 +73,36 @@ class NoteForm(forms.Form):
         help_text=gettext_lazy("The reason, for the history of the record."),
     )
 
-    field_order: tuple[str, ...] = ()
-
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.fields["note"].required = conf().require_note
+        self.fields["note"].required = "note" in conf().decisions
 
 
-class FailForm(NoteForm):
+class Intervention(Decision):
+    """A decision about a record."""
+
+    do: ClassVar[Callable[..., Done | Refused]]
+
+    def terms(self) -> dict[str, Any]:
+        """Return the arguments of ``do`` that were entered."""
+        return self.cleaned_data
+
+
+class AllowRetry(Intervention):
+    act = Act.ALLOW_RETRY
+    title = gettext_lazy("Allow a retry")
+    asks = gettext_lazy("The next request with the key runs again. Make sure that the operation did not take place.")
+    button = gettext_lazy("Allow retry")
+    do = staticmethod(allow_retry)
+
+
+class Fail(Intervention):
+    act = Act.FAIL
+    title = gettext_lazy("Mark as failed")
+    asks = gettext_lazy("The key never runs again: every retry gets this failure as its response.")
+    button = gettext_lazy("Mark as failed")
+    do = staticmethod(fail)
+
     status = forms.IntegerField(
         label=gettext_lazy("Status"),
         min_value=400,
@@ -93,7 +120,13 @@ class FailForm(NoteForm):
     field_order = ("status", "detail", "note")
 
 
-class ResolveForm(NoteForm):
+class Resolve(Intervention):
+    act = Act.RESOLVE
+    title = gettext_lazy("Resolve with a response")
+    asks = gettext_lazy("The operation took place: every retry gets the response that you enter here.")
+    button = gettext_lazy("Resolve")
+    do = staticmethod(resolve)
+
     status = forms.IntegerField(
         label=gettext_lazy("Status"),
         min_value=200,
@@ -130,14 +163,21 @@ class ResolveForm(NoteForm):
                 self.add_error("body", _("This is not JSON: %(error)s") % {"error": error})
         return cleaned
 
-    def response(self) -> StoredResponse:
+    def terms(self) -> dict[str, Any]:
         given = self.cleaned_data
         # Browsers send line breaks with carriage returns that were not typed.
         body = given["body"].replace("\r\n", "\n").encode()
-        return StoredResponse(given["status"], (("Content-Type", given["content_type"]),), body)
+        response = StoredResponse(given["status"], (("Content-Type", given["content_type"]),), body)
+        return {"response": response, "note": given["note"]}
 
 
-class ExtendForm(NoteForm):
+class Extend(Intervention):
+    act = Act.EXTEND
+    title = gettext_lazy("Extend lease")
+    asks = gettext_lazy("No retry takes over before the lease ends. Its owner keeps its claim.")
+    button = gettext_lazy("Extend")
+    do = staticmethod(extend)
+
     seconds = forms.IntegerField(
         label=gettext_lazy("Seconds"),
         min_value=1,
@@ -148,102 +188,28 @@ class ExtendForm(NoteForm):
     field_order = ("seconds", "note")
 
 
-# --- What can be done ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Intervention:
-    """``asks`` is what the page asks of an operator. ``tells`` is the history entry, filled in with the form's data."""
-
-    act: Act
-    title: str | Promise
-    asks: str | Promise
-    button: str | Promise
-    form: type[NoteForm]
-    do: Callable[[Any, UUID], Callable[..., Done | Refused]]
-    tells: str
-
-    @property
-    def permission(self) -> str:
-        return f"django_idempotency.{self.act}_idempotencyrecord"
-
-    def entry(self, given: Mapping[str, Any], done: Done, note: str) -> str:
-        """Return the text of the history entry, in English."""
-        digest = log_entries.DIGEST % {"digest": done.digest} if done.digest else ""
-        return " ".join(filter(None, (self.tells % given, digest, note)))
-
-
-INTERVENTIONS = {
-    intervention.act: intervention
-    for intervention in (
-        Intervention(
-            act=Act.ALLOW_RETRY,
-            title=gettext_lazy("Allow a retry"),
-            asks=gettext_lazy(
-                "The next request with the key runs again. Make sure that the operation did not take place."
-            ),
-            button=gettext_lazy("Allow retry"),
-            form=NoteForm,
-            do=lambda form, id: partial(allow_retry, id),
-            tells=log_entries.RETRY_ALLOWED,
-        ),
-        Intervention(
-            act=Act.FAIL,
-            title=gettext_lazy("Mark as failed"),
-            asks=gettext_lazy("The key never runs again: every retry gets this failure as its response."),
-            button=gettext_lazy("Mark as failed"),
-            form=FailForm,
-            do=lambda form, id: partial(
-                fail, id, status=form.cleaned_data["status"], detail=form.cleaned_data["detail"]
-            ),
-            tells=log_entries.FAILED,
-        ),
-        Intervention(
-            act=Act.RESOLVE,
-            title=gettext_lazy("Resolve with a response"),
-            asks=gettext_lazy("The operation took place: every retry gets the response that you enter here."),
-            button=gettext_lazy("Resolve"),
-            form=ResolveForm,
-            do=lambda form, id: partial(resolve, id, form.response()),
-            tells=log_entries.RESOLVED,
-        ),
-        Intervention(
-            act=Act.EXTEND,
-            title=gettext_lazy("Extend lease"),
-            asks=gettext_lazy("No retry takes over before the lease ends. Its owner keeps its claim."),
-            button=gettext_lazy("Extend"),
-            form=ExtendForm,
-            do=lambda form, id: partial(extend, id, form.cleaned_data["seconds"]),
-            tells=log_entries.EXTENDED,
-        ),
-    )
-}
+INTERVENTIONS: dict[Act, type[Intervention]] = {each.act: each for each in (AllowRetry, Fail, Resolve, Extend)}
 
 
 # --- The page --------------------------------------------------------------------------------------------------------
 
 
-def confirm(
-    model_admin: Any, request: HttpRequest, act: Act, records: Iterable[Any], form: Any = None
-) -> TemplateResponse:
+def confirm(model_admin: Any, request: HttpRequest, form: Intervention, records: Iterable[Any]) -> TemplateResponse:
     """Return the page that says what is about to be done, to which records, and to which not."""
-    intervention = INTERVENTIONS[act]
     records = list(records)
-    objections = [(record, _objection(request, record, act)) for record in records]
+    objections = [(record, _objection(request, record, form.act)) for record in records]
     for record, why in objections:
         if why is Refusal.LAPSED:
             have_it_watched(record)
     context = {
         **model_admin.admin_site.each_context(request),
-        "title": intervention.title,
+        "title": form.title,
         "opts": model_admin.opts,
-        "intervention": intervention,
         "rows": [
-            (record, version(record), model_admin.badge(record), model_admin.summary(record), why and why.label)
-            for record, why in objections
+            (record, version(record), badge(record), summary(record), why and why.label) for record, why in objections
         ],
         "possible": any(why is None for _record, why in objections),
-        "form": form or intervention.form(),
+        "form": form,
         "media": model_admin.media,
         "filters": _filters(request),
         "database": database_of(request),
@@ -258,31 +224,25 @@ def intervene(model_admin: Any, request: HttpRequest, act: str) -> HttpResponse:
     if act not in INTERVENTIONS:
         raise Http404
     intervention = INTERVENTIONS[Act(act)]
-    if not (model_admin.has_view_permission(request) and request.user.has_perm(intervention.permission)):
+    if not (model_admin.has_view_permission(request) and request.user.has_perm(intervention.act.permission)):
         raise PermissionDenied
-    if request.method != "POST":
-        ids = request.GET.getlist("id")
-        return page(model_admin, request, lambda: _confirm(model_admin, request, intervention.act, ids))
     seen = dict(choice.partition(" ")[::2] for choice in request.POST.getlist("record"))
-    form = intervention.form(request.POST)
+    form = intervention(request.POST if request.method == "POST" else None)
     if not form.is_valid() or not seen:
-        return page(model_admin, request, lambda: _confirm(model_admin, request, intervention.act, seen, form))
-    if intervention.act == Act.RESOLVE and len(seen) > 1:
+        ids = _ids(seen or request.GET.getlist("id"))
+        return page(
+            model_admin, request, lambda: confirm(model_admin, request, form, _records(model_admin, request, ids))
+        )
+    if form.act == Act.RESOLVE and len(seen) > 1:
         raise Http404
-    outcomes = [
-        (id, _done(model_admin, request, intervention, form, id, as_seen))
-        for id, as_seen in zip(_ids(seen), seen.values(), strict=True)
-    ]
-    _tell(model_admin, request, intervention, outcomes)
+    terms = {**form.terms(), "using": database_of(request), "by": request.user}
+    outcomes = {
+        id: form.do(id, as_seen=as_seen, **terms) for id, as_seen in zip(_ids(seen), seen.values(), strict=True)
+    }
+    _tell(model_admin, request, form, outcomes)
     if "single" in request.POST and len(outcomes) == 1:
-        _offer_next(model_admin, request, outcomes)
-    return HttpResponseRedirect(_back(model_admin, request, _ids(seen)))
-
-
-def _confirm(
-    model_admin: Any, request: HttpRequest, act: Act, ids: Iterable[str], form: Any = None
-) -> TemplateResponse:
-    return confirm(model_admin, request, act, _records(model_admin, request, ids), form)
+        _offer_next(model_admin, request, *outcomes.items())
+    return HttpResponseRedirect(_back(model_admin, request, [*outcomes]))
 
 
 def _objection(request: HttpRequest, record: Any, act: Act) -> Refusal | None:
@@ -299,49 +259,29 @@ def _ids(texts: Iterable[str]) -> list[UUID]:
         raise Http404 from None
 
 
-def _records(model_admin: Any, request: HttpRequest, ids: Iterable[str]) -> list[Any]:
-    found = list(model_admin.get_queryset(request).filter(pk__in=_ids(ids)))
+def _records(model_admin: Any, request: HttpRequest, ids: list[UUID]) -> list[Any]:
+    found = list(model_admin.get_queryset(request).filter(pk__in=ids))
     if not found:
         raise Http404
     return found
 
 
-def _done(
-    model_admin: Any, request: HttpRequest, intervention: Intervention, form: NoteForm, id: UUID, as_seen: str
-) -> Done | Refused:
-    note = form.cleaned_data["note"]
-
-    def log(done: Done) -> None:
-        log_entries.write_entry(done.record, request.user, intervention.entry(form.cleaned_data, done, note))
-
-    options = {"as_seen": as_seen, "witness": log, "using": database_of(request), "note": note, "by": request.user}
-    return intervention.do(form, id)(**options)
-
-
-def _tell(
-    model_admin: Any,
-    request: HttpRequest,
-    intervention: Intervention,
-    outcomes: list[tuple[UUID, Done | Refused]],
-) -> None:
-    done = sum(isinstance(outcome, Done) for _id, outcome in outcomes)
+def _tell(model_admin: Any, request: HttpRequest, form: Intervention, outcomes: Mapping[UUID, Done | Refused]) -> None:
+    done = sum(isinstance(outcome, Done) for outcome in outcomes.values())
     if done:
         text = ngettext("%(title)s: done for one record.", "%(title)s: done for %(count)d records.", done)
-        text %= {"title": intervention.title, "count": done}
-        messages.success(request, text)
-    ids = [id for id, _outcome in outcomes]
-    names = {record.pk: str(record) for record in model_admin.get_queryset(request).filter(pk__in=ids)}
-    for id, outcome in outcomes:
+        messages.success(request, text % {"title": form.title, "count": done})
+    names = {record.pk: str(record) for record in model_admin.get_queryset(request).filter(pk__in=[*outcomes])}
+    for id, outcome in outcomes.items():
         if isinstance(outcome, Refused):
             refused = _("{title}: nothing was done to {record}. {why}")
             record = format_html("<bdi>{}</bdi>", names.get(id, id))
-            named = {"title": intervention.title, "record": record, "why": outcome.why.label}
-            messages.warning(request, format_html(refused, **named))
+            messages.warning(request, format_html(refused, title=form.title, record=record, why=outcome.why.label))
 
 
-def _offer_next(model_admin: Any, request: HttpRequest, outcomes: list[tuple[UUID, Done | Refused]]) -> None:
+def _offer_next(model_admin: Any, request: HttpRequest, done: tuple[UUID, Done | Refused]) -> None:
     """Offer a link to the next record in the list that the operator is working through."""
-    ((id, outcome),) = outcomes
+    id, outcome = done
     filters = _filters(request)
     if not filters and isinstance(outcome, Done):
         filters = "&".join(filter(None, (f"situation={_situation_of(outcome.record)}", query_of(request))))

@@ -2,30 +2,70 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
-from django_idempotency.admin.limits import panel
+from django_idempotency.admin.databases import database_of
+from django_idempotency.admin.filters import situation_of, term_of
+from django_idempotency.admin.limits import SECONDS, Asking, panel
+from django_idempotency.admin.lists import SITUATIONS
+from django_idempotency.exceptions import StoreUnavailable
+from django_idempotency.maintenance.owners import lock_owners, shown_lock_owners
+from django_idempotency.reporting.logs import cause, log
 from django_idempotency.stats import formatting, queries
+from django_idempotency.stats.stores import alarms_of_store, outside_stores
+from django_idempotency.stores.connections import databases
 
 MOST = 10_000  # the most records of each kind that are counted
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """``situation`` names the list that shows these records."""
+    """``situation`` names the list that shows these records, if the admin has one."""
 
     text: str
-    situation: str
+    situation: str = ""
+
+
+_of_wings: list[Callable[..., list[Alarm]]] = []
+
+
+def register(of_wing: Callable[..., list[Alarm]]) -> None:
+    """Add the alarms of a wing: a function of the alias ``using`` of a database. Call this in the wing's ``admin``."""
+    _of_wings.append(of_wing)
 
 
 def alarms(using: str) -> list[Alarm] | None:
-    """Return the alarms, an empty list if there are none; ``None`` if the database did not answer, or not in time."""
-    return panel(lambda ask: told(ask(queries.alarms, most=MOST)), using)
+    """Return the alarms, an empty list if there are none; ``None`` if the database did not respond in time.
+
+    The first database has those of the stores outside.
+    """
+    found = panel(_in_database, using)
+    if found is None or using != databases()[0]:
+        return found
+    return found + [alarm for alias in outside_stores() for alarm in _of_store(alias)]
 
 
-def told(found: queries.Alarms) -> list[Alarm]:
+def _in_database(ask: Asking) -> list[Alarm]:
+    of_records = alarms_shown(ask(queries.alarms, most=MOST))
+    return of_records + [alarm for of_wing in _of_wings for alarm in ask(of_wing)]
+
+
+def _of_store(alias: str) -> list[Alarm]:
+    named = {"store": alias}
+    try:
+        found = alarms_shown(alarms_of_store(alias, seconds=SECONDS))
+    except StoreUnavailable as error:
+        log(logging.WARNING, "admin", "idempotency admin: %s", cause(error))
+        return [Alarm(_("store %(store)s: did not respond") % named)]
+    return [Alarm(_("store %(store)s: %(alarm)s") % {**named, "alarm": alarm.text}) for alarm in found]
+
+
+def alarms_shown(found: queries.Alarms) -> list[Alarm]:
     """Return the alarms that are raised, in words. Pure."""
     raised = (
         (_("%(count)s stuck, oldest %(age)s"), found.stuck, found.stuck_oldest, "stuck"),
@@ -36,3 +76,15 @@ def told(found: queries.Alarms) -> list[Alarm]:
         for text, count, age, situation in raised
         if count
     ]
+
+
+def in_flight_by_lock(request: HttpRequest) -> list[str]:
+    """Return what no list of records shows: claims by lock, which have no record yet.
+
+    Returns who holds the lock of the key searched for or, beside the list of what is in flight, of any key.
+    """
+    term = term_of(request.GET.get("q", "")) or None
+    if term is None and situation_of(request) is not SITUATIONS["live"]:
+        return []
+    owners = panel(lambda ask: ask(lock_owners, key=term), database_of(request))
+    return shown_lock_owners(owners or [], term)

@@ -11,9 +11,9 @@ from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_idempotency.admin.databases import PARAMETER, database_of, query_of
 from django_idempotency.admin.limits import page
-from django_idempotency.admin.shards import PARAMETER, database_of, query_of
-from django_idempotency.digests import child_key
+from django_idempotency.engine.digests import child_key
 from django_idempotency.maintenance.records import operation_of
 
 TEMPLATE = "admin/django_idempotency/idempotencyrecord/child_keys.html"

@@ -1,22 +1,32 @@
-"""The filters of the list of records. Each uses an index, or is offered without a look at the table."""
+"""The list of records and its filters. Each uses an index, or is offered without a look at the table.
+
+The links of the list keep to the database and the situation that are shown.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from datetime import datetime, time, timedelta
 from typing import Any
+from uuid import UUID
 
 from django.contrib import admin
-from django.http import HttpRequest
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR, ChangeList
+from django.core.exceptions import SuspiciousOperation
+from django.db import Error
+from django.http import HttpRequest, QueryDict
 from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
+from django_idempotency.admin.databases import PARAMETER, choices, database_of, query_of
 from django_idempotency.admin.lists import SITUATIONS, USUAL, Records, Situation
-from django_idempotency.admin.shards import PARAMETER, choices, database_of
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.moments import zone
+from django_idempotency.stats import queries
+from django_idempotency.values.moments import zone
 
 METHODS = ("POST", "PUT", "PATCH", "DELETE", "MESSAGE")
 MOST_DAYS = 31
@@ -155,3 +165,44 @@ class PathFilter(admin.SimpleListFilter):
         if not beginning:
             return queryset
         return queryset.none() if "\0" in beginning else queryset.filter(path__startswith=beginning)
+
+
+# --- The list with its filters ---------------------------------------------------------------------------------------
+
+KEPT = (PARAMETER, SituationFilter.parameter_name)  # they choose the list, rather than filter it
+
+
+class RecordList(ChangeList):
+    """``whole_list_qs`` leads to the list without the search; "Clear all filters" to the list without filters."""
+
+    def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        rows = super().get_queryset(request, *args, **kwargs)
+        filters = set(self.get_filters_params()) - {*KEPT}
+        self.has_active_filters = bool(filters)
+        self.clear_all_filters_qs = self.get_query_string(dict.fromkeys([*filters, PAGE_VAR]))
+        self.whole_list_qs = self.get_query_string(dict.fromkeys([SEARCH_VAR, PAGE_VAR]))
+        return rows
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        # "Show all" would lead to another list: the one that opens first, of the first database.
+        self.full_result_count = self.result_count
+        self.database_query = query_of(request)
+
+    def url_for_result(self, result: Any) -> str:
+        return "?".join(filter(None, (super().url_for_result(result), self.database_query)))
+
+
+SECONDS = 2.0  # for each statement of the search for the next record
+
+
+def next_record(model_admin: Any, request: HttpRequest, filters: str, *, without: UUID) -> Any:
+    """Return the first record of the list ``filters`` but ``without``; ``None`` if there is none, or not in time."""
+    shown = copy(request)
+    shown.GET = QueryDict(filters)
+    try:
+        with queries.at_most(SECONDS, database_of(request)):
+            listed = model_admin.get_changelist_instance(shown).result_list
+            return next((record for record in listed if record.pk != without), None)
+    except (Error, IncorrectLookupParameters, SuspiciousOperation):
+        return None

@@ -12,8 +12,9 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import SimpleTemplateResponse, TemplateResponse
 from django.utils.translation import gettext as _
 
-from django_idempotency.admin.shards import choices, database_of, query_of
-from django_idempotency.logs import cause, log
+from django_idempotency.admin import pages
+from django_idempotency.admin.databases import choices, database_of, query_of
+from django_idempotency.reporting.logs import cause, log
 from django_idempotency.stats import queries
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ class Asking:
 
 
 def panel(show: Callable[[Asking], T], using: str) -> T | None:
-    """Return what a part of a page shows; ``None`` if the database did not answer, or not in time."""
+    """Return what a part of a page shows; ``None`` if the database did not respond in time."""
     try:
         return show(Asking(using))
     except Error as error:  # DatabaseError and InterfaceError: not in time, no table, connection lost
@@ -45,7 +46,7 @@ def panel(show: Callable[[Asking], T], using: str) -> T | None:
 
 
 def page(model_admin: Any, request: HttpRequest, show: Callable[[], HttpResponse]) -> HttpResponse:
-    """Return the page that ``show`` makes, rendered; or one that says that the database did not answer in time."""
+    """Return the page that ``show`` makes, rendered; or one that says that the database did not respond in time."""
     try:
         with queries.at_most(PAGE_SECONDS, database_of(request)):
             response = show()
@@ -54,10 +55,11 @@ def page(model_admin: Any, request: HttpRequest, show: Callable[[], HttpResponse
         _tell(error)
     context = {
         **model_admin.admin_site.each_context(request),
-        "title": _("The database did not answer"),
+        "title": _("The database did not respond"),
         "opts": model_admin.opts,
         "databases": choices(request),
         "database_query": query_of(request),
+        "links": pages.links(),
     }
     return TemplateResponse(request, TEMPLATE, context, status=503)
 

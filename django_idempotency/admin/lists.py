@@ -104,7 +104,7 @@ SITUATIONS = {
         condition=_UNDECIDED & Q(on_hold=True),
         column="updated_at",
         time=_("on hold since"),
-        columns=("on_hold_for", "shown_reason", "shown_attempts"),
+        columns=("since", "shown_reason", "shown_attempts"),
     ),
     "retryable": Situation(
         title=_("Failed, free to retry"),
@@ -112,7 +112,7 @@ SITUATIONS = {
         condition=_UNDECIDED & Q(on_hold=False),
         column="updated_at",
         time=_("failed at"),
-        columns=("failed_for", "shown_reason", "shown_attempts"),
+        columns=("since", "shown_reason", "shown_attempts"),
         newest_first=True,
     ),
     "done": _DONE,

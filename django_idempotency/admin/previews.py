@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from email.message import Message
 
-from django_idempotency.printable import printable_lines
+from django_idempotency.values.printable import printable_lines
 
 SHOWN = 10_000  # characters
 SHOWN_BYTES = 256

@@ -1,12 +1,11 @@
-"""The records in the admin: what is stuck and since when, what a client was told, and what an operator can do about it.
+"""The records in the admin: what is stuck and since when, what its client got, and what an operator can do about it.
 
 No form edits a record's fields. What an operator decides goes through ``maintenance``, after a confirmation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -21,21 +20,20 @@ from django.template.loader import render_to_string
 from django.urls import URLPattern, path
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.text import format_lazy
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_idempotency import signals
+from django_idempotency.admin import pages, standing
 from django_idempotency.admin.actions import INTERVENTIONS, confirm, intervene
-from django_idempotency.admin.alarms import alarms
-from django_idempotency.admin.changelist import RecordList
+from django_idempotency.admin.alarms import alarms, in_flight_by_lock
 from django_idempotency.admin.child_keys import RESPONSE_BODY, child_keys
-from django_idempotency.admin.dashboard import dashboard
-from django_idempotency.admin.figures_export import figures
+from django_idempotency.admin.databases import database_of, query_of
 from django_idempotency.admin.filters import (
     DatabaseFilter,
     MethodFilter,
     PathFilter,
+    RecordList,
     SituationFilter,
     TimeFilter,
     situation_of,
@@ -43,27 +41,22 @@ from django_idempotency.admin.filters import (
 )
 from django_idempotency.admin.limits import page
 from django_idempotency.admin.lists import MOST, Records
-from django_idempotency.admin.locks import in_flight_by_lock
-from django_idempotency.admin.outbox import outbox_events
 from django_idempotency.admin.previews import readable
-from django_idempotency.admin.shards import database_of, query_of
-from django_idempotency.log_ids import ids_behind, shown_id
-from django_idempotency.maintenance.advice import advice
-from django_idempotency.maintenance.interventions import Act, Refusal, objection
-from django_idempotency.maintenance.log_entries import VIEWED, entries_of_life, told_entry, write_entry
-from django_idempotency.maintenance.owners import told_owner
-from django_idempotency.maintenance.reasons import told_reason
+from django_idempotency.maintenance.advice import advice, shown_reason
+from django_idempotency.maintenance.decisions import Act, Refusal, objection
+from django_idempotency.maintenance.history import VIEWED, write_entry
+from django_idempotency.maintenance.owners import shown_owner
 from django_idempotency.maintenance.records import operation_of
-from django_idempotency.maintenance.timeline import Event, in_order, timeline
-from django_idempotency.models import LIVE, DatabaseNow, IdempotencyRecord, RowLocked, Status
-from django_idempotency.moments import column, in_zone
-from django_idempotency.outcomes import StoredResponse
-from django_idempotency.policy import Mode
-from django_idempotency.printable import printable
-from django_idempotency.scopes import is_own
-from django_idempotency.stats.formatting import age, amount
+from django_idempotency.maintenance.timeline import timeline
+from django_idempotency.models import DatabaseNow, IdempotencyRecord, RowLocked
+from django_idempotency.reporting.log_ids import ids_behind, shown_id
+from django_idempotency.reporting.traces import Trace
+from django_idempotency.stats.formatting import amount
 from django_idempotency.stores.codec import decoded, is_encrypted, life_of
-from django_idempotency.traces import Trace
+from django_idempotency.values.moments import column
+from django_idempotency.values.outcomes import StoredResponse
+from django_idempotency.values.printable import printable
+from django_idempotency.values.scopes import is_own
 
 TEMPLATES = "admin/django_idempotency/idempotencyrecord"
 SAYS_NOTHING_WITHOUT = {
@@ -80,9 +73,9 @@ else:
 
 def _intervening(act: Act) -> Any:
     """Return the admin action that leads to the confirmation."""
-    title: Any = INTERVENTIONS[act].title
+    intervention = INTERVENTIONS[act]
 
-    @admin.action(description=title, permissions=[str(act)])
+    @admin.action(description=intervention.title)
     def action(model_admin: Any, request: HttpRequest, queryset: Records) -> HttpResponse | None:
         # Only the records that were ticked, never all pages: operators are responsible for what they have seen.
         records = list(queryset.filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME)))
@@ -92,15 +85,25 @@ def _intervening(act: Act) -> Any:
         if act == Act.RESOLVE and len(records) > 1:
             messages.warning(request, gettext("Choose one record: each has its own response."))
             return None
-        return confirm(model_admin, request, act, records)
+        return confirm(model_admin, request, intervention(), records)
 
     action.__name__ = f"{act}_records"
     return action
 
 
+def _field(name: Any, show: Callable[[Any], Any], *, ordering: str | None = None) -> Any:
+    """Return a field or column that shows ``show(record)``."""
+
+    @admin.display(description=name, ordering=ordering)
+    def shown(_model_admin: Any, record: Any) -> Any:
+        return show(record)
+
+    return shown
+
+
 @admin.register(IdempotencyRecord)
-class IdempotencyRecordAdmin(ModelAdmin):
-    list_display = ("shown_key", "badge", "undecided_for", "shown_reason", "shown_attempts", "request", "shown_scope")
+class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
+    list_display = ("shown_key", "badge", "since", "shown_reason", "shown_attempts", "request", "shown_scope")
     list_filter = (DatabaseFilter, SituationFilter, TimeFilter, PathFilter, MethodFilter, "mode")
     list_per_page = 50
     show_full_result_count = False
@@ -167,6 +170,7 @@ class IdempotencyRecordAdmin(ModelAdmin):
             "database_query": query_of(request),
             "alarms": alarms(database_of(request)),
             "by_lock": in_flight_by_lock(request),
+            "links": pages.links(),
         }
         show = super().changelist_view
         return page(self, request, lambda: show(request, context | (extra_context or {})))
@@ -198,117 +202,30 @@ class IdempotencyRecordAdmin(ModelAdmin):
     shown_purge_at = column("purge_at", _("purge at"))
     shown_last_replayed_at = column("last_replayed_at", _("last replayed at"))
 
-    @admin.display(description=_("status"), ordering="status")
-    def badge(self, record: Any) -> SafeString:
-        name, text = _standing(record)
-        return format_html('<span class="idempotency-badge {}">{}</span>', name, text)
-
-    def summary(self, record: Any) -> list[str]:
-        """Return what an operator has to know before a decision: since when, after how many attempts, and why."""
-        if record.status in LIVE:
-            since = gettext("in flight for {age}").format(age=self.claim(record))
-        else:
-            text = gettext("on hold for {age}") if record.on_hold else gettext("ended {age} ago")
-            since = text.format(age=_ago(record.now - record.updated_at))
-        attempts = ngettext("%(count)d attempt", "%(count)d attempts", record.attempts) % {"count": record.attempts}
-        return [text for text in (since, attempts, told_reason(record)) if text]
-
-    @admin.display(description=_("attempts"), ordering="attempts")
-    def shown_attempts(self, record: Any) -> SafeString:
-        return format_html("{} {}", _column(_("attempts")), record.attempts)
-
-    @admin.display(description=_("on hold for"), ordering="updated_at")
-    def on_hold_for(self, record: Any) -> SafeString:
-        return _since(record.updated_at, _ago(record.now - record.updated_at), _("on hold for"))
-
-    @admin.display(description=_("failed"), ordering="updated_at")
-    def failed_for(self, record: Any) -> SafeString:
-        ago = gettext("{age} ago").format(age=_ago(record.now - record.updated_at))
-        return _since(record.updated_at, ago, _("failed"))
-
-    @admin.display(description=_("since"), ordering="updated_at")
-    def undecided_for(self, record: Any) -> SafeString:
-        since = record.locked_at or record.updated_at
-        return _since(since, _ago(record.now - since), _("since"))
-
-    @admin.display(description=_("in flight for"), ordering="locked_at")
-    def claim(self, record: Any) -> str | None:
-        if record.locked_at is None:
-            return None
-        since = _ago(record.now - record.locked_at)
-        left = _ago(abs(record.locked_until - record.now))
-        if record.mode == Mode.LEASE:
-            text = (
-                gettext("{since}, lease ran out {left} ago")
-                if _is_late(record)
-                else gettext("{since}, lease for {left} more")
-            )
-        elif connections[record._state.db].vendor != "postgresql":  # RowLocked can't tell there
-            text = gettext("{since}; locked_until is not renewed in atomic mode")
-        else:
-            text = (
-                gettext("{since}, an owner has its row locked")
-                if record.locked
-                else gettext("{since}, its row is not locked")
-            )
-        return text.format(since=since, left=left)
-
-    @admin.display(description=_("request"), ordering="path")
-    def request(self, record: IdempotencyRecord) -> SafeString:
-        return _clamped(f"{record.method} {record.path}")
-
-    @admin.display(description=_("key"), ordering="key")
-    def shown_key(self, record: IdempotencyRecord) -> SafeString:
-        return _clamped(record.key)
-
-    @admin.display(description=_("scope"), ordering="scope")
-    def shown_scope(self, record: IdempotencyRecord) -> SafeString:
-        return _clamped(record.scope)
-
-    @admin.display(description=_("path"))
-    def shown_path(self, record: IdempotencyRecord) -> SafeString:
-        return format_html("<bdi>{}</bdi>", printable(record.path))
-
-    @admin.display(description=_("reason"))
-    def shown_reason(self, record: IdempotencyRecord) -> SafeString:
-        return _clamped(told_reason(record))
-
-    @admin.display(description=_("key"))
-    def copyable_key(self, record: IdempotencyRecord) -> SafeString:
-        return _copyable(printable(record.key), _("key"))
-
-    @admin.display(description=_("record id"))
-    def copyable_id(self, record: IdempotencyRecord) -> SafeString:
-        return _copyable(str(record.pk), _("record id"))
-
-    @admin.display(description=_("record id in logs"))
-    def copyable_log_id(self, record: IdempotencyRecord) -> SafeString:
-        return _copyable(str(shown_id(record.pk)), _("record id in logs"))
-
-    @admin.display(description=_("fingerprint"))
-    def fingerprint_hex(self, record: IdempotencyRecord) -> str:
-        return bytes(record.fingerprint).hex()
+    badge = _field(_("status"), standing.badge, ordering="status")
+    since = _field(_("since"), standing.since, ordering="updated_at")
+    claim = _field(_("in flight for"), standing.claim, ordering="locked_at")
+    shown_attempts = _field(_("attempts"), standing.attempts, ordering="attempts")
+    shown_reason = _field(_("reason"), lambda record: _clamped(shown_reason(record)))
+    request = _field(_("request"), lambda record: _clamped(f"{record.method} {record.path}"), ordering="path")
+    shown_key = _field(_("key"), lambda record: _clamped(record.key), ordering="key")
+    shown_scope = _field(_("scope"), lambda record: _clamped(record.scope), ordering="scope")
+    shown_path = _field(_("path"), lambda record: _apart(record.path))
+    copyable_key = _field(_("key"), lambda record: _copyable(printable(record.key), _("key")))
+    copyable_id = _field(_("record id"), lambda record: _copyable(record.pk, _("record id")))
+    copyable_log_id = _field(
+        _("record id in logs"), lambda record: _copyable(shown_id(record.pk), _("record id in logs"))
+    )
+    fingerprint_hex = _field(_("fingerprint"), lambda record: bytes(record.fingerprint).hex())
+    what = _field(_("what it is"), lambda record: advice(record).what)
+    by_itself = _field(_("what happens by itself"), lambda record: advice(record).by_itself)
+    safe = _field(_("safe to do now"), lambda record: advice(record).safe)
+    owner = _field(_("current owner"), lambda record: _apart(shown_owner(record)))
 
     @admin.display(description=_("what happened"))
     def events(self, record: Any) -> SafeString:
-        events = in_order([*timeline(record, record.now), *_decisions(record), *outbox_events(record)])
-        return render_to_string(f"{TEMPLATES}/timeline.html", {"events": events, "now": record.now})
-
-    @admin.display(description=_("what it is"))
-    def what(self, record: Any) -> str:
-        return advice(record).what
-
-    @admin.display(description=_("what happens by itself"))
-    def by_itself(self, record: Any) -> str:
-        return advice(record).by_itself
-
-    @admin.display(description=_("safe to do now"))
-    def safe(self, record: Any) -> str:
-        return advice(record).safe
-
-    @admin.display(description=_("who holds it"))
-    def owner(self, record: Any) -> SafeString:
-        return format_html("<bdi>{}</bdi>", told_owner(record))
+        context = {"events": timeline(record, record.now), "now": record.now}
+        return render_to_string(f"{TEMPLATES}/timeline.html", context)
 
     @admin.display(description=_("trace of the run"))
     def shown_trace(self, record: Any) -> SafeString | None:
@@ -352,10 +269,16 @@ class IdempotencyRecordAdmin(ModelAdmin):
 
     # --- What can be done ----------------------------------------------------------------------------------------
 
+    def get_actions(self, request: HttpRequest, action_location: Any = None) -> Any:
+        """Leave out the interventions that this user may not make."""
+        forbidden = {f"{act}_records" for act in INTERVENTIONS if not request.user.has_perm(act.permission)}
+        where: Any = {} if action_location is None else {"action_location": action_location}  # since Django 6.1
+        found = super().get_actions(request, **where)
+        return {name: action for name, action in found.items() if name not in forbidden}
+
     def get_urls(self) -> list[URLPattern]:
         return [
-            path("dashboard/", self._page(dashboard), name="django_idempotency_dashboard"),
-            path("dashboard/figures/", self._page(figures), name="django_idempotency_figures"),
+            *(path(page.route, self._page(page.view), name=page.name) for page in pages.registered()),
             path("<path:object_id>/child-keys/", self._page(child_keys), name="django_idempotency_child_keys"),
             path("intervene/<str:act>/", self._page(intervene), name="django_idempotency_intervene"),
             *super().get_urls(),
@@ -383,10 +306,10 @@ class IdempotencyRecordAdmin(ModelAdmin):
     ) -> HttpResponse:
         record: Any = self.get_object(request, object_id)
         possible = [
-            intervention
+            intervention()
             for act, intervention in INTERVENTIONS.items()
             if record is not None
-            and request.user.has_perm(intervention.permission)
+            and request.user.has_perm(act.permission)
             and not is_own(record.scope, request.user)
             and objection(record, act, record.now) in (None, Refusal.LAPSED)
         ]
@@ -412,60 +335,8 @@ class IdempotencyRecordAdmin(ModelAdmin):
             signals.send(signals.response_viewed, operation_of(obj), user=request.user)
         return super().render_change_form(request, context, add, change, form_url, obj)
 
-    def has_allow_retry_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm(INTERVENTIONS[Act.ALLOW_RETRY].permission)
-
-    def has_fail_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm(INTERVENTIONS[Act.FAIL].permission)
-
-    def has_resolve_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm(INTERVENTIONS[Act.RESOLVE].permission)
-
-    def has_extend_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm(INTERVENTIONS[Act.EXTEND].permission)
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
 
 # --- Of one record ---------------------------------------------------------------------------------------------------
-
-
-def _standing(record: Any) -> tuple[str, Any]:
-    if record.on_hold:
-        return "on_hold", _("on hold")
-    if record.status in LIVE:
-        return ("late", _("past its lease")) if _is_late(record) else ("live", Status(record.status).label)
-    if record.response_status is None:
-        return "retryable", _("free to retry")
-    if record.status == Status.FAILED:
-        return "failed", format_lazy(_("failed, {status}"), status=record.response_status)
-    return "completed", format_lazy(_("completed, {status}"), status=record.response_status)
-
-
-def _is_late(record: Any) -> bool:
-    """Whether it is past its lease, and no owner is known to be at work."""
-    return bool(record.locked_until < record.now) and not record.locked
-
-
-def _ago(span: timedelta) -> str:
-    return age(span.total_seconds())
-
-
-def _since(moment: datetime, text: str, column: Any) -> SafeString:
-    at = in_zone(moment).isoformat(timespec="seconds")
-    return format_html('{0} <time datetime="{1}" title="{1}">{2}</time>', _column(column), at, text)
-
-
-def _column(name: Any) -> SafeString:
-    """Return the name of the column, for narrow windows, in which the list has no head."""
-    return format_html('<span class="idempotency-column">{}</span>', name)
 
 
 def _clamped(text: str) -> SafeString:
@@ -481,7 +352,12 @@ def _as_id(term: str) -> UUID | None:
         return None
 
 
-def _copyable(text: str, label: Any) -> SafeString:
+def _apart(text: str) -> SafeString:
+    """Show a text whose direction may differ from that of the page."""
+    return format_html("<bdi>{}</bdi>", printable(text))
+
+
+def _copyable(text: Any, label: Any) -> SafeString:
     return render_to_string(f"{TEMPLATES}/copyable.html", {"text": text, "label": label})
 
 
@@ -492,8 +368,3 @@ def _stored(record: IdempotencyRecord, *, body: bytes | memoryview | None) -> St
 def _headers(response: StoredResponse) -> SafeString:
     headers = [(printable(name), printable(value)) for name, value in response.headers]
     return render_to_string(f"{TEMPLATES}/headers.html", {"headers": headers})
-
-
-def _decisions(record: IdempotencyRecord) -> Iterator[Event]:
-    for entry in entries_of_life(record).select_related("user"):
-        yield Event(entry.action_time, printable(told_entry(entry.get_change_message())), printable(str(entry.user)))

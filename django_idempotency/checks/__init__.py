@@ -1,34 +1,11 @@
 """System checks, which find what is wrong with a configuration before it costs money.
 
-Each has a stable id, and is described in ``docs/checks.md``. Importing this package registers all of them.
+A wing of the package registers checks of its own from its ``AppConfig``: ``register(CHECKS, label=…, page=…)``.
 """
 
 from __future__ import annotations
 
-from django_idempotency.checks import (
-    consumers,
-    databases,
-    deployment,
-    entry_points,
-    guards,
-    keys,
-    middleware,
-    policies,
-    settings,
-    stores,
-    views,
-)
+from django_idempotency.checks.project import Database, Project, Source
+from django_idempotency.checks.registry import Check, each, register
 
-__all__ = [
-    "consumers",
-    "databases",
-    "deployment",
-    "entry_points",
-    "guards",
-    "keys",
-    "middleware",
-    "policies",
-    "settings",
-    "stores",
-    "views",
-]
+__all__ = ["Check", "Database", "Project", "Source", "each", "register"]

@@ -1,4 +1,4 @@
-"""Checks of the order of decorators: a guard inside an entry point is not asked before a replay."""
+"""What is wrong with the order of decorators: a guard inside an entry point does not run before a replay."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from types import FunctionType
 from typing import Any
 
 from django.contrib.auth.mixins import AccessMixin
-from django.core.checks import CheckMessage, Tags, Warning, register
 from django.middleware.csrf import CsrfViewMiddleware
 from django.utils.module_loading import import_string
 
 from django_idempotency import conf
-from django_idempotency.checks.settings import Apps, are_usable
-from django_idempotency.http.routes import routes
 from django_idempotency.middleware import covers, is_covering
 from django_idempotency.policy import Policy
+from django_idempotency.values.outcomes import dotted_name
 from django_idempotency.wrapping import MARK, closed_over, entry_point_policy, innermost, layers, view_class
 
 PACKAGE = "django_idempotency."
@@ -33,25 +31,10 @@ METHOD_DECORATOR = "django.utils.decorators"
 Found = tuple[str, str]  # the guard inside an entry point, and where it is
 
 
-@register(Tags.urls)
-def check_guards(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """W067: authentication, permissions or CSRF protection inside an entry point, so a replay comes before them."""
-    if not are_usable():
-        return []
-    found = {found: None for route, view in routes() for found in _misplaced(route, view)}
-    return [
-        Warning(
-            f"{where}: {guard} is inside the entry point, so a replay is sent before it runs.",
-            hint="Put @idempotent below the decorators that authenticate, directly above the view. For a class, "
-            'decorate "dispatch" with them, and put @idempotent or IdempotentMixin on the class.',
-            id="django_idempotency.W067",
-        )
-        for guard, where in found
-    ]
-
-
-def _misplaced(route: str, view: Any) -> Iterator[Found]:
-    policy = _policy(route, view)
+def guards_inside(route: tuple[str, Any]) -> Iterator[Found]:
+    """Yield authentication, permissions and CSRF protection inside an entry point, so a replay comes before them."""
+    path, view = route
+    policy = _policy(path, view)
     if policy is None:
         return
     asks_itself, csrf_is_global = policy.may_replay is not None, _csrf_is_global(view)
@@ -80,10 +63,10 @@ def _inside(view: Any, policy: Policy) -> Iterator[Found]:
     if cls is not None:
         yield from _inside_class(cls, policy)
     elif any(map(_is_entry_point, layers(view))):
-        yield from _after_entry_point(layers(view), _name(view))
+        yield from _after_entry_point(layers(view), dotted_name(view))
     else:
         covered = innermost(view)
-        yield from ((guard, _name(view)) for part in layers(covered) if (guard := guard_of(part)))
+        yield from ((guard, dotted_name(view)) for part in layers(covered) if (guard := guard_of(part)))
 
 
 def _inside_class(cls: Any, policy: Policy) -> Iterator[Found]:
@@ -92,15 +75,15 @@ def _inside_class(cls: Any, policy: Policy) -> Iterator[Found]:
         if (dispatch := vars(base).get("dispatch")) is None:
             continue
         if on_dispatch and issubclass(base, AccessMixin):
-            yield base.__name__, _name(cls)
+            yield base.__name__, dotted_name(cls)
         parts = list(_parts(dispatch))
-        yield from _after_entry_point(parts, f"{_name(cls)}.dispatch", inside=on_dispatch)
+        yield from _after_entry_point(parts, f"{dotted_name(cls)}.dispatch", inside=on_dispatch)
         on_dispatch = on_dispatch or any(map(_is_decorator_of_ours, parts))
     for method in sorted(policy.methods):
         parts = list(_parts(getattr(cls, method.lower(), None)))
         has_own = any(map(_is_decorator_of_ours, parts))
         is_inside = on_dispatch or hasattr(cls, MARK) or (is_covering() and not has_own)
-        yield from _after_entry_point(parts, f"{_name(cls)}.{method.lower()}", inside=is_inside)
+        yield from _after_entry_point(parts, f"{dotted_name(cls)}.{method.lower()}", inside=is_inside)
 
 
 def _after_entry_point(parts: Iterable[Any], where: str, *, inside: bool = False) -> Iterator[Found]:
@@ -145,7 +128,3 @@ def guard_of(part: Any) -> str | None:
 def _module(part: Any) -> str:
     """Return the module in which a function was written; ``functools.wraps`` changes only its ``__module__``."""
     return str(part.__globals__.get("__name__", "")) if isinstance(part, FunctionType) else ""
-
-
-def _name(view: Any) -> str:
-    return f"{view.__module__}.{getattr(view, '__qualname__', type(view).__qualname__)}"

@@ -1,160 +1,52 @@
-"""Checks of the views in the URLconf."""
+"""What can be wrong with views, and with the position of their entry points."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from inspect import iscoroutinefunction
+from types import FunctionType
 from typing import Any
 
-from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import router
+from django.utils.module_loading import import_string
+from django.views import View
 
 from django_idempotency import conf, ninja
-from django_idempotency.checks.policies import claim_messages, policy_messages
-from django_idempotency.checks.settings import Apps, are_usable
-from django_idempotency.http.routes import routes
+from django_idempotency.checks.project import Source
 from django_idempotency.middleware import is_covering
-from django_idempotency.policy import Anonymous, Mode, Policy
+from django_idempotency.policy import Policy
 from django_idempotency.stores.connections import aliases
-from django_idempotency.wrapping import opens_durable_block, view_class
+from django_idempotency.values.outcomes import dotted_name
+from django_idempotency.wrapping import (
+    MARK,
+    answers_in_dispatch,
+    closed_over,
+    layers,
+    opens_durable_block,
+)
 
-METRICS_VIEW = ("django_idempotency.instrumentation.prometheus", "scrape")
+UNSAFE = ("post", "put", "patch", "delete")
+API_KEY_PERMISSIONS = {"HasAPIKey"}  # of djangorestframework-api-key
 
-
-@register(Tags.urls)
-def check_views(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """E002, E003, E005, E006, W009, E010, E012, E042, E071 and E084, for every view with an entry point."""
-    if not are_usable():
-        return []
-    found: dict[str, CheckMessage] = {}
-    of_setting = {message.msg for message in policy_messages(conf.conf().policy, "")}  # check_settings
-    for view, stated in _stated_views():
-        where, policy = f"{view.__module__}.{view.__qualname__}", conf.resolve(stated)
-        own = [each for each in policy_messages(policy, where) if each.msg.removeprefix(where) not in of_setting]
-        of_claim = claim_messages(stated, policy, where)
-        for message in (*own, *_view_messages(view, policy, where), *of_claim):
-            found.setdefault(f"{message.id} {message.msg}", message)
-    return list(found.values())
+# --- Views -----------------------------------------------------------------------------------------------------------
 
 
-@register(Tags.urls)
-def check_ninja(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """W011: views of an old Django Ninja under the middleware, which stays outside their authentication."""
-    if not (are_usable() and is_covering()):
-        return []
-    exempt, methods = conf.conf().exempt, conf.conf().policy.methods
-    covered = [
-        route for route, callback in routes() if _is_ninja(callback, methods) and not (exempt and exempt.search(route))
-    ]
-    return [
-        Warning(
-            f"{len(covered)} views of Django Ninja, such as {covered[0]}, are behind IdempotencyMiddleware, which "
-            "can't get inside them: a replay is sent before Ninja's own authentication.",
-            hint="Update Ninja, or add their paths to EXEMPT_PATHS and put @idempotent below @api.post.",
-            id="django_idempotency.W011",
-        )
-        for _once in covered[:1]
-    ]
+def is_async(view: Source) -> bool:
+    return bool(getattr(view.of, "view_is_async", False)) or iscoroutinefunction(view.handler)
 
 
-@register(Tags.urls)
-def check_ninja_decorators(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """E079: ``add_decorator(idempotent)`` in the mode of Ninja in which it can protect nothing."""
-    misplaced = {
-        f"{function.__module__}.{function.__qualname__}": route
-        for route, callback in routes()
-        for function in ninja.in_operation_mode(callback)
-    }
-    return [
-        Error(
-            f"{name}, at {route}, is not protected: @idempotent was added in Ninja's default mode.",
-            hint='Write add_decorator(idempotent, mode="view").',
-            id="django_idempotency.E079",
-        )
-        for name, route in misplaced.items()
-    ]
+def opens_durable_blocks(view: Source) -> bool:
+    return any(map(opens_durable_block, layers(view.handler)))
 
 
-@register(Tags.urls)
-def check_metrics(app_configs: Apps, **kwargs: Any) -> list[CheckMessage]:
-    """W066: the metrics view without a token, so that it refuses every scrape."""
-    if not are_usable() or conf.conf().metrics_tokens:
-        return []
-    guarded = [route for route, view in routes() if (view.__module__, getattr(view, "__name__", "")) == METRICS_VIEW]
-    return [
-        Warning(
-            f"{route} is the metrics view, and METRICS_TOKENS is empty: every scrape is refused.",
-            hint="Set METRICS_TOKENS and have Prometheus send one, or route unguarded_scrape where only Prometheus "
-            "can reach it.",
-            id="django_idempotency.W066",
-        )
-        for route in guarded
-    ]
-
-
-def _is_ninja(callback: Any, methods: Collection[str]) -> bool:
-    """Whether it handles one of ``methods``, in a version of Ninja whose operations can't be copied."""
-    if getattr(callback, "__module__", "") != "ninja.operation" or ninja.path_view(callback) is not None:
-        return False
-    contents = [getattr(callback, "__self__", None), *(cell.cell_contents for cell in callback.__closure__ or ())]
-    operations = [operation for part in contents for operation in getattr(part, "operations", ())]
-    return not operations or any(not set(operation.methods).isdisjoint(methods) for operation in operations)
-
-
-def _view_messages(view: Any, policy: Policy, where: str) -> Iterator[CheckMessage]:
-    if policy.mode == Mode.ATOMIC and (effects := _database_of(view)) not in (None, *aliases(policy)):
-        yield Error(
-            f"{where} is in atomic mode, but writes to {effects!r} while its records are in "
-            f"{' and '.join(map(repr, aliases(policy)))}.",
-            hint='Set using=… to the database of the effects, or mode="lease".',
-            id="django_idempotency.E005",
-        )
-    if policy.mode == Mode.ATOMIC and _is_async(view):
-        yield Error(
-            f"{where} is an async view in atomic mode.",
-            hint='A transaction belongs to a thread; set mode="lease".',
-            id="django_idempotency.E006",
-        )
-    if policy.mode == Mode.ATOMIC and any(map(opens_durable_block, _functions(view))):
-        yield Error(
-            f"{where} is in atomic mode, but opens a durable block inside the transaction of its key.",
-            hint='Remove durable=True, because the key\'s transaction is the outermost, or set mode="lease".',
-            id="django_idempotency.E042",
-        )
-    if policy.scope is None and policy.anonymous != Anonymous.IGNORE and _is_public(view):
-        yield Warning(
-            f"{where} lets anonymous callers in, but has no scope for them: their requests with a key are refused.",
-            hint='Set scope="public" or a callable, or anonymous="ignore", or require authentication.',
-            id="django_idempotency.W009",
-        )
-
-
-def _functions(view: Any) -> Iterator[Any]:
-    """Yield the view, or the methods of its class, and everything that their decorators wrap."""
-    handlers = [getattr(view, name, None) for name in getattr(view, "http_method_names", ())]
-    for function in handlers if isinstance(view, type) else [view]:
-        while function is not None:
-            yield function
-            function = getattr(function, "__wrapped__", None)
-
-
-def views() -> Iterator[tuple[Any, Policy]]:
-    """Yield every function or class in the URLconf that has an entry point, with its policy in force."""
-    yield from ((view, conf.resolve(stated)) for view, stated in _stated_views())
-
-
-def _stated_views() -> Iterator[tuple[Any, Policy]]:
-    for _route, callback in routes():
-        view = view_class(callback) or callback
-        initial = getattr(callback, "initkwargs", {}).get("idempotency_policy")
-        for part in (view, *(operation.view_func for operation in ninja.operations(callback))):
-            stated = initial or getattr(part, "idempotency_policy", None)
-            if isinstance(stated, Policy):
-                yield part, stated
+def other_database(view: Source) -> tuple[str, str] | None:
+    """Return the database of the effects and those of the records, if they differ."""
+    records = aliases(view.policy)
+    effects = _database_of(getattr(view.of, "model_admin", view.of))
+    return None if effects in (None, *records) else (repr(effects), " and ".join(map(repr, records)))
 
 
 def _database_of(view: Any) -> str | None:
-    view = getattr(view, "model_admin", view)
     queryset = getattr(view, "queryset", None)
     model = getattr(view, "model", None) or getattr(queryset, "model", None)
     if queryset is not None and queryset._db:
@@ -162,10 +54,93 @@ def _database_of(view: Any) -> str | None:
     return None if model is None else router.db_for_write(model)
 
 
-def _is_async(view: Any) -> bool:
-    return bool(getattr(view, "view_is_async", False)) or iscoroutinefunction(view)
+def why_callers_are_no_users(view: Source) -> str | None:
+    """Return why some callers have no scope; ``None`` if all have one, or nothing is known."""
+    if view.policy.scope is not None or view.policy.anonymous == "ignore":
+        return None
+    permissions = getattr(view.of, "permission_classes", ["unknown"])
+    names = {getattr(permission, "__name__", "") for permission in permissions}
+    if names <= {"AllowAny"}:
+        return "lets anonymous callers in"
+    if not getattr(view.of, "authentication_classes", ["unknown"]):
+        return "has no authentication_classes"
+    by = [*sorted(names & API_KEY_PERMISSIONS), *ninja.api_keys(view.of)]
+    return f"authenticates callers by {by[0]}" if by else None
 
 
-def _is_public(view: Any) -> bool:
-    names = {getattr(permission, "__name__", "") for permission in getattr(view, "permission_classes", ["unknown"])}
-    return not names or names == {"AllowAny"}
+# --- Positions of entry points ---------------------------------------------------------------------------------------
+
+
+def revisions_in_a_transaction(_settings: conf.Conf) -> Iterator[str]:
+    """Yield django-reversion's middleware, unless a subclass has turned its transaction off."""
+    for path in conf.middleware():
+        bases = getattr(found := import_string(path), "__mro__", ())
+        if any(base.__module__ == "reversion.middleware" for base in bases) and getattr(found, "atomic", False):
+            yield path
+
+
+def inside_rest_framework(cls: Any) -> str | None:
+    """Return the name of a method that has an entry point, if REST framework calls it."""
+    marked = _marked(cls) if any(base.__module__ == "rest_framework.views" for base in cls.__mro__) else []
+    return f"{dotted_name(cls)}.{marked[0]}" if marked else None
+
+
+def _marked(cls: Any) -> list[str]:
+    """Return the methods of ``cls`` that have an entry point."""
+    return [name for name in View.http_method_names if any(map(_is_marked, _inside(getattr(cls, name, None))))]
+
+
+def _inside(handler: Any) -> Iterator[Any]:
+    for layer in layers(handler):
+        yield layer
+        yield from closed_over(layer)
+
+
+def _is_marked(part: Any) -> bool:
+    return isinstance(part, FunctionType) and MARK in vars(part)
+
+
+def unread_policy(cls: Any) -> str | None:
+    has_policy = isinstance(getattr(cls, "idempotency_policy", None), Policy)
+    return dotted_name(cls) if has_policy and not hasattr(cls, MARK) else None
+
+
+def misnamed_policy(cls: Any) -> Iterator[tuple[str, str]]:
+    for base in cls.__mro__:
+        if not base.__module__.startswith("django_idempotency."):
+            for name, value in vars(base).items():
+                if isinstance(value, Policy) and name != "idempotency_policy" and not _is_ours(cls, name):
+                    yield dotted_name(cls), name
+
+
+def _is_ours(cls: Any, name: str) -> bool:
+    """Whether a base of this package reads the attribute, as ``WebhookView`` does ``policy``."""
+    return any(name in vars(base) for base in cls.__mro__ if base.__module__.startswith("django_idempotency."))
+
+
+def second_entry_point(cls: Any) -> tuple[str, str] | None:
+    """Return the class and its method, if both have an entry point."""
+    if not hasattr(cls, MARK) or inside_rest_framework(cls):
+        return None
+    marked = _marked(cls) or ["dispatch"] * any(map(_is_marked, layers(getattr(cls, "dispatch", None))))
+    return (dotted_name(cls), marked[0]) if marked else None
+
+
+def unused_handler(cls: Any) -> tuple[str, str] | None:
+    """Return the class and its handler, around which the entry point is, if ``dispatch`` never calls it."""
+    unused = next((name for name in UNSAFE if hasattr(cls, name)), None)
+    dispatch = answers_in_dispatch(cls) if hasattr(cls, MARK) or is_covering() else None
+    if unused is None or dispatch is None:
+        return None
+    return None if {"getattr", *View.http_method_names} & dispatch else (dotted_name(cls), unused)
+
+
+def is_before_ninjas_authentication(route: tuple[str, Any]) -> bool:
+    """Whether the middleware covers a view of a Ninja whose operations can't be copied."""
+    path, callback = route
+    if not is_covering() or getattr(callback, "__module__", "") != "ninja.operation" or ninja.path_view(callback):
+        return False
+    contents = [getattr(callback, "__self__", None), *(cell.cell_contents for cell in callback.__closure__ or ())]
+    methods = {method for part in contents for each in getattr(part, "operations", ()) for method in each.methods}
+    exempt, protected = conf.conf().exempt, conf.conf().policy.methods
+    return not (exempt and exempt.search(path)) and (not methods or not methods.isdisjoint(protected))

@@ -1,32 +1,31 @@
 """The engine of all entry points: claim, run, complete. It is the only caller of the stores.
 
-The outcome of a claim is one of a closed set of values. A ``Claimed`` operation runs inside ``execution()``, which
-completes the record according to the verdict that the entry point settles on.
+``begin()`` returns a ``Run``, or one of a closed set of outcomes for a duplicate. ``Run.end()`` completes the record
+with the entry point's verdict.
 """
 
 from __future__ import annotations
 
 from django_idempotency.engine.batches import Batch, place
-from django_idempotency.engine.claims import (
-    Pending,
-    begin_claim,
-    claim,
-    claim_many,
-    duplicate,
-    in_transaction,
-    until_due,
-)
+from django_idempotency.engine.beginning import begin, begin_again, begin_claimed, begin_or_wait, execution, give_back
+from django_idempotency.engine.claims import begin_claim, claim, claim_many, duplicate, in_transaction
 from django_idempotency.engine.decisions import decide
-from django_idempotency.engine.executions import Context, Execution, aexecution, execution, give_back
+from django_idempotency.engine.run import Context, Run
 from django_idempotency.engine.shielding import shielded
+from django_idempotency.engine.waiting import Pending, until_due
+from django_idempotency.stores.connections import alias
 
 __all__ = [
     "Batch",
     "Context",
-    "Execution",
     "Pending",
-    "aexecution",
+    "Run",
+    "alias",
+    "begin",
+    "begin_again",
     "begin_claim",
+    "begin_claimed",
+    "begin_or_wait",
     "claim",
     "claim_many",
     "decide",

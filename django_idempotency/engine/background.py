@@ -24,8 +24,6 @@ COMPLETE_EVERY = 1.0
 PATIENCE = 5.0  # seconds that one write may take
 PATIENCE_AT_EXIT = 2.0  # seconds that an exiting process may wait for pending writes
 
-Count = tuple[Store, tuple[str, ...]]
-
 
 @dataclass(frozen=True, slots=True)
 class ScheduledWork:
@@ -33,12 +31,11 @@ class ScheduledWork:
 
     work: Work
     store: Store
-    schemas: tuple[str, ...]
     due: float
     seconds: float
 
     def run(self) -> None:
-        with self.store.own_connection(seconds=PATIENCE, schemas=self.schemas):
+        with self.store.own_connection(seconds=PATIENCE):
             self.work()
 
     def again(self) -> ScheduledWork:
@@ -50,20 +47,20 @@ class Background(Worker):
 
     def reset(self) -> None:
         super().reset()
-        self._replays: dict[Count, Counter[UUID]] = defaultdict(Counter)
+        self._replays: dict[Store, Counter[UUID]] = defaultdict(Counter)
         self._work: dict[Work, ScheduledWork] = {}
         self._counted = time.monotonic()
 
-    def complete(self, write: Work, store: Store, schemas: tuple[str, ...] = ()) -> None:
+    def complete(self, write: Work, store: Store) -> None:
         """Call ``write`` every second until it succeeds, or raises ``ClaimLost``."""
 
         def completing() -> None:
             with suppress(ClaimLost):  # the rejection has been logged already
                 write()
 
-        self._add(completing, COMPLETE_EVERY, store, schemas)
+        self._add(completing, COMPLETE_EVERY, store)
 
-    def count_replay(self, id: UUID, store: Store, schemas: tuple[str, ...] = ()) -> None:
+    def count_replay(self, id: UUID, store: Store) -> None:
         """Count one replay, which is written within a second or so.
 
         A test run counts none, because its databases come and go.
@@ -74,7 +71,7 @@ class Background(Worker):
         with self.changed:
             if not self._replays:
                 self._counted = time.monotonic()
-            self._replays[store, schemas][id] += 1
+            self._replays[store][id] += 1
             with suppress(RuntimeError):  # no thread can be started now; the next call tries again
                 self.wake()
 
@@ -84,12 +81,12 @@ class Background(Worker):
         Work that is requested twice before it is done is done once. In a test run it is never done.
         """
         if not in_test_run():
-            self._add(work, seconds, store, ())
+            self._add(work, seconds, store)
 
-    def _add(self, work: Work, seconds: float, store: Store, schemas: tuple[str, ...]) -> None:
+    def _add(self, work: Work, seconds: float, store: Store) -> None:
         self.leave_the_parents_process()
         with self.changed:
-            self._work.setdefault(work, ScheduledWork(work, store, schemas, time.monotonic() + seconds, seconds))
+            self._work.setdefault(work, ScheduledWork(work, store, time.monotonic() + seconds, seconds))
             with suppress(RuntimeError):  # no thread can be started now; the next call tries again
                 self.wake()
 
@@ -109,14 +106,14 @@ class Background(Worker):
 
     def work(self) -> None:
         for scheduled in self._take_due():
-            if not self.attempt(scheduled.run):
+            if not self.attempt(scheduled.run, scheduled.work):
                 with self.changed:
                     self._work.setdefault(scheduled.work, scheduled.again())
         with self.changed:
             self._counted = time.monotonic()
             replays, self._replays = self._replays, defaultdict(Counter)
-        for (store, schemas), counts in replays.items():
-            self.attempt(partial(_count_replays, store, schemas, counts))
+        for store, counts in replays.items():
+            self.attempt(partial(_count_replays, store, counts))
 
     def _take_due(self) -> list[ScheduledWork]:
         now = math.inf if self.ending else time.monotonic()
@@ -134,8 +131,8 @@ class Background(Worker):
             self.changed.notify_all()
 
 
-def _count_replays(store: Store, schemas: tuple[str, ...], counts: Counter[UUID]) -> None:
-    with store.own_connection(seconds=PATIENCE, schemas=schemas):
+def _count_replays(store: Store, counts: Counter[UUID]) -> None:
+    with store.own_connection(seconds=PATIENCE):
         store.count_replays(counts)
 
 

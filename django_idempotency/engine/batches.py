@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from uuid import UUID
 
-from django_idempotency.engine.executions import AtomicExecution, Execution
-from django_idempotency.exceptions import ClaimLost
-from django_idempotency.outcomes import Claimed, Keep, Operation
+from django_idempotency.engine.atomic_runs import AtomicRun
+from django_idempotency.exceptions import ClaimLost, StoreUnavailable
 from django_idempotency.policy import Policy
 from django_idempotency.stores import store_for
+from django_idempotency.stores.base import TransactionalStore
+from django_idempotency.values.outcomes import Claimed, Keep, Operation, Verdict
 
 
 def place(operation: Operation, policy: Policy) -> str:
@@ -18,51 +20,66 @@ def place(operation: Operation, policy: Policy) -> str:
 
 
 class Batch:
-    """Runs claimed operations in one business transaction, each behind its own savepoint."""
+    """Runs claimed operations in one business transaction, each behind its own savepoint.
+
+    ``running``: whether one of them is running.
+    """
 
     def __init__(self, claims: Sequence[Claimed], policy: Policy) -> None:
+        store = store_for(policy, claims[0].operation)
+        assert isinstance(store, TransactionalStore)
         self.claims = claims
         self.policy = policy
-        self.store = store_for(policy, claims[0].operation)
-        self.run_behind_savepoint = self.store.savepoints()
-        self.owned: set[object] = set()
-        self.runs: list[AtomicExecution] = []
+        self.store = store
+        self.transaction = store.transaction()
+        self.transaction.owner = self
+        self.running = self.ending = False
+        self.owned: dict[UUID, Claimed] = {}
+        self.runs: list[tuple[AtomicRun, Keep]] = []
 
-    def run(self, claim: Claimed, work: Callable[[Execution], None]) -> bool:
-        """Run ``work``, which must settle on a ``Keep`` verdict. Return false, and don't run it, if the claim is lost.
+    def begin(self) -> None:
+        self.transaction.begin()
+        self.owned = {claim.token: claim for claim in self.store.lock_many(self.claims)}
 
-        An exception undoes what ``work`` has written, and propagates. The claim is still held then.
+    def run(self, claim: Claimed, work: Callable[[AtomicRun], Verdict | None]) -> bool:
+        """Run ``work``, and return whether its verdict is one that a batch can write: to keep what was done.
+
+        Otherwise, and if it raises, what it has written is undone, and the claim is still held. ``work`` is not run if
+        the claim is lost.
         """
-        if claim.token not in self.owned:
+        owned = self.owned.get(claim.token)
+        if owned is None:
             return False
-        run = AtomicExecution(claim, self.policy)
-        self.run_behind_savepoint(lambda: work(run))
-        self.runs.append(run)
-        return True
+        run = AtomicRun(owned, self.policy, self.store, self.transaction)
+        kept: list[Keep] = []
 
-    @contextmanager
-    def running(self) -> Iterator[Batch]:
-        with self.store.transaction():
-            self.owned = set(self.store.lock_many(self.claims))
-            expect_transaction = self._watch()
-            yield self
-            expect_transaction()
-            self._complete()
-            if self.runs:
-                self.store.take_over_hooks(self.runs[0].report_after_commit)
-        for run in self.runs:
-            run.announce(run.settled())
+        def keeps() -> bool:
+            verdict = work(run)
+            if isinstance(verdict, Keep) and not verdict.rollback and not verdict.failure:
+                kept.append(run.redacted(verdict))
+            return bool(kept)
 
-    def _watch(self) -> Callable[[], None]:
-        owned = (claim for claim in self.claims if claim.token in self.owned)
-        one = next(owned, None)
-        return (lambda: None) if one is None else self.store.watch_transaction(one)
+        self.running = True
+        try:
+            done = self.transaction.behind_savepoint(keeps)
+        finally:
+            self.running = False
+        self.runs += [(run, verdict) for verdict in kept]
+        return done
 
-    def _complete(self) -> None:
-        results = []
-        for run in self.runs:
-            verdict = run.settled()
-            assert isinstance(verdict, Keep)
-            results.append((run.claim, self.store.encode(verdict.response, run.claim)))
+    def end(self) -> None:
+        """Complete the records, and commit them with the effects."""
+        results = [(run.claim, self.store.encode(verdict.response, run.claim)) for run, verdict in self.runs]
+        if self.runs:
+            self.transaction.take_over_hooks(self.runs[0][0].report_after_commit)
+            self.transaction.end_with_next_write()
         if results and self.store.complete_many(results) != len(results):
             raise ClaimLost
+        self.transaction.commit()
+        for run, verdict in self.runs:
+            run.announce(verdict)
+
+    def abort(self, error: BaseException) -> None:
+        """Roll back what was not committed."""
+        with suppress(StoreUnavailable):
+            self.transaction.abort(error)

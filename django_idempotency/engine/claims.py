@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from asgiref.sync import sync_to_async
-from django.db import Error
-
 from django_idempotency import signals
-from django_idempotency.digests import as_recorded
 from django_idempotency.engine import leases
 from django_idempotency.engine.background import background
 from django_idempotency.engine.decisions import ASK_AGAIN, LEASE_LAPSED, decide, has_expired, lapsed_just_now
-from django_idempotency.engine.shielding import has_thread_of_its_own, lookout
-from django_idempotency.engine.waiters import waiters
+from django_idempotency.engine.digests import as_recorded
+from django_idempotency.engine.waiting import GRACE_PAUSE, Pending, waited_for
 from django_idempotency.exceptions import (
     ClaimInsideTransaction,
     DigestCollision,
@@ -32,8 +24,13 @@ from django_idempotency.exceptions import (
     StoreRefused,
     StoreUnavailable,
 )
-from django_idempotency.log_ids import shown_id
-from django_idempotency.outcomes import (
+from django_idempotency.policy import REQUIRE, Mode, Policy
+from django_idempotency.reporting.log_ids import shown_id
+from django_idempotency.reporting.traces import current_trace
+from django_idempotency.stores import store_for, stores_of
+from django_idempotency.stores.base import Owned, Seen, Store, Unlocked
+from django_idempotency.stores.codec import lack_of_encryption
+from django_idempotency.values.outcomes import (
     Available,
     Claimed,
     Duplicate,
@@ -46,44 +43,24 @@ from django_idempotency.outcomes import (
     Replay,
     Snapshot,
 )
-from django_idempotency.policy import Mode, OnConflict, Policy
-from django_idempotency.stores import store_for, stores_of
-from django_idempotency.stores.base import Owned, Seen, Store, Unlocked
-from django_idempotency.traces import current_trace
 
 T = TypeVar("T")
-Told = TypeVar("Told", bound=Outcome)
 
-GRACE_PAUSE = 0.01
 # The outcome if the key has an owner whose claim is a lock, by whether that owner runs the same request.
 MEETINGS: Mapping[bool | None, InFlight | Mismatch | Available] = {
     True: ASK_AGAIN,
     False: Mismatch(running=True),
     None: Available(after=GRACE_PAUSE),
 }
-FIRST_PAUSE = 0.02
-LONGEST_PAUSE = 0.25
-PATIENCE = 5.0
 
 
 def claim(operation: Operation, policy: Policy) -> Outcome:
-    """Claim ``operation``, or return what became of it. With ``on_conflict="wait"``, wait first.
+    """Claim ``operation``, or return what became of it. With ``wait``, wait first.
 
     Raises ``LateRetry``, ``NotAdmitted``, ``ReplayForbidden``, ``StoreUnavailable``, ``ClaimInsideTransaction`` or
     ``DigestCollision``. Nothing was run in these cases.
     """
-    return _waited_for(begin_claim(operation, policy))
-
-
-def _waited_for(pending: Outcome | Pending) -> Outcome:
-    if not isinstance(pending, Pending):
-        return pending
-    with closing(pending):
-        outcome: Outcome | Pending = pending
-        while isinstance(outcome, Pending):  # no lock and no transaction is held in between
-            outcome.wait()
-            outcome = outcome.ask()
-        return outcome
+    return waited_for(begin_claim(operation, policy))
 
 
 def claim_many(operations: Sequence[Operation], policy: Policy) -> list[Outcome | None]:
@@ -92,140 +69,35 @@ def claim_many(operations: Sequence[Operation], policy: Policy) -> list[Outcome 
     The outcome is ``None`` if an operation takes more than that statement, such as a takeover. Claim it by itself,
     right before it is run. Raises what ``claim`` raises; operations claimed by then are left to a takeover.
     """
-    claimants = [_Claimant(operation, policy.by_record) for operation in operations]
-    claimants[0].refuse_inside_transaction()
+    claimants = [Claimant(operation, policy.by_record) for operation in operations]
+    first = claimants[0]
+    first.refuse_inside_transaction()
+    wanted = [(claimant.operation, claimant.token) for claimant in claimants]
+    try:
+        found = first.reconnecting(partial(first.store.claim_many, wanted))
+    except StoreConflict:
+        return [None] * len(claimants)
     outcomes: list[Outcome | None] = []
-    for claimant, seen in zip(claimants, _claim_together(claimants), strict=True):
+    for claimant, seen in zip(claimants, found, strict=True):
         outcome = claimant.settled(seen)
         outcomes.append(outcome and claimant.announce(outcome))
     return outcomes
 
 
-def _claim_together(claimants: Sequence[_Claimant]) -> Sequence[Claimed | Seen | Owned | None]:
-    first = claimants[0]
-    wanted = [(claimant.operation, claimant.token) for claimant in claimants]
-    try:
-        return first.reconnecting(partial(first.store.claim_many, wanted))
-    except StoreConflict:
-        return [None] * len(claimants)
-
-
-def begin_claim(operation: Operation, policy: Policy) -> Outcome | Pending:
-    """Do as much of ``claim`` as is possible without waiting."""
-    claimant = _Claimant(operation, policy)
+def begin_claim(operation: Operation, policy: Policy, *, blocks: bool = True) -> Outcome | Pending:
+    """Do as much of ``claim`` as is possible without waiting. ``blocks``: waiting would block a thread."""
+    claimant = Claimant(operation, policy)
     claimant.refuse_inside_transaction()
     claimant.refuse_late()
-    return Pending(claimant).ask()
+    return Pending(claimant, blocks=blocks).ask()
 
 
-class Pending:
-    """A claim that is not decided yet. Call ``ask()`` again in ``pause`` seconds. It holds no lock and no transaction.
-
-    ``in_flight``: another owner is running the operation. Call ``close()`` however the wait ends, because the claim
-    counts as a waiter.
-    """
-
-    def __init__(self, claimant: _Claimant) -> None:
-        self.claimant = claimant
-        self.operation = claimant.operation
-        policy = claimant.policy
-        begun = time.monotonic()
-        self.waits_until = begun + policy.wait_timeout if policy.on_conflict == OnConflict.WAIT else begun
-        self.gives_up = self.waits_until + policy.takeover_grace + PATIENCE
-        self.asked = 0
-        self.pause = 0.0
-        self.in_flight = False
-        self.counted = False
-        self._pauses = self.pauses()
-
-    def ask(self) -> Outcome | Pending:
-        """Return an outcome, or this object if there is none yet. Raises what ``claim`` raises."""
-        try:
-            return self._ask()
-        except BaseException as error:
-            if self.claimant.policy.claims_by_lock:  # else the transaction that it opened would stay open
-                self.claimant.store.roll_back_left_open(error)
-            raise
-
-    def _ask(self) -> Outcome | Pending:
-        # At least twice: the first attempt may have waited longer for the table, only to find another one in its place.
-        while (now := time.monotonic()) < self.gives_up or self.asked < 2:
-            self.asked += 1
-            outcome = self.claimant.ask()
-            if outcome is None:
-                continue
-            self.in_flight = isinstance(outcome, InFlight)
-            if isinstance(outcome, Available):
-                self.pause = min(outcome.after, GRACE_PAUSE)
-            elif self.in_flight and now < self.waits_until and self._may_wait():
-                self.pause = next(self._pauses, LONGEST_PAUSE)
-            else:
-                return self.claimant.announce(outcome, waited=self.counted)
-            return self
-        id = shown_id(self.operation.id)
-        raise StoreUnavailable(f"The record {id} changed again and again while it was being claimed.")
-
-    def _may_wait(self) -> bool:
-        self.counted = self.counted or waiters.enter(self.operation.id, self.claimant.policy.max_waiters)
-        return self.counted
-
-    def close(self) -> None:
-        """Let another caller wait."""
-        if self.counted:
-            self.counted = False
-            waiters.leave(self.operation.id)
-
-    def pauses(self) -> Iterator[float]:
-        """Yield the seconds between two looks, doubled each time up to a limit, until the wait is over."""
-        pause = FIRST_PAUSE
-        while time.monotonic() < self.waits_until:
-            yield pause
-            pause = min(pause * 2, LONGEST_PAUSE)
-
-    def left(self) -> Iterator[float]:
-        """Return the remaining pauses, starting with the one that is due now."""
-        return chain([self.pause], self._pauses)
-
-    def wait(self) -> None:
-        """Wait until it is time to ask again. To wait for another owner, let go of this thread's connection."""
-        if self.in_flight and self.let_go():
-            lookout.wait(self.seems_in_flight, self.left())
-        else:
-            time.sleep(self.pause)
-
-    def seems_in_flight(self) -> bool:
-        """Return whether the owner seems to be running still. This only reads, on a connection of this thread's own."""
-        try:
-            with self.claimant.store.own_connection(seconds=PATIENCE, schemas=self.claimant.schemas):
-                return self.claimant.sees_owner()
-        except (StoreUnavailable, Error):
-            return False  # ask() will find out and report it
-
-    def let_go(self) -> bool:
-        """Close this thread's connection, or give it back to its pool. The next ``ask()`` takes another one.
-
-        Return false if the connection is kept.
-        """
-        try:
-            return self.claimant.store.give_back()
-        except StoreUnavailable:
-            return False  # ask() will find out and report it
-
-
-async def until_due(pending: Pending) -> None:
-    """Wait in the event loop until it is time to ask again, without a connection and without blocking a thread."""
-    if not pending.in_flight:
-        await asyncio.sleep(pending.pause)
-        return
-    if has_thread_of_its_own():
-        await sync_to_async(pending.let_go)()
-    await lookout.watch(pending.seems_in_flight, pending.left())
-
-
-class _Claimant:
+class Claimant:
     """One caller's attempt at one operation. It asks until there is an outcome, always with the same token."""
 
     def __init__(self, operation: Operation, policy: Policy) -> None:
+        if policy.body.encrypt == REQUIRE and (why := lack_of_encryption()):  # as E012 says; servers run no checks
+            raise StoreUnavailable(f'encrypt is "require", but {why}: nothing is run or stored.')
         self.policy = policy
         self.store = store_for(policy, operation)
         self.operation = operation
@@ -234,24 +106,29 @@ class _Claimant:
         if trace := current_trace():
             self.operation = replace(self.operation, trace=trace)
         self.token = uuid4()
-        self.schemas: tuple[str, ...] = ()
+        self.receipt: Any = None
         self.may_claim = operation.admission is None
 
     def refuse_inside_transaction(self) -> None:
         """Raise ``ClaimInsideTransaction`` if others would not see the claim."""
-        self.store.discard_abandoned_connection()
+        self.store.recover()
         if self.store.in_foreign_transaction():
             raise ClaimInsideTransaction(self.store.name)
 
+    @property
+    def bound_store(self) -> Store:
+        """The store, bound to where it found the record."""
+        return self.store.at(self.receipt)
+
     def refuse_late(self) -> None:
-        """Raise ``LateRetry`` if the request is older than ``max_request_age`` and its key is no longer known.
+        """Raise ``LateRetry`` if the request is older than ``Keys.max_age`` and its key is no longer known.
 
         The age depends on two clocks: the store's, and that of the client that stated when the request was first sent.
         """
-        if self.policy.max_request_age is None or self.operation.sent is None:
+        if self.policy.keys.max_age is None or self.operation.sent is None:
             return
         age = self.reconnecting(self.store.now) - self.operation.sent
-        if age.total_seconds() <= self.policy.max_request_age:
+        if age.total_seconds() <= self.policy.keys.max_age:
             return
         record = self.store.read(self.operation.id)
         if record is None or has_expired(record, record.now):
@@ -279,11 +156,11 @@ class _Claimant:
         record = self.reconnecting(partial(self.store.look, self.operation))
         return record is None or has_expired(record, record.now)
 
-    def announce(self, outcome: Told, *, waited: bool = False) -> Told:
+    def announce(self, outcome: Outcome, *, waited: bool = False) -> Outcome:
         """Send the signals for ``outcome`` and return it. Raises ``ReplayForbidden``."""
         if not isinstance(outcome, Claimed):
             self.give_back()
-        _announce(outcome, self.operation, self.store, self.schemas, waited=waited)
+        _announce(outcome, self.operation, self.bound_store, waited=waited)
         return outcome
 
     def give_back(self) -> None:
@@ -309,10 +186,10 @@ class _Claimant:
             return MEETINGS[seen.same]
         if not isinstance(seen, Seen):
             return seen
-        self.schemas = seen.schemas
+        self.receipt = seen.receipt
         if seen.record.token == self.token:  # an earlier claim was made, but its response was lost
             operation = as_recorded(self.operation, seen.record.fingerprint) or self.operation
-            return Claimed(operation, self.token, seen.record.attempts, schemas=self.schemas)
+            return Claimed(operation, self.token, seen.record.attempts, receipt=self.receipt)
         decision = self._decide(seen.record)
         if isinstance(decision, Available) and seen.busy:
             return ASK_AGAIN
@@ -331,7 +208,7 @@ class _Claimant:
 
     def _watch(self, record: Snapshot) -> None:
         if record.mode == Mode.LEASE:
-            leases.suspect(record, self.store, self.schemas)
+            leases.suspect(record, self.bound_store)
 
     def _claim(self) -> Claimed | Seen | Owned | None:
         try:
@@ -382,11 +259,11 @@ class _Claimant:
             return ASK_AGAIN
 
     def sees_owner(self) -> bool:
-        """Return whether the record has a live owner, as far as that can be told without a claim."""
+        """Return whether the record has a live owner, as far as that is known without a claim."""
         record = self.store.read(self.operation.id)
         if record is None:
             return self.store.has_owner(self.operation)
-        decision = _decide(record, self.operation, grace=self.policy.takeover_grace)
+        decision = _decide(record, self.operation, self.policy)
         if not isinstance(decision, Available) or record.token is None:
             return isinstance(decision, InFlight)
         if decision.after:
@@ -400,8 +277,7 @@ class _Claimant:
     def _decide(self, record: Snapshot) -> Duplicate | Available:
         if (record.scope, record.key) != (self.operation.scope, self.operation.key):
             raise DigestCollision(f"The record {shown_id(record.id)} belongs to another key.")
-        decision = _decide(record, self.operation, grace=self.policy.takeover_grace, lease=self.policy.lease)
-        return _decoded(decision, record, self.store)
+        return _decoded(_decide(record, self.operation, self.policy), record, self.store)
 
     def _reassigned(self, record: Snapshot) -> Claimed | Mismatch:
         """Give the record to this attempt. It keeps its digest key, and so its child keys, unless it begins anew.
@@ -412,12 +288,14 @@ class _Claimant:
         operation = self.operation if begins_anew else as_recorded(self.operation, record.fingerprint)
         if operation is None:
             return Mismatch()
-        return replace(self.store.reassign(record, operation, self.token), schemas=self.schemas)
+        claimed = self.store.reassign(record, operation, self.token)
+        return claimed if self.receipt is None else claimed.with_receipt(self.receipt)
 
 
-def _decide(record: Snapshot, operation: Operation, **times: float) -> Duplicate | Available:
-    same = as_recorded(operation, record.fingerprint)
-    return decide(record, None if same is None else same.fingerprint, record.now, **times)
+def _decide(record: Snapshot, operation: Operation, policy: Policy) -> Duplicate | Available:
+    same, mode = as_recorded(operation, record.fingerprint), policy.mode
+    fingerprint = None if same is None else same.fingerprint
+    return decide(record, fingerprint, record.now, grace=mode.takeover_grace, lease=mode.seconds)
 
 
 def in_transaction(policy: Policy) -> bool:
@@ -432,7 +310,7 @@ def duplicate(operation: Operation, policy: Policy) -> Duplicate:
     """
     store = store_for(policy, operation)
     record = store.read(operation.id)
-    decision = _decoded(_decide(record, operation, lease=policy.lease), record, store) if record else ASK_AGAIN
+    decision = _decoded(_decide(record, operation, policy), record, store) if record else ASK_AGAIN
     outcome = ASK_AGAIN if isinstance(decision, Available) else decision
     _announce(outcome, operation, store)
     return outcome
@@ -441,12 +319,10 @@ def duplicate(operation: Operation, policy: Policy) -> Duplicate:
 def _decoded(decision: Duplicate | Available, record: Snapshot, store: Store) -> Duplicate | Available:
     if not isinstance(decision, Replay):
         return decision
-    return replace(decision, response=store.decode(decision.response, record))
+    return Replay(store.decode(decision.response, record), decision.trace)
 
 
-def _announce(
-    outcome: Outcome, operation: Operation, store: Store, schemas: tuple[str, ...] = (), *, waited: bool = False
-) -> None:
+def _announce(outcome: Outcome, operation: Operation, store: Store, *, waited: bool = False) -> None:
     """Send the signals for the outcome that a caller gets. Raises ``ReplayForbidden``."""
     match outcome:
         case Claimed(attempt=attempt, taken_over=taken_over):
@@ -455,7 +331,7 @@ def _announce(
             _reject(operation, Rejection.FORBIDDEN)
             raise ReplayForbidden
         case Replay(response, trace):
-            background.count_replay(operation.id, store, schemas)
+            background.count_replay(operation.id, store)
             signals.send(signals.response_replayed, operation, response=response, trace=trace)
         case InFlight(retry_after):
             _reject(operation, Rejection.WAIT_TIMEOUT if waited else Rejection.IN_FLIGHT, retry_after=retry_after)

@@ -7,8 +7,8 @@ from datetime import datetime
 from django.utils.translation import gettext_noop
 
 from django_idempotency.models import LIVE, TERMINAL, Status
-from django_idempotency.outcomes import Available, InFlight, Mismatch, OnHold, Replay, Snapshot
 from django_idempotency.policy import Mode
+from django_idempotency.values.outcomes import Available, InFlight, Mismatch, OnHold, Replay, Snapshot
 
 LEASE_LAPSED = gettext_noop("its lease ran out while it was running")
 # It is unknown how long an owner in atomic mode will take, and a dead one has no lease to wait for.

@@ -12,16 +12,21 @@ import math
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
+from typing import TypeVar
 from uuid import UUID
+from weakref import ref
 
 from django_idempotency.engine.workers import Worker, threads_run
-from django_idempotency.logs import log
-from django_idempotency.outcomes import Claimed, Snapshot
+from django_idempotency.reporting.logs import log
 from django_idempotency.stores.base import Store
+from django_idempotency.values.outcomes import Claimed, Snapshot
+
+T = TypeVar("T")
 
 BEATS_PER_LEASE = 3
 RETRY_AFTER = 1.0  # seconds from a failed heartbeat to the next, at most
@@ -41,6 +46,12 @@ class Lease:
     claim: Claimed
     store: Store
     finished: bool = False
+    run: ref[object] | None = None
+
+    @property
+    def is_left(self) -> bool:
+        """Whether nobody can end its run any more."""
+        return self.run is not None and self.run() is None
 
 
 @dataclass(slots=True)
@@ -51,8 +62,8 @@ class Suspect:
     """
 
     id: UUID
+    token: UUID
     store: Store
-    schemas: tuple[str, ...]
     lease: float
     left: timedelta
 
@@ -68,7 +79,7 @@ class Suspect:
 
 def beat(store: Store) -> float:
     """Return the seconds between two heartbeats of a lease."""
-    return store.policy.lease / BEATS_PER_LEASE
+    return store.policy.mode.seconds / BEATS_PER_LEASE
 
 
 class Watch:
@@ -111,7 +122,7 @@ class LeaseKeeper(Worker):
 
     # --- What requests ask for
 
-    def add(self, claim: Claimed, store: Store, *, finished: bool = False) -> None:
+    def add(self, claim: Claimed, store: Store, *, finished: bool = False, run: ref[object] | None = None) -> None:
         """Keep the lease of ``claim``; see ``Lease`` for ``finished``.
 
         Raises ``RuntimeError`` if there is no thread for it and none can be started.
@@ -121,7 +132,7 @@ class LeaseKeeper(Worker):
         with self.changed:
             if not self._leases:
                 self._renewed, self._failed = time.monotonic(), False
-            self._leases[claim.token] = Lease(claim, store, finished)
+            self._leases[claim.token] = Lease(claim, store, finished, run)
             try:
                 self.wake()
             except BaseException:  # a lease that is not renewed must not stay in the list
@@ -132,11 +143,11 @@ class LeaseKeeper(Worker):
         with self.changed:
             self._leases.pop(claim.token, None)
 
-    def suspect(self, token: UUID, suspect: Suspect) -> None:
+    def suspect(self, suspect: Suspect) -> None:
         with self.changed:
-            if token in self._suspects or len(self._suspects) >= MOST_SUSPECTS:
+            if suspect.token in self._suspects or len(self._suspects) >= MOST_SUSPECTS:
                 return
-            self._suspects[token] = suspect
+            self._suspects[suspect.token] = suspect
             with suppress(RuntimeError):  # then another caller will find out
                 self.wake()
 
@@ -168,19 +179,29 @@ class LeaseKeeper(Worker):
 
     def work(self) -> None:
         with self.changed:
-            leases, suspects = [*self._leases.values()], {**self._suspects}
+            self._drop_left()
+            leases, suspects = [*self._leases.values()], [*self._suspects.values()]
             now = time.monotonic()
             renewal = bool(leases) and self._renewed + (0 if self._failed else self._beat()) <= now
         # A statement on a connection that hangs delays the renewal of every lease, so the shortest one is the measure.
-        beats = [beat(lease.store) for lease in leases] + [suspect.beat for suspect in suspects.values()]
+        beats = [beat(lease.store) for lease in leases] + [suspect.beat for suspect in suspects]
         patience = min(beats, default=RETRY_AFTER) / 2
         if renewal:
             self._renewed = now
-            renewed = [self._renew(group, patience) for group in _grouped(leases)]
+            # One statement can renew the leases of the same length in the same schemas.
+            groups = _groups(leases, lambda lease: (lease.store.policy.mode.seconds, lease.store.schemas))
+            renewed = [self._renew(group, patience) for group in groups]
             self._failed = not all(renewed)
         if suspects:
             self._looked = now
             self._look(suspects, patience)
+
+    def _drop_left(self) -> None:
+        """Drop the leases of runs that an exception has kept from ending. They lapse, as after a crash."""
+        for lease in [lease for lease in self._leases.values() if lease.is_left]:
+            del self._leases[lease.claim.token]
+            message = "idempotency record %s: its run was abandoned, and its lease will lapse"
+            log(logging.WARNING, "unended", message, lease.claim.id, operation=lease.claim.operation)
 
     def _renew(self, group: list[Lease], patience: float) -> bool:
         """Renew the leases of ``group``. Return false if the store was away or one of the rows is locked."""
@@ -188,7 +209,7 @@ class LeaseKeeper(Worker):
         left: set[UUID] = {claim.token for claim in claims}
 
         def renew() -> None:
-            with store.own_connection(seconds=patience, schemas=claims[0].schemas):
+            with store.own_connection(seconds=patience):
                 left.difference_update(store.renew(claims))
                 if left:
                     owned = store.leases_left({claim.token: claim.id for claim in claims if claim.token in left})
@@ -216,28 +237,30 @@ class LeaseKeeper(Worker):
 
     # --- The watch
 
-    def _look(self, suspects: Mapping[UUID, Suspect], patience: float) -> None:
-        for group in _alike(suspects):
-            if not self.attempt(lambda group=group: self._look_at(group, patience)):  # type: ignore[misc]
+    def _look(self, suspects: list[Suspect], patience: float) -> None:
+        for group in _groups(suspects, lambda suspect: suspect.store.schemas):
+            if not self.attempt(partial(self._look_at, group, patience)):
                 self._watch.interrupt()
 
-    def _look_at(self, group: dict[UUID, Suspect], patience: float) -> None:
-        one = next(iter(group.values()))
-        with one.store.own_connection(seconds=patience, schemas=one.schemas):
-            left = one.store.leases_left({token: suspect.id for token, suspect in group.items()})
-            self._watch.observe(time.monotonic(), gap=min(suspect.gap for suspect in group.values()))
+    def _look_at(self, group: list[Suspect], patience: float) -> None:
+        store = group[0].store
+        with store.own_connection(seconds=patience):
+            left = store.leases_left({suspect.token: suspect.id for suspect in group})
+            self._watch.observe(time.monotonic(), gap=min(suspect.gap for suspect in group))
             lapsed = {
-                token for token, lasts in left.items() if lasts < timedelta(0) and self._was_watched(group[token])
+                suspect.token: suspect.id
+                for suspect in group
+                if suspect.token in left and left[suspect.token] < timedelta(0) and self._was_watched(suspect)
             }
             if lapsed:
-                one.store.expire({token: group[token].id for token in lapsed})
-        renewed = {token for token, lasts in left.items() if lasts > group[token].left}
-        ended = group.keys() - left.keys()
+                store.expire(lapsed)
         with self.changed:
-            for token in lapsed | renewed | ended:
-                self._suspects.pop(token, None)
-            for token in left:
-                group[token].left = left[token]
+            for suspect in group:
+                lasts = left.get(suspect.token)
+                if lasts is None or lasts > suspect.left or suspect.token in lapsed:  # ended, renewed or expired
+                    self._suspects.pop(suspect.token, None)
+                else:
+                    suspect.left = lasts
 
     def _was_watched(self, suspect: Suspect) -> bool:
         """Whether the store was watched for a heartbeat's time besides a gap, which may hide an outage."""
@@ -249,19 +272,11 @@ def _retry(beat: float) -> float:
     return min(RETRY_AFTER, beat / 2) * random.uniform(0.5, 1)
 
 
-def _grouped(leases: list[Lease]) -> Iterator[list[Lease]]:
-    """Yield the leases that one statement can renew: those of the same length in the same schemas."""
-    groups: dict[object, list[Lease]] = defaultdict(list)
-    for lease in leases:
-        groups[lease.store.policy.lease, lease.claim.schemas].append(lease)
-    yield from groups.values()
-
-
-def _alike(suspects: Mapping[UUID, Suspect]) -> Iterator[dict[UUID, Suspect]]:
-    groups: dict[object, dict[UUID, Suspect]] = defaultdict(dict)
-    for token, suspect in suspects.items():
-        groups[suspect.schemas][token] = suspect
-    yield from groups.values()
+def _groups(items: Iterable[T], key: Callable[[T], object]) -> list[list[T]]:
+    groups: dict[object, list[T]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return [*groups.values()]
 
 
 # --- The keepers of this process -------------------------------------------------------------------------------------
@@ -276,26 +291,12 @@ def keeper_of(store: Store) -> LeaseKeeper:
     return keeper
 
 
-def keep(claim: Claimed, store: Store) -> ExitStack:
-    """Keep the claim's lease until the stack is closed. Raises ``RuntimeError`` if no thread can be started for it."""
-    keeper, stack = keeper_of(store), ExitStack()
-    keeper.add(claim, store)
-    stack.callback(keeper.drop, claim)
-    return stack
-
-
-def keep_finished(claim: Claimed, store: Store) -> None:
-    """Go on keeping the claim's lease, whatever the store says about it, until the stack of ``keep`` is closed."""
-    with suppress(RuntimeError):  # then the lease is no longer renewed
-        keeper_of(store).add(claim, store, finished=True)
-
-
-def suspect(record: Snapshot, store: Store, schemas: tuple[str, ...] = ()) -> None:
+def suspect(record: Snapshot, store: Store) -> None:
     """Watch whether the owner of ``record`` renews its lease, so that a retry may take over if not."""
     assert record.token is not None  # by constraint, all three
     assert record.locked_at is not None
     assert record.locked_until is not None
     # It may have been claimed under another policy. Its lease is no longer than the time from the claim to its end.
-    lease = min(store.policy.lease, (record.locked_until - record.locked_at).total_seconds())
+    lease = min(store.policy.mode.seconds, (record.locked_until - record.locked_at).total_seconds())
     left = record.locked_until - record.now
-    keeper_of(store).suspect(record.token, Suspect(record.id, store, schemas, lease, left))
+    keeper_of(store).suspect(Suspect(record.id, record.token, store, lease, left))

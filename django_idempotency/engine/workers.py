@@ -11,10 +11,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 from django.db import connections
 
-from django_idempotency.logs import cause, log
+from django_idempotency.reporting.logs import cause, log
 
 Work = Callable[[], object]
 
@@ -25,6 +27,12 @@ def threads_run() -> bool:
     Without it, threads can be started, but don't run between requests. https://uwsgi-docs.readthedocs.io/en/latest/ThingsToKnow.html
     """
     return bool(getattr(sys.modules.get("uwsgi"), "has_threads", True))
+
+
+def _name(work: Any) -> str:
+    while isinstance(work, partial):
+        work = work.func
+    return str(getattr(work, "__qualname__", type(work).__qualname__))
 
 
 class Worker(ABC):
@@ -73,13 +81,18 @@ class Worker(ABC):
         elif (due := self.due()) is not None and due < self._sleeps_until:
             self.changed.notify_all()
 
-    def attempt(self, work: Work) -> bool:
-        """Do ``work`` and return whether it succeeded. An error is logged, so that other work can follow."""
+    def attempt(self, work: Work, of: object = None) -> bool:
+        """Do ``work`` and return whether it succeeded. An error is logged, so that other work can follow.
+
+        ``of``: what the log names; ``work`` by default.
+        """
         try:
             work()
         except Exception as error:  # the thread has other work, which must go on
             with suppress(Exception):
-                log(logging.WARNING, "background", "idempotency: %s: %s", self.name, cause(error))
+                log(
+                    logging.WARNING, "background", "idempotency: %s: %s: %s", self.name, _name(of or work), cause(error)
+                )
             return False
         return True
 

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 from asgiref.sync import async_to_sync
 
-from django_idempotency.cache_guard import CacheGuard
 from django_idempotency.conf import conf
-from django_idempotency.outcomes import Operation, StoredResponse
-from django_idempotency.policy import Policy, is_async
+from django_idempotency.engine.cache_guard import CacheGuard
+from django_idempotency.policy import Limits, Policy, is_async
+from django_idempotency.values.outcomes import Operation, StoredResponse
 
 T = TypeVar("T")
 
@@ -28,17 +28,14 @@ PREFIX = "idempotency:count:"
 _guards: dict[str, CacheGuard] = {}
 
 
-def admission_of(policy: Policy) -> Admission | None:
-    """Return what decides about the key of one request; ``None`` if the policy admits every new key."""
-    limits = (policy.admit, policy.max_new_keys, policy.max_stored_bytes)
-    return None if limits == (None, None, None) else Admission(policy)
-
-
 class Admission:
     """Decides about the key of one request, and counts it."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
+        self.new_keys, self.bytes = None, None
+        if isinstance(policy.admit, Limits):
+            self.new_keys, self.bytes = policy.admit.new_keys, policy.admit.bytes
         self.counted: Count | None = None
 
     def refused_for(self, operation: Operation) -> int | None:
@@ -53,22 +50,22 @@ class Admission:
 
     def stored(self, operation: Operation, response: StoredResponse) -> None:
         """Count the bytes of a response that was stored."""
-        if self.policy.max_stored_bytes is not None:
+        if self.bytes is not None:
             bytes_in_headers = sum(len(name) + len(value) for name, value in response.headers)
             self._bytes_of(operation).add(len(response.body or b"") + bytes_in_headers)
 
     def _stored_too_much(self, operation: Operation) -> int | None:
-        if self.policy.max_stored_bytes is None:
+        if self.bytes is None:
             return None
         count = self._bytes_of(operation)
-        return count.ends_in if count.read() >= self.policy.max_stored_bytes else None
+        return count.ends_in if count.read() >= self.bytes else None
 
     def _bytes_of(self, operation: Operation) -> Count:
-        return Count("bytes", operation.scope, self.policy.max_stored_bytes, self.policy.kept_for)
+        return Count("bytes", operation.scope, self.bytes, self.policy.kept_for)
 
     def _not_admitted(self, operation: Operation) -> int | None:
         admit: Any = self.policy.admit
-        if admit is None:
+        if not callable(admit):
             return None
         answer = (async_to_sync(admit) if is_async(admit) else admit)(operation)
         if answer is True:
@@ -77,12 +74,12 @@ class Admission:
         return math.ceil(answer) if is_time else MINUTE
 
     def _too_many(self, operation: Operation) -> int | None:
-        if self.policy.max_new_keys is None:
+        if self.new_keys is None:
             return None
-        count = Count("keys", operation.scope, self.policy.max_new_keys, MINUTE)
+        count = Count("keys", operation.scope, self.new_keys, MINUTE)
         keys = count.add(1)
         self.counted = count if keys else None
-        if keys <= self.policy.max_new_keys:
+        if keys <= self.new_keys:
             return None
         self.give_back()
         return count.ends_in

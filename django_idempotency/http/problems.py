@@ -29,10 +29,11 @@ from django_idempotency.exceptions import (
     RequestIncomplete,
     StoreUnavailable,
 )
-from django_idempotency.outcomes import InFlight, Mismatch, OnHold, StoredResponse
+from django_idempotency.values.outcomes import InFlight, Mismatch, OnHold, StoredResponse
 
 PROBLEM_JSON = "application/problem+json"
 NO_STORE = "no-store"
+NO_TYPE = "about:blank"  # RFC 9457 section 4.2.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class Problem:
 
     @property
     def type(self) -> str:
-        return conf().problem_type_base_url + self.code
+        base = conf().problem_type_base_url
+        return NO_TYPE if base is None else base + self.code
 
     def members(self) -> dict[str, Any]:
         return {
@@ -68,7 +70,8 @@ class Problem:
 
     def headers(self) -> Iterator[tuple[str, str]]:
         yield "Cache-Control", NO_STORE
-        yield "Link", f'<{self.type}>; rel="describedby"'
+        if self.type != NO_TYPE:
+            yield "Link", f'<{self.type}>; rel="describedby"'
         if self.retry_after is not None:
             yield "Retry-After", str(self.retry_after)
         if self.retry_after is not None or not self.retryable:  # else the caller has to do something first
@@ -80,8 +83,8 @@ Refusal = InFlight | OnHold | Mismatch | IdempotencyError
 NOT_STORED = Problem(
     status=200,
     code="response_not_stored",
-    title=_("The operation is done; its response was not kept."),
-    detail=_("Fetch what you need by other means: a retry will not run it again."),
+    title=_("The operation was completed, but its response was not stored."),
+    detail=_("A retry will not run it again. Fetch the result in another way."),
 )
 
 MARKED_FAILED = Problem(
@@ -122,15 +125,18 @@ def problem(refusal: Refusal) -> Problem:
                 status=400,
                 code="idempotency_key_malformed",
                 title=_("The request has no usable idempotency key."),
-                detail=_told(refusal),
+                detail=_translated(refusal),
                 safe_new_key=never_used,
             )
         case AnonymousKey():
             return Problem(
                 status=400,
                 code="idempotency_key_anonymous",
-                title=_("An idempotency key can't be used here without authentication."),
-                detail=_("Authenticate, and send the request again with the same key: it may have been executed."),
+                title=_("The server can't tell whose idempotency key this is."),
+                detail=_(
+                    "If the request was not authenticated, authenticate and send it again with the same key: it may "
+                    "have been executed. If it was, the server has to define a scope for such callers."
+                ),
                 retryable=True,
             )
         case RequestIncomplete():
@@ -145,8 +151,8 @@ def problem(refusal: Refusal) -> Problem:
             return Problem(
                 status=400,
                 code="request_time_malformed",
-                title=_("The header that says when the request was first sent contains no time."),
-                detail=_told(refusal),
+                title=_("The header for the time of the first request contains no valid time."),
+                detail=_translated(refusal),
             )
         case ReplayForbidden():
             return Problem(
@@ -154,7 +160,7 @@ def problem(refusal: Refusal) -> Problem:
                 code="replay_forbidden",
                 title=_("You may not see the response of this operation."),
                 detail=_(
-                    "It was executed, and will not be executed again. Callers who may see its response still get it."
+                    "It was executed, and will not be executed again. Callers who may see the response still get it."
                 ),
             )
         case NotAdmitted(retry_after=retry_after):
@@ -170,7 +176,7 @@ def problem(refusal: Refusal) -> Problem:
             return Problem(
                 status=410,
                 code="request_too_old",
-                title=_("The request was first sent longer ago than its key is remembered."),
+                title=_("The request was first sent too long ago: its key is no longer remembered."),
                 detail=_("It may have been executed then. Find out before you send it under a new key."),
             )
         case InFlight(retry_after):
@@ -211,9 +217,9 @@ def problem(refusal: Refusal) -> Problem:
     raise refusal
 
 
-def _told(error: MalformedInput) -> str:
-    told = gettext(error.template)
-    return told % error.values if error.values else told
+def _translated(error: MalformedInput) -> str:
+    text = gettext(error.template)
+    return text % error.values if error.values else text
 
 
 def jittered(seconds: int) -> int:

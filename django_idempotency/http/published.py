@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from typing import Any
 
-from django_idempotency.keys import MAX_LENGTH
-from django_idempotency.policy import OnConflict, Policy
+from django_idempotency.http.problems import PROBLEM_JSON
+from django_idempotency.policy import Fingerprint, Policy
+from django_idempotency.values.keys import MAX_LENGTH
 
 PROBLEM: dict[str, Any] = {
     "type": "object",
@@ -30,6 +30,7 @@ REPLAYED = {
         "description": "Sent with a stored response that is replayed.",
     }
 }
+QUOTES = 2  # characters
 WITH_RETRY_AFTER = ("409", "429", "503")
 CODES = {
     "400": (
@@ -46,14 +47,13 @@ CODES = {
 
 
 def key_schema(policy: Policy) -> dict[str, Any]:
-    """Return the requirements on a key as a JSON Schema."""
-    schema = {"type": "string", "minLength": policy.min_key_length, "maxLength": MAX_LENGTH}
-    return schema | ({} if policy.key_pattern is None else {"pattern": key_pattern(policy.key_pattern)})
-
-
-def key_pattern(pattern: str | re.Pattern[str]) -> str:
-    """Return ``pattern`` as an expression that matches a whole key, since JSON Schema searches for a match."""
-    return f"^(?:{re.compile(pattern).pattern})$"
+    """Return the requirements on the header with the key, which may be in quotes, as a JSON Schema."""
+    shortest = policy.keys.min_length + QUOTES * policy.keys.strict
+    schema = {"type": "string", "minLength": shortest, "maxLength": MAX_LENGTH + QUOTES}
+    if policy.keys.pattern is None:
+        return schema
+    quote = '"' if policy.keys.strict else '"?'
+    return schema | {"pattern": f"^{quote}(?:{policy.keys.pattern.pattern}){quote}$"}
 
 
 def key_description(policy: Policy) -> str:
@@ -61,13 +61,13 @@ def key_description(policy: Policy) -> str:
     return (
         "Names this operation. Send a new one, such as a UUID, with each new operation, and the same one with "
         "every retry of it. Visible ASCII, as a quoted string"
-        + (" (RFC 9651)." if policy.strict_header else ", or bare.")
+        + (" (RFC 9651)." if policy.keys.strict else ", or bare.")
     )
 
 
 def own_responses(policy: Policy) -> dict[str, str]:
     """Return the responses that the package itself may send, by status, with the codes of its problem documents."""
-    waits = " Requests wait for it first." if policy.on_conflict == OnConflict.WAIT else ""
+    waits = " Requests wait for it first." if policy.wait else ""
     responses = {
         "400": "The key is missing, malformed, or not usable by an anonymous caller.",
         "409": f"An earlier request with this key is still running, or its outcome is on hold for an operator.{waits}",
@@ -75,18 +75,33 @@ def own_responses(policy: Policy) -> dict[str, str]:
     }
     if policy.may_replay is not None:
         responses["403"] = "The operation was executed, and the caller may not see its response."
-    if (policy.admit, policy.max_new_keys, policy.max_stored_bytes) != (None, None, None):
+    if policy.admit is not None:
         responses["429"] = "The key is new, and no new keys are admitted now. Retry with the same key."
-    if policy.max_request_age is not None:
-        responses["410"] = "The request was first sent longer ago than its key is remembered."
+    if policy.keys.max_age is not None:
+        responses["410"] = "The request was first sent too long ago: its key is no longer remembered."
     if not policy.fail_open:
         responses["503"] = "The idempotency store can't be reached. Retry with the same key."
     return {status: f"{text} {_codes(status, policy)}" for status, text in responses.items()}
 
 
+def describe(responses: dict[str, Any], policy: Policy, problem: dict[str, Any]) -> None:
+    """Add replays and the package's own responses to the ``responses`` of an operation in an OpenAPI document.
+
+    ``problem``: the schema of a problem document, or a reference to it. What the project says of a status stays.
+    """
+    for response in responses.values():
+        response["headers"] = response.get("headers", {}) | REPLAYED
+    for status, description in own_responses(policy).items():
+        content = {PROBLEM_JSON: {"schema": problem}}
+        if status == "400":  # which a view sends for reasons of its own, too
+            content["application/json"] = {"schema": {}}
+        headers = {"headers": RETRY_AFTER} if status in WITH_RETRY_AFTER else {}
+        responses.setdefault(status, {"description": description, "content": content, **headers})
+
+
 def _codes(status: str, policy: Policy) -> str:
     never = {"idempotency_key_missing"} if not policy.required else set()
-    never |= {"request_time_malformed"} if policy.max_request_age is None else set()
+    never |= {"request_time_malformed"} if policy.keys.max_age is None else set()
     codes = [code for code in CODES[status] if code not in never]
     return f"Code{'s' * (len(codes) > 1)}: {', '.join(codes)}."
 
@@ -98,12 +113,13 @@ def retry_rules(policy: Policy) -> str:
     """
     return (
         f"Idempotency: a retry with the same key gets the first response for {duration(policy.retention)}. "
-        f"{compared(policy)}; a key that comes with another request gets 422."
+        f"{compared(policy)}; a key that comes with another request gets 422. A response that was not stored, for "
+        "example because it is too large, is replayed as its status with a problem document, code response_not_stored."
     )
 
 
 def status_rules(policy: Policy) -> str:
-    """Return what becomes of the key after each status of the operation."""
+    """Return what happens to the key after each status of the operation."""
     again = set(policy.retry_statuses) - set(policy.release_statuses)
     freed = f"After {_ranges(policy.release_statuses)} the key is free again. " if policy.release_statuses else ""
     retried = f"After {_ranges(again)} a retry is run again. " if again else ""
@@ -123,17 +139,17 @@ def _ranges(statuses: Collection[int]) -> str:
 
 def compared(policy: Policy) -> str:
     """Return which parts of a request have to be the same in a retry."""
-    headers = ", ".join(sorted(policy.fingerprint_headers))
+    headers = ", ".join(sorted(policy.compared_headers))
     return _content_compared(policy) + (f", and the headers {headers}" if headers else "")
 
 
 def _content_compared(policy: Policy) -> str:
-    if policy.fingerprint is not None:
-        return "What identifies the request is compared"
-    if policy.fingerprint_fields is not None:
-        return f"Of the body, {', '.join(sorted(policy.fingerprint_fields))} are compared"
-    if policy.fingerprint_exclude:
-        return f"All of the body except {', '.join(sorted(policy.fingerprint_exclude))} is compared"
+    if not isinstance(compared := policy.fingerprint, Fingerprint):
+        return "The parts that identify the request are compared"
+    if compared.only is not None:
+        return f"Of the body, {', '.join(sorted(compared.only))} are compared"
+    if compared.exclude:
+        return f"All of the body except {', '.join(sorted(compared.exclude))} is compared"
     return "Method, path, query and body are compared"
 
 

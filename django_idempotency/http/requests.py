@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Collection
 from datetime import datetime
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 from asgiref.sync import async_to_sync
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.utils.translation import gettext_noop
 
-from django_idempotency import fingerprints
+from django_idempotency import engine
 from django_idempotency.conf import conf, max_body_in_memory, max_fields
-from django_idempotency.digests import keyed
+from django_idempotency.engine.digests import keyed
 from django_idempotency.exceptions import AnonymousKey, MalformedKey, MissingKey, RequestIncomplete
-from django_idempotency.http.admission import admission_of
-from django_idempotency.keys import born, parse_key, parse_sent
-from django_idempotency.outcomes import EntryPoint, Operation, StoredRecord
-from django_idempotency.policy import Anonymous, Policy, is_async
-from django_idempotency.scopes import CUSTOM, BuiltInScope, user_scope
-from django_idempotency.stores.connections import alias
+from django_idempotency.http.admission import Admission
+from django_idempotency.policy import Fingerprint, Policy, is_async
+from django_idempotency.reporting.logs import log
+from django_idempotency.values import fingerprints
+from django_idempotency.values.keys import born, parse_key, parse_sent
+from django_idempotency.values.outcomes import EntryPoint, Operation, StoredRecord, dotted_name
+from django_idempotency.values.scopes import CUSTOM, BuiltInScope, caller_scope
 
 SHORTEST_SECRET = 8  # characters; shorter ones may be part of a scope by chance
+_without_scope: set[str] = set()
 UNSTORABLE = re.compile(r"[\0\ud800-\udfff]")  # NUL and lone surrogates, which PostgreSQL can't store in text
 
 
@@ -41,9 +45,9 @@ def expect_request(request: object) -> None:
 
 
 def is_keyed(request: HttpRequest, policy: Policy) -> bool:
-    """Whether the method of ``request`` heeds the header, and the request has the header or needs it."""
-    heeds = conf().protects and request.method in policy.methods
-    return heeds and (policy.required or conf().meta_name in request.META)
+    """Whether ``request`` has a key or needs one, and the policy covers its method."""
+    covered = conf().protects and request.method in policy.methods
+    return covered and (policy.required or conf().meta_name in request.META)
 
 
 def has_moderate_body(request: HttpRequest) -> bool:
@@ -66,21 +70,16 @@ def identify(
 
     ``caller``: the request as the view's framework has authenticated it, for the scope.
     Raises ``MissingKey``, ``MalformedKey``, ``AnonymousKey``, ``RequestIncomplete`` and ``MalformedRequestTime``,
-    ``ImproperlyConfigured`` for a scope that contains credentials, and whatever Django raises for an unreadable body.
+    ``ImproperlyConfigured`` for what is not a scope or contains credentials, and whatever Django raises for an
+    unreadable body.
     """
     caller = caller or request
     if not is_keyed(request, policy):
         return None
-    scope = _scope(caller, policy)
-    if scope is None and _ignores_anonymous(policy, entry_point):
+    named = scope_and_key(request, caller, policy, entry_point, warned_of=sender)
+    if named is None:
         return None
-    header = request.META.get(conf().meta_name)
-    if header is None:
-        raise MissingKey
-    key = parse_key(header, strict=policy.strict_header)
-    _refuse_unfit(key, policy)
-    if scope is None:
-        raise AnonymousKey
+    scope, key = named
     fingerprint = fingerprint_of(request, caller, policy)
     _refuse_incomplete(request)
     operation = Operation(
@@ -92,11 +91,40 @@ def identify(
         path=request.path.replace("\0", "\N{SYMBOL FOR NULL}"),
         sender=sender,
         entry_point=entry_point,
-        sent=_sent(request, key) if policy.max_request_age is not None else None,
+        sent=_sent(request, key) if policy.keys.max_age is not None else None,
         permits=_permits(caller, policy),
-        admission=admission_of(policy),
+        admission=None if policy.admit is None else Admission(policy),
     )
     return keyed(operation)
+
+
+def scope_and_key(
+    request: HttpRequest,
+    caller: HttpRequest,
+    policy: Policy,
+    entry_point: EntryPoint | None,
+    *,
+    warned_of: object = None,
+) -> tuple[str, str] | None:
+    """Return what names the operation of a keyed request; ``None`` if its anonymous caller's key is ignored.
+
+    ``warned_of``: the view to name in a warning if its caller has no scope.
+    """
+    scope = _scope(caller, policy)
+    if scope is None and _ignores_anonymous(policy, entry_point):
+        if warned_of and getattr(caller, "auth", None):  # the caller is not anonymous
+            _warn_of_missing_scope("was ignored, and the request runs unprotected", warned_of)
+        return None
+    header = request.META.get(conf().meta_name)
+    if header is None:
+        raise MissingKey
+    key = parse_key(header, strict=policy.keys.strict)
+    _refuse_unfit(key, policy)
+    if scope is None:
+        if warned_of:
+            _warn_of_missing_scope("was refused", warned_of)
+        raise AnonymousKey
+    return scope, key
 
 
 def observed_operation(
@@ -107,34 +135,53 @@ def observed_operation(
     if scope is None:
         return None
     fingerprint = fingerprint_of(request, caller, policy)
-    return keyed(Operation(scope, key, fingerprint, sender=sender, entry_point=entry_point))
+    return keyed(Operation(scope, key, fingerprint, digest=fingerprint, sender=sender, entry_point=entry_point))
 
 
 def _refuse_unfit(key: str, policy: Policy) -> None:
     """Raise ``MalformedKey`` for a key that does not meet the policy's requirements."""
-    if len(key) < policy.min_key_length:
+    if len(key) < policy.keys.min_length:
         raise MalformedKey(
             gettext_noop("The idempotency key has %(length)d characters; this operation requires at least %(least)d."),
             length=len(key),
-            least=policy.min_key_length,
+            least=policy.keys.min_length,
         )
-    if policy.key_pattern is not None and not re.fullmatch(policy.key_pattern, key):
-        pattern = re.compile(policy.key_pattern).pattern
+    if policy.keys.pattern is not None and not policy.keys.pattern.fullmatch(key):
         raise MalformedKey(
             gettext_noop("The idempotency key %(key)s does not match %(pattern)s, which this operation requires."),
             key=ascii(key),
-            pattern=pattern,
+            pattern=policy.keys.pattern.pattern,
         )
+
+
+def _warn_of_missing_scope(effect: str, sender: object) -> None:
+    """Log once for each view that a caller has no scope."""
+    view = dotted_name(sender)
+    if view in _without_scope:
+        return
+    _without_scope.add(view)
+    log(
+        logging.WARNING,
+        "scope_missing",
+        "%s: a key %s, because its caller is not a user with a primary key. If such callers are authenticated, for "
+        "example by an API key, set a scope in the view's policy: a callable that takes the request and returns the id "
+        "of the caller's account.",
+        view,
+        effect,
+    )
 
 
 def _ignores_anonymous(policy: Policy, entry_point: EntryPoint | None) -> bool:
     if policy.anonymous is None:
         return entry_point == EntryPoint.MIDDLEWARE
-    return policy.anonymous == Anonymous.IGNORE
+    return policy.anonymous == "ignore"
 
 
 def _scope(caller: HttpRequest, policy: Policy) -> str | None:
-    scope = policy.scope(caller) if callable(policy.scope) else policy.scope or default_scope(caller, policy)
+    if callable(policy.scope):
+        scope = _returned(policy.scope(caller), policy.scope)
+    else:
+        scope = policy.scope or default_scope(caller, policy)
     if not scope:
         return None
     if UNSTORABLE.search(scope):
@@ -146,6 +193,17 @@ def _scope(caller: HttpRequest, policy: Policy) -> str | None:
         return str(scope)
     _refuse_credentials(scope, caller)
     return CUSTOM + scope
+
+
+def _returned(scope: object, function: Callable[..., object]) -> str | None:
+    if scope is None or isinstance(scope, str):
+        return scope
+    if isinstance(scope, int | UUID) and not isinstance(scope, bool):
+        return str(scope)
+    raise ImproperlyConfigured(
+        f"The scope callable {dotted_name(function)} returned {type(scope).__qualname__}. Return a string, an int or a "
+        "UUID that stays the same for a caller, or None for a caller who may not use keys."
+    )
 
 
 def _refuse_credentials(scope: str, caller: HttpRequest) -> None:
@@ -161,8 +219,8 @@ def _refuse_credentials(scope: str, caller: HttpRequest) -> None:
 
 
 def default_scope(caller: HttpRequest, policy: Policy) -> str | None:
-    """Return the scope of a request whose policy sets none, which is that of its user."""
-    return user_scope(getattr(caller, "user", None), None if callable(policy.using) else alias(policy))
+    """Return the scope of a request whose policy sets none, which is that of its caller."""
+    return caller_scope(caller, None if callable(policy.using) else engine.alias(policy))
 
 
 def _permits(caller: HttpRequest, policy: Policy) -> Callable[[StoredRecord], object] | None:
@@ -177,18 +235,18 @@ def fingerprint_of(
 ) -> bytes:
     """Return the fingerprint of ``request`` as ``policy`` has it. ``leave_out``: more fields that don't count."""
     fingerprint = _of_content(request, caller, policy, leave_out)
-    if not policy.fingerprint_headers:
+    if not policy.compared_headers:
         return fingerprint
-    values = [(name, request.headers.get(name)) for name in sorted(map(str.lower, policy.fingerprint_headers))]
+    values = [(name, request.headers.get(name)) for name in sorted(map(str.lower, policy.compared_headers))]
     parts = [f"{name}{'' if value is None else f'={value}'}" for name, value in values]
     return fingerprints.digest([fingerprint, *(part.encode("utf-8", "surrogatepass") for part in parts)])
 
 
 def _of_content(request: HttpRequest, caller: HttpRequest, policy: Policy, leave_out: Collection[str]) -> bytes:
-    if policy.fingerprint is not None:
-        return fingerprints.of_bytes(request, policy.fingerprint(caller))
-    exclude = {*policy.fingerprint_exclude, *leave_out}
-    return fingerprints.fingerprint(request, only=policy.fingerprint_fields, exclude=exclude, max_fields=max_fields())
+    if not isinstance(compared := policy.fingerprint, Fingerprint):
+        return fingerprints.of_bytes(request, compared(caller))
+    exclude = {*compared.exclude, *leave_out}
+    return fingerprints.fingerprint(request, only=compared.only, exclude=exclude, max_fields=max_fields())
 
 
 def _sent(request: HttpRequest, key: str) -> datetime | None:

@@ -12,9 +12,9 @@ from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
 from django_idempotency.http.problems import NO_STORE, NOT_STORED, problem_response
-from django_idempotency.logs import log
-from django_idempotency.outcomes import REASON, StoredResponse, are_headers
 from django_idempotency.policy import Policy
+from django_idempotency.reporting.logs import log
+from django_idempotency.values.outcomes import REASON, StoredResponse, are_headers
 
 REPLAYED = "Idempotent-Replayed"
 
@@ -97,7 +97,7 @@ def _can_be_sent(header: tuple[str, str]) -> bool:
 def _body(response: HttpResponseBase, policy: Policy) -> bytes | None:
     if response.streaming or not isinstance(response, HttpResponse) or _is_in_file(response):
         return None
-    return response.content if len(response.content) <= policy.max_body_size else None
+    return response.content if len(response.content) <= policy.body.limit else None
 
 
 def _is_in_file(response: HttpResponse) -> bool:
@@ -121,7 +121,7 @@ def _without_page(kept: StoredResponse, response: Any, policy: Policy, status: i
     if renderer is None:
         return StoredResponse(status, headers, None)
     body = _data(response, renderer)
-    if body is None or len(body) > policy.max_body_size:
+    if body is None or len(body) > policy.body.limit:
         return StoredResponse(status, headers, None)
     charset = f"; charset={renderer.charset}" if renderer.charset else ""
     return StoredResponse(status, (("Content-Type", renderer.media_type + charset), *headers), body)
@@ -175,5 +175,5 @@ def _with_headers(response: StoredResponse, headers: dict[str, str], make: Calla
 
 
 def is_about_caching(name: str) -> bool:
-    """Whether a header says how long a response is fresh, including those of RFC 9213, which caches heed first."""
+    """Whether a header says how long a response is fresh, including those of RFC 9213, which go first in caches."""
     return name in ("expires", "pragma", "surrogate-control") or name.endswith("cache-control")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from django.db import connections, transaction
+from django.http import HttpRequest
+
+from django_idempotency.policy import Policy
+from django_idempotency.values.outcomes import EntryPoint
 
 V = TypeVar("V", bound=Callable[..., Any])
 
@@ -41,11 +45,37 @@ def stated_on_class(cls: type) -> set[str]:
 
 
 def take_over_atomic_requests(entry_point: V, non_atomic: NonAtomic | None = None) -> V:
-    """Keep Django from opening its transactions around ``entry_point``, which opens them with ``atomic_requests``."""
+    """Keep Django from opening its transactions around ``entry_point``, which opens them itself."""
     non_atomic = NonAtomic() if non_atomic is None else non_atomic
     non_atomic.stated |= stated_on(entry_point)
     entry_point._non_atomic_requests = non_atomic  # type: ignore[attr-defined]
     return entry_point
+
+
+class ProtectedClass:
+    # A base of protected classes of views. ``idempotent_dispatch`` puts the entry point inside the ``dispatch`` of the
+    # other bases. No docstring: schema generators would show it as the description of every view without one.
+
+    idempotency_policy: Policy = Policy()
+    idempotency_entry_point: EntryPoint
+    idempotency_non_atomic = NonAtomic()
+    idempotent_dispatch: Callable[..., Any]
+
+    def __init__(self, *args: Any, idempotency_non_atomic: NonAtomic | None = None, **initkwargs: Any) -> None:
+        super().__init__(*args, **initkwargs)  # a class may take only its own arguments, as graphene's does
+        if idempotency_non_atomic is not None:
+            self.idempotency_non_atomic = idempotency_non_atomic
+
+    @classmethod
+    def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
+        non_atomic = NonAtomic(stated_on_class(cls))
+        view = super().as_view(*args, **initkwargs, idempotency_non_atomic=non_atomic)  # type: ignore[misc]
+        if cls.dispatch is ProtectedClass.dispatch:  # Django has copied nothing from the one that it hides
+            vars(view).update(vars(super().dispatch) | vars(view))  # type: ignore[misc]
+        return take_over_atomic_requests(view, non_atomic)
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        return self.idempotent_dispatch(super().dispatch, request, *args, **kwargs)  # type: ignore[misc]
 
 
 def is_atomic_request(using: str, non_atomic: Collection[str]) -> bool:
@@ -53,11 +83,8 @@ def is_atomic_request(using: str, non_atomic: Collection[str]) -> bool:
     return bool(connections.settings[using]["ATOMIC_REQUESTS"]) and using not in non_atomic
 
 
-@contextmanager
-def atomic_requests(non_atomic: Collection[str], *, but: str | None = None) -> Iterator[None]:
+def open_atomic_requests(stack: ExitStack, non_atomic: Collection[str], *, but: str | None = None) -> None:
     """Open the transactions that ``ATOMIC_REQUESTS`` asks for, except in ``but``, where one is open already."""
-    with ExitStack() as stack:
-        for using in connections:
-            if using != but and is_atomic_request(using, non_atomic):
-                stack.enter_context(transaction.atomic(using=using))
-        yield
+    for using in connections:
+        if using != but and is_atomic_request(using, non_atomic):
+            stack.enter_context(transaction.atomic(using=using))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
@@ -11,12 +12,11 @@ from django.http.multipartparser import MultiPartParserError
 from django.http.response import HttpResponseBase
 from django.utils.translation import gettext_noop
 
-from django_idempotency.engine import Execution
-from django_idempotency.exceptions import TerminalFailure
+from django_idempotency.engine import Run
 from django_idempotency.http.problems import is_refusal
 from django_idempotency.http.responses import stored
-from django_idempotency.outcomes import Fail, Keep, Release, StoredResponse, Verdict
-from django_idempotency.policy import OnRelease, Policy
+from django_idempotency.policy import Policy
+from django_idempotency.values.outcomes import Fail, Keep, Release, StoredResponse, Verdict
 
 
 def verdict_for(
@@ -25,16 +25,18 @@ def verdict_for(
     response: Callable[[], StoredResponse],
     *,
     terminal: bool = False,
+    rollback: bool = False,
 ) -> Verdict:
     """Return what a status means for its record.
 
     ``terminal``: it is that of a ``TerminalFailure``, which undoes the effects and is stored whatever the policy.
+    ``rollback``: without a key, the effects would have been undone.
     """
     if status in policy.release_statuses and not terminal:
-        return Release(rollback=policy.on_release == OnRelease.ROLLBACK)
+        return Release(rollback=rollback or policy.mode.on_release == "rollback")
     if status in policy.retry_statuses and not terminal:
         return Fail(f"status {status}")
-    return Keep(response(), failure=status >= 400, rollback=terminal)
+    return Keep(response(), failure=status >= 400, rollback=rollback or terminal)
 
 
 def verdict_on(error: Exception, policy: Policy, *, rollback: bool = False) -> Verdict:
@@ -52,30 +54,32 @@ def verdict_on(error: Exception, policy: Policy, *, rollback: bool = False) -> V
         case _:
             status = 500
     if status in policy.release_statuses:
-        return Release(rollback=rollback or policy.on_release == OnRelease.ROLLBACK)
+        return Release(rollback=rollback or policy.mode.on_release == "rollback")
     return Fail(type(error).__name__)
 
 
-def settle(execution: Execution, response: HttpResponseBase, *, error: Exception | None = None) -> None:
-    """Render the response and settle on what it means. ``error``: the exception that it stands for, if any.
+def verdict_of(
+    run: Run, response: HttpResponseBase | None, *, terminal: bool = False, rollback: bool = False
+) -> Verdict:
+    """Render the response and return what it means. ``terminal``, ``rollback``: as for ``verdict_for``.
 
-    Raises what rendering raises. The effects have happened by then.
+    Raises what rendering raises. The effects have happened by then, so ``run.verdict`` is set before.
     """
-    _expect_response(response)
+    response = _expect_response(response)
     if is_refusal(response):  # of another entry point inside the view, whose operation is not done
-        execution.settle(Fail(gettext_noop("refused inside")))
-        return
-    status, policy = response.status_code, execution.policy
-    terminal = isinstance(error, TerminalFailure)
+        return Fail(gettext_noop("refused inside"))
+    status, policy = response.status_code, run.policy
+    verdict = partial(verdict_for, status, policy, terminal=terminal, rollback=rollback)
     if not getattr(response, "is_rendered", True):
-        execution.settle(verdict_for(status, policy, lambda: StoredResponse(status, body=None), terminal=terminal))
+        run.verdict = verdict(lambda: StoredResponse(status, body=None))
         response.render()  # type: ignore[attr-defined]
-    execution.settle(verdict_for(status, policy, lambda: stored(response, policy, status=status), terminal=terminal))
+    return verdict(lambda: stored(response, policy, status=status))
 
 
-def _expect_response(response: Any) -> None:
+def _expect_response(response: Any) -> HttpResponseBase:
     if not isinstance(response, HttpResponseBase):
         raise TypeError(
             f"The view returned {type(response).__name__}, not an HttpResponse: there is no response to store. Apply "
-            "the entry point where there is one (outside whatever turns a result into a response)."
+            "the entry point where there is one (outside the code that turns a result into a response)."
         )
+    return response

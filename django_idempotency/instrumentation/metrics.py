@@ -6,23 +6,26 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import groupby
+from typing import TypeVar
 
-from django.apps import apps
 from django.db import connections
 
-from django_idempotency.events import EVENTS, OUTBOX_EVENTS, Event
-from django_idempotency.logs import cause, log
-from django_idempotency.outcomes import Operation
+from django_idempotency.reporting.events import EVENTS, Event, Family
+from django_idempotency.reporting.logs import cause, log
 from django_idempotency.stats.queries import at_most, stats
+from django_idempotency.stats.stores import alarms_of_store, labelled, outside_stores
 from django_idempotency.stores.connections import databases
+from django_idempotency.values.outcomes import Operation
 
+T = TypeVar("T")
 PREFIX = "idempotency"
+Figures = Mapping[str, float | None]
 LABELS = ("entry_point", "view")
-OUTBOX_LABELS = ("publisher",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +71,9 @@ def _counters(of: Iterable[Event], given: tuple[str, ...]) -> Iterator[Counter]:
 
 REJECTED = "A request was neither run nor replayed, by reason."
 COUNTERS = tuple(_counters(EVENTS, LABELS))
-OUTBOX_COUNTERS = tuple(_counters(OUTBOX_EVENTS, OUTBOX_LABELS))
 RUN = Duration(
     "run",
-    "how long runs took, from the claim until what came of them was written",
+    "how long runs took, from the claim until the outcome was written",
     (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
 )
 GAUGES = (
@@ -93,34 +95,62 @@ GAUGES = (
     ),
     Gauge(
         "stuck",
-        "records started or processing whose lease ran out, and no owner is at work; 100,000 means or more",
+        "records started or processing whose lease ran out, without a live owner; 100,000 means or more",
         {"": "stuck"},
     ),
     Gauge(
         "stuck_age",
-        "for how long the first of these leases has been over, 0 without one",
+        "how long ago the first of these leases ran out, 0 without one",
         {"": "stuck_oldest"},
         unit="s",
     ),
     Gauge("on_hold", "records that wait for an operator; 100,000 means or more", {"": "on_hold"}),
-    Gauge("on_hold_age", "for how long the first of these has waited, 0 without one", {"": "on_hold_oldest"}, unit="s"),
-    Gauge("due", "records past their time, to be deleted; 100,000 means or more", {"": "due"}),
-    Gauge("cleanup_lag", "for how long the oldest of these has been due", {"": "lag"}, unit="s"),
+    Gauge("on_hold_age", "how long the first of these has waited, 0 without one", {"": "on_hold_oldest"}, unit="s"),
+    Gauge("due", "expired records that are due for deletion; 100,000 means or more", {"": "due"}),
+    Gauge("cleanup_lag", "how long the oldest of these has been due", {"": "lag"}, unit="s"),
     Gauge("table_rows", "rows of the table, as the database estimates them", {"": "rows"}),
     Gauge("table_dead_rows", "rows deleted or outdated, and not vacuumed yet", {"": "dead_rows"}),
     Gauge("table_size", "size of the table with its indexes", {"": "bytes"}, unit="By"),
 )
 TABLE_UP = Gauge(
-    "table_up", "1 if the figures of the table could be read, 0 if not and they are left out", {}, unit="{table}"
+    "table_up",
+    "1 if the figures of the table could be read, 0 if not and they are left out",
+    {"": "up"},
+    unit="{table}",
 )
 
-OUTBOX_GAUGES = (
-    Gauge("outbox_pending", "events that are not published yet", {"": "pending"}, unit="{event}"),
-    Gauge("outbox_failing", "those of them that were refused at least once", {"": "failing"}, unit="{event}"),
-    Gauge("outbox_dead", "dead letters of the outbox", {"": "dead"}, unit="{event}"),
-    Gauge("outbox_age", "age of the oldest event that is not published yet, 0 without one", {"": "age"}, unit="s"),
-    Gauge("outbox_relays", "relays that are at work", {"": "relays"}, unit="{relay}"),
-)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GaugeFamily:
+    """Figures of records or of a wing. ``read`` gets a database's alias, and returns them by the value of ``label``."""
+
+    label: str
+    gauges: tuple[Gauge, ...]
+    read: Callable[[str], Mapping[str, Figures]]
+
+
+def _of_records(using: str) -> Mapping[str, Figures]:
+    return {using: asdict(stats(using=using)) | UP}
+
+
+UP, DOWN = {"up": 1}, {"up": 0}
+RECORDS = GaugeFamily("database", (*GAUGES, TABLE_UP), _of_records)
+_families = [RECORDS]
+
+
+def register(family: GaugeFamily) -> None:
+    """Have every adapter report ``family``. Call this in the ``ready()`` of an app."""
+    if family not in _families:  # an AppConfig can get ready again
+        _families.append(family)
+
+
+def gauge_families() -> list[GaugeFamily]:
+    return list(_families)
+
+
+def counters_of(family: Family) -> tuple[Counter, ...]:
+    return tuple(_counters(family.events, (family.label,)))
+
 
 UNITS = {"s": "_seconds", "By": "_bytes"}
 
@@ -147,84 +177,85 @@ def labels(operation: Operation, event: Event | None = None) -> dict[str, str]:
 FRESH = 15.0  # seconds for which figures are reused, however often they are requested
 LONGEST = 2  # seconds that a statement may take
 
-Figures = Mapping[str, float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """The figures of one database's records, and those of the publishers whose outbox is there."""
-
-    records: Figures
-    publishers: Mapping[str, Figures]
+# What could be read of each family, by the value of its label.
+Reading = dict[GaugeFamily, Mapping[str, Figures]]
 
 
 class Table:
-    """One database's figures. They are queried so rarely, and with such a limit, that scrapes can't harm it."""
+    """The figures of one database or store. They are read so rarely, and with such a limit, that scrapes can't harm it.
 
-    def __init__(self, using: str) -> None:
-        self.using = using
-        self._reset()
+    ``read``: returns a reading, or raises.
+    """
 
-    def _reset(self) -> None:
+    def __init__(self, name: str, read: Callable[[], Reading]) -> None:
+        self.name = name
+        self._read = read
         self._lock = threading.Lock()
         self._read_at = float("-inf")
-        self._reading: Reading | None = None
+        self._reading: Reading = {}
 
-    def reading(self) -> Reading | None:
-        """Return a reading at most ``FRESH`` seconds old; ``None`` if the database did not give one in time."""
-        if not self._lock.acquire(timeout=LONGEST):  # another scrape is waiting for the database; one is enough
-            return None
+    def reading(self) -> Reading:
+        """Return a reading at most ``FRESH`` seconds old; an empty one if there was none in time."""
+        if not self._lock.acquire(timeout=LONGEST):  # another scrape is waiting already; one is enough
+            return {}
         try:
             if time.monotonic() - self._read_at >= FRESH:
-                self._reading = _read(self.using)
+                self._reading = _unless_down(self.name, self._read) or {}
                 self._read_at = time.monotonic()
             return self._reading
         finally:
             self._lock.release()
 
 
+def _unless_down(name: str, read: Callable[[], T]) -> T | None:
+    try:
+        return read()
+    except Exception as error:  # a scrape must show the other metrics all the same
+        log(logging.WARNING, "table_down", "idempotency figures of %s could not be read: %s", name, cause(error))
+        return None
+
+
 _tables: dict[str, Table] = {}
 os.register_at_fork(after_in_child=_tables.clear)
 
 
-def readings() -> dict[str, Reading | None]:
-    """Return the reading of each database with records, by its alias; ``None`` if there is none."""
-    return {using: _tables.setdefault(using, Table(using)).reading() for using in databases()}
+def figures() -> Reading:
+    """Return the figures of every database with records and of every store outside."""
+    reads = {using: partial(_read, using) for using in databases()}
+    reads |= {labelled(alias): partial(_read_store, alias) for alias in outside_stores()}
+    found: dict[GaugeFamily, dict[str, Figures]] = {family: {} for family in _families}
+    for name, read in reads.items():
+        reading = _tables.setdefault(name, Table(name, read)).reading()
+        for family, of_family in ({RECORDS: {name: DOWN}} | reading).items():
+            found[family].update(of_family)
+    return {**found}
 
 
-def figures_by_database() -> dict[str, Figures | None]:
-    """Return the figures of each database with records, by its alias; ``None`` if they could not be read."""
-    return {using: reading.records if reading else None for using, reading in readings().items()}
+def samples(gauge: Gauge, family: GaugeFamily, reading: Reading) -> Iterator[tuple[dict[str, str], float]]:
+    """Yield the labels and the value of each sample of ``gauge``."""
+    for value, of_value in reading[family].items():
+        for percentile, name in gauge.fields.items():
+            if (number := of_value.get(name)) is not None:
+                yield {family.label: value} | ({"percentile": percentile} if percentile else {}), number
 
 
-def figures_by_publisher() -> dict[str, Figures]:
-    """Return the figures of the outbox by publisher, if there is an outbox and its figures could be read."""
-    known = [reading.publishers for reading in readings().values() if reading]
-    return {publisher: figures for publishers in known for publisher, figures in publishers.items()}
+def _read(using: str) -> Reading:
+    """Read each family for itself, so that a table that is too large hides no figures but its own."""
+    connection = connections[using]
+    # A scrape may run in a thread whose connections Django does not close.
+    with closing(connection) if connection.connection is None else nullcontext():
+        connection.ensure_connection()
+        read = {
+            family: _unless_down(f"{using} by {family.label}", partial(_in_time, using, family.read))
+            for family in _families
+        }
+    return {family: of_family for family, of_family in read.items() if of_family is not None}
 
 
-def samples(gauge: Gauge, figures: Figures | None) -> Iterator[tuple[str, float]]:
-    """Yield pairs of percentile and value. The percentile is ``""`` if there is only one value."""
-    for percentile, name in gauge.fields.items():
-        if (value := (figures or {}).get(name)) is not None:
-            yield percentile, value
+def _in_time(using: str, read: Callable[[str], T]) -> T:
+    with at_most(LONGEST, using):
+        return read(using)
 
 
-def _read(using: str) -> Reading | None:
-    try:
-        connection = connections[using]
-        # A scrape may run in a thread whose connections Django does not close.
-        closed_after = closing(connection) if connection.connection is None else nullcontext()
-        with closed_after, at_most(LONGEST, connection.alias):
-            return Reading(asdict(stats(using=connection.alias)), _of_publishers(connection.alias))
-    except Exception as error:  # a scrape must show the other metrics all the same
-        log(logging.WARNING, "table_down", "idempotency figures of %s could not be read: %s", using, cause(error))
-        return None
-
-
-def _of_publishers(using: str) -> dict[str, Figures]:
-    if not apps.is_installed("django_idempotency.outbox"):
-        return {}
-    from django_idempotency.outbox.maintenance import database, figures
-
-    return {of.publisher: asdict(of) for of in figures(using=using)} if database() == using else {}
+def _read_store(alias: str) -> Reading:
+    return {RECORDS: {labelled(alias): asdict(alarms_of_store(alias, seconds=LONGEST)) | UP}}

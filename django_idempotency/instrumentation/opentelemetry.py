@@ -2,44 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, partial
 from typing import Any
 
-from opentelemetry import trace
+from opentelemetry import metrics, trace
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter
 from opentelemetry.trace import SpanContext
 
 import django_idempotency
 from django_idempotency import signals
 from django_idempotency.conf import conf
-from django_idempotency.events import OUTBOX_EVENTS, Event, listen, stop_listening
 from django_idempotency.instrumentation.metrics import (
     COUNTERS,
-    GAUGES,
-    OUTBOX_COUNTERS,
-    OUTBOX_GAUGES,
     RUN,
-    TABLE_UP,
+    Counter,
     Gauge,
-    figures_by_database,
-    figures_by_publisher,
+    GaugeFamily,
+    counters_of,
+    figures,
+    gauge_families,
     in_opentelemetry,
     labels,
     samples,
 )
-from django_idempotency.log_ids import shown_id
-from django_idempotency.outcomes import Operation
-from django_idempotency.traces import Trace
-
-Observe = Callable[[CallbackOptions], Iterator[Observation]]
+from django_idempotency.reporting.events import Event, Family, listen, listen_to_families, stop_listening
+from django_idempotency.reporting.log_ids import shown_id
+from django_idempotency.reporting.traces import Trace
+from django_idempotency.values.outcomes import Operation
 
 
 def install(meter_provider: MeterProvider | None = None) -> None:
     """Count with ``meter_provider``, by default that of the process, and mark spans. A second call changes nothing."""
     uid = (__name__, id(meter_provider))
     listen(_instruments(meter_provider).receive, uid)
-    listen(_instruments(meter_provider).receive_of_outbox, uid, OUTBOX_EVENTS)
+    listen_to_families(_instruments(meter_provider).receive_several, uid, _instruments(meter_provider).create)
 
 
 def uninstall(meter_provider: MeterProvider | None = None) -> None:
@@ -50,19 +47,32 @@ def uninstall(meter_provider: MeterProvider | None = None) -> None:
 class _Instruments:
     def __init__(self, meter_provider: MeterProvider | None) -> None:
         meter = get_meter(django_idempotency.__name__, django_idempotency.__version__, meter_provider)
-        self.counters = {
-            counter.name: meter.create_counter(in_opentelemetry(counter), "{event}", counter.meaning)
-            for counter in (*COUNTERS, *OUTBOX_COUNTERS)
-        }
+        self.meter = meter
+        self.counters: dict[str, metrics.Counter] = {}
+        self.observed: set[str] = set()
+        self._create(COUNTERS)
         self.run = meter.create_histogram(
             in_opentelemetry(RUN), RUN.unit, RUN.meaning, explicit_bucket_boundaries_advisory=RUN.buckets
         )
-        for gauge in GAUGES:
-            meter.create_observable_gauge(in_opentelemetry(gauge), [_observing(gauge)], gauge.unit, gauge.meaning)
-        for gauge in OUTBOX_GAUGES:
-            observing = [_observing_outbox(gauge)]
-            meter.create_observable_gauge(in_opentelemetry(gauge), observing, gauge.unit, gauge.meaning)
-        meter.create_observable_gauge(in_opentelemetry(TABLE_UP), [_observe_up], TABLE_UP.unit, TABLE_UP.meaning)
+        self._observe_figures()
+
+    def create(self, family: Family) -> None:
+        self._create(counters_of(family))
+        self._observe_figures()
+
+    def _create(self, counters: Iterable[Counter]) -> None:
+        for counter in counters:
+            if counter.name not in self.counters:
+                name = in_opentelemetry(counter)
+                self.counters[counter.name] = self.meter.create_counter(name, "{event}", counter.meaning)
+
+    def _observe_figures(self) -> None:
+        for family in gauge_families():
+            for gauge in family.gauges:
+                if gauge.name not in self.observed:
+                    self.observed.add(gauge.name)
+                    observe = partial(_observe, gauge, family)
+                    self.meter.create_observable_gauge(in_opentelemetry(gauge), [observe], gauge.unit, gauge.meaning)
 
     def receive(self, event: Event, *, operation: Operation, **named: Any) -> None:
         self.counters[event.name].add(1, labels(operation, event))
@@ -70,8 +80,8 @@ class _Instruments:
             self.run.record(named["seconds"], labels(operation))
         _mark_span(event, operation, named)
 
-    def receive_of_outbox(self, event: Event, *, sender: str, count: int, **_named: Any) -> None:
-        self.counters[event.name].add(count, {"publisher": sender})
+    def receive_several(self, family: Family, event: Event, *, sender: str, count: int, **_named: Any) -> None:
+        self.counters[event.name].add(count, {family.label: sender})
 
 
 @cache
@@ -79,27 +89,9 @@ def _instruments(meter_provider: MeterProvider | None) -> _Instruments:
     return _Instruments(meter_provider)
 
 
-def _observing(gauge: Gauge) -> Observe:
-    def observe(_options: CallbackOptions) -> Iterator[Observation]:
-        for database, figures in figures_by_database().items():
-            for percentile, value in samples(gauge, figures):
-                yield Observation(value, {"database": database} | ({"percentile": percentile} if percentile else {}))
-
-    return observe
-
-
-def _observing_outbox(gauge: Gauge) -> Observe:
-    def observe(_options: CallbackOptions) -> Iterator[Observation]:
-        for publisher, figures in figures_by_publisher().items():
-            for _percentile, value in samples(gauge, figures):
-                yield Observation(value, {"publisher": publisher})
-
-    return observe
-
-
-def _observe_up(_options: CallbackOptions) -> Iterator[Observation]:
-    for database, figures in figures_by_database().items():
-        yield Observation(int(figures is not None), {"database": database})
+def _observe(gauge: Gauge, family: GaugeFamily, _options: CallbackOptions) -> Iterator[Observation]:
+    for labels_of, value in samples(gauge, family, figures()):
+        yield Observation(value, labels_of)
 
 
 def _mark_span(event: Event, operation: Operation, named: Mapping[str, Any]) -> None:

@@ -18,29 +18,26 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from django_idempotency.conf import conf
-from django_idempotency.events import OUTBOX_EVENTS, Event, listen, stop_listening
 from django_idempotency.instrumentation.metrics import (
     COUNTERS,
-    GAUGES,
     LABELS,
-    OUTBOX_COUNTERS,
-    OUTBOX_GAUGES,
     RUN,
-    TABLE_UP,
     Counter,
-    figures_by_database,
-    figures_by_publisher,
+    counters_of,
+    figures,
+    gauge_families,
     in_prometheus,
     labels,
     samples,
 )
-from django_idempotency.outcomes import Operation
+from django_idempotency.reporting.events import Event, Family, listen, listen_to_families, stop_listening
+from django_idempotency.values.outcomes import Operation
 
 
 def install(registry: CollectorRegistry = REGISTRY) -> None:
     """Count into ``registry`` from now on, and add the figures of the table to it. A second call changes nothing."""
     listen(_counts(registry).receive, _uid(registry))
-    listen(_counts(registry).receive_of_outbox, _uid(registry), OUTBOX_EVENTS)
+    listen_to_families(_counts(registry).receive_several, _uid(registry), _counts(registry).create)
 
 
 def uninstall(registry: CollectorRegistry = REGISTRY) -> None:
@@ -75,57 +72,51 @@ def unguarded_scrape(request: HttpRequest) -> HttpResponse:
 
 
 class TableCollector(Collector):
-    """Collects the figures of the table, and of the outbox if there is one, at each scrape.
+    """Collects the figures of the table, and those of wings, at each scrape.
 
     Figures that the database does not give are left out.
     """
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         """Yield the names of the figures, without querying the database."""
-        for gauge in (*GAUGES, TABLE_UP, *OUTBOX_GAUGES):
-            yield GaugeMetricFamily(in_prometheus(gauge), gauge.meaning)
+        for family in gauge_families():
+            for gauge in family.gauges:
+                yield GaugeMetricFamily(in_prometheus(gauge), gauge.meaning)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        found = figures_by_database()
-        for gauge in GAUGES:
-            label = ["percentile"] if "" not in gauge.fields else []
-            family = GaugeMetricFamily(in_prometheus(gauge), gauge.meaning, labels=["database", *label])
-            for database, figures in found.items():
-                for percentile, value in samples(gauge, figures):
-                    family.add_metric([database, percentile] if label else [database], value)
-            if family.samples:
-                yield family
-        up = GaugeMetricFamily(in_prometheus(TABLE_UP), TABLE_UP.meaning, labels=["database"])
-        for database, figures in found.items():
-            up.add_metric([database], figures is not None)
-        yield up
-        yield from _of_outbox()
-
-
-def _of_outbox() -> Iterator[GaugeMetricFamily]:
-    found = figures_by_publisher()
-    for gauge in OUTBOX_GAUGES if found else ():
-        family = GaugeMetricFamily(in_prometheus(gauge), gauge.meaning, labels=["publisher"])
-        for publisher, figures in found.items():
-            for _percentile, value in samples(gauge, figures):
-                family.add_metric([publisher], value)
-        yield family
+        reading = figures()
+        for family in gauge_families():
+            for gauge in family.gauges:
+                found = list(samples(gauge, family, reading))
+                names = [*found[0][0]] if found else []
+                shown = GaugeMetricFamily(in_prometheus(gauge), gauge.meaning, labels=names)
+                for labels_of, value in found:
+                    shown.add_metric([*labels_of.values()], value)
+                if found:
+                    yield shown
 
 
 class _Counts:
     """This package's counters and its histogram in one registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.counters = {
-            counter.name: prometheus_client.Counter(
-                in_prometheus(counter), counter.meaning, counter.labels, registry=registry
-            )
-            for counter in (*COUNTERS, *OUTBOX_COUNTERS)
-        }
+        self.registry = registry
+        self.counters: dict[str, prometheus_client.Counter] = {}
+        self._create(COUNTERS)
         self.run = prometheus_client.Histogram(
             in_prometheus(RUN), RUN.meaning, LABELS, buckets=RUN.buckets, registry=registry
         )
         self.known: set[tuple[str, ...]] = set()
+
+    def create(self, family: Family) -> None:
+        self._create(counters_of(family))
+
+    def _create(self, counters: Iterable[Counter]) -> None:
+        for counter in counters:
+            if counter.name not in self.counters:
+                self.counters[counter.name] = prometheus_client.Counter(
+                    in_prometheus(counter), counter.meaning, counter.labels, registry=self.registry
+                )
 
     def receive(self, event: Event, *, operation: Operation, **named: Any) -> None:
         given = labels(operation)
@@ -134,9 +125,9 @@ class _Counts:
         if "seconds" in named:
             self.run.labels(**given).observe(named["seconds"])
 
-    def receive_of_outbox(self, event: Event, *, sender: str, count: int, **_named: Any) -> None:
-        given = {"publisher": sender}
-        self._start_at_zero(given, OUTBOX_COUNTERS)
+    def receive_several(self, family: Family, event: Event, *, sender: str, count: int, **_named: Any) -> None:
+        given = {family.label: sender}
+        self._start_at_zero(given, counters_of(family))
         self.counters[event.name].labels(**given).inc(count)
 
     def _start_at_zero(self, given: dict[str, str], counters: Iterable[Counter]) -> None:

@@ -6,21 +6,25 @@ nothing, and two passes that run at once do nothing twice. Times are the databas
 
 from __future__ import annotations
 
-from django_idempotency.maintenance.cleaner import Cleaned, cleanup, drop_bodies
-from django_idempotency.maintenance.erasure import Erased, erase
-from django_idempotency.maintenance.export import export
-from django_idempotency.maintenance.interventions import Done, Refusal, Refused, allow_retry, extend, fail, resolve
-from django_idempotency.maintenance.reaper import Reaped, reap
-from django_idempotency.maintenance.reencryption import Reencrypted, reencrypt
+from typing import TYPE_CHECKING
+
+from django_idempotency.values.lazily import lazily
+
+if TYPE_CHECKING:
+    from django_idempotency.maintenance.cleaner import cleanup, drop_bodies
+    from django_idempotency.maintenance.decisions import Done, Refusal, Refused, allow_retry, extend, fail, resolve
+    from django_idempotency.maintenance.erasure import erase
+    from django_idempotency.maintenance.exporting import export
+    from django_idempotency.maintenance.reaper import reap
+    from django_idempotency.maintenance.reencryption import reencrypt
+    from django_idempotency.maintenance.sweep import Bounds, Swept
 
 __all__ = [
-    "Cleaned",
+    "Bounds",
     "Done",
-    "Erased",
-    "Reaped",
-    "Reencrypted",
     "Refusal",
     "Refused",
+    "Swept",
     "allow_retry",
     "cleanup",
     "drop_bodies",
@@ -32,3 +36,18 @@ __all__ = [
     "reencrypt",
     "resolve",
 ]
+
+_MAINTENANCE = "django_idempotency.maintenance"
+# Settings import the table of passes before models are loaded.
+__getattr__ = lazily(
+    __name__,
+    {
+        **dict.fromkeys(__all__, f"{_MAINTENANCE}.decisions"),
+        **dict.fromkeys(("cleanup", "drop_bodies"), f"{_MAINTENANCE}.cleaner"),
+        **dict.fromkeys(("Bounds", "Swept"), f"{_MAINTENANCE}.sweep"),
+        "erase": f"{_MAINTENANCE}.erasure",
+        "export": f"{_MAINTENANCE}.exporting",
+        "reap": f"{_MAINTENANCE}.reaper",
+        "reencrypt": f"{_MAINTENANCE}.reencryption",
+    },
+)

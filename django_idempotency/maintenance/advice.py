@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connections
+from django.db.models import TextChoices
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
-from django_idempotency.maintenance.reasons import told_reason
-from django_idempotency.maintenance.stored import Standing, standing
-from django_idempotency.models import Status
+from django_idempotency.models import LIVE, IdempotencyRecord, Status
 from django_idempotency.policy import Mode
 from django_idempotency.stats.formatting import age
+from django_idempotency.values.outcomes import Snapshot
+from django_idempotency.values.printable import printable
+
+
+class Standing(TextChoices):
+    """How a record stands, for an operator. The value is for programs, the label for people."""
+
+    RUNNING = "running", gettext_lazy("running")
+    LAPSED = "lapsed", gettext_lazy("lapsed")
+    ON_HOLD = "on hold", gettext_lazy("on hold")
+    RETRYABLE = "free to retry", gettext_lazy("free to retry")
+    FAILED = "failed", gettext_lazy("failed")
+    COMPLETED = "completed", gettext_lazy("completed")
+
+
+def standing(record: Snapshot | IdempotencyRecord) -> Standing:
+    """Return how ``record``, which has ``now``, stands. Pure."""
+    if record.status in LIVE:
+        assert record.locked_until is not None  # by contract
+        now: datetime = record.now  # type: ignore[union-attr]
+        return Standing.LAPSED if record.locked_until < now else Standing.RUNNING
+    if record.on_hold:
+        return Standing.ON_HOLD
+    if record.response_status is None:
+        return Standing.RETRYABLE
+    return Standing(record.status)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +60,14 @@ def standing_of(record: Any) -> Standing:
     return Standing.RUNNING if found is Standing.LAPSED and record.locked else found
 
 
+def shown_reason(record: Any) -> str:
+    """Return the reason of ``record``, printable and in the active language; empty if it has none.
+
+    Reasons are stored and logged in English.
+    """
+    return printable(_(record.reason))
+
+
 def advice(record: Any) -> Advice:
     """Return what an operator should know about a record that was read with ``now`` and ``locked``."""
     match standing_of(record):
@@ -50,11 +84,11 @@ def advice(record: Any) -> Advice:
 
 
 def _on_hold(record: Any) -> Advice:
-    reason = told_reason(record) or _("no reason is known")
+    reason = shown_reason(record) or _("no reason is known")
     return Advice(
         what=_("On hold for %(age)s: it is not known whether the operation took place (%(reason)s).")
         % {"age": _ago(record, "updated_at"), "reason": reason},
-        by_itself=_("Nothing. It never runs again and is never deleted. Retries are told that an operator decides."),
+        by_itself=_("Nothing. It never runs again and is never deleted. Retries get 409 until an operator decides."),
         safe=_(
             "Find out whether the operation took place. If it did, resolve it with its response. If it did not, "
             "allow a retry. If it must no longer take place, mark it as failed."
@@ -63,11 +97,11 @@ def _on_hold(record: Any) -> Advice:
 
 
 def _retryable(record: Any) -> Advice:
-    reason = told_reason(record) or _("no reason is known")
+    reason = shown_reason(record) or _("no reason is known")
     return Advice(
         what=_("Free to retry: the last run failed %(age)s ago (%(reason)s).")
         % {"age": _ago(record, "updated_at"), "reason": reason},
-        by_itself=_("The next request with the key runs again. Without one, the record is deleted in time."),
+        by_itself=_("The next request with the key runs again. Without one, the record is deleted eventually."),
         safe=_("Nothing has to be done. If it must never run again, mark it as failed or resolve it."),
     )
 
@@ -103,7 +137,7 @@ def _leased(record: Any) -> Advice:
         what=what % {"claimed": claimed, "late": age(-lease.total_seconds())},
         by_itself=_when_lapsed(record),
         safe=_(
-            "Wait for that if it will be soon. Before you allow a retry, resolve it or mark it as failed, find out "
+            "If that is soon, wait for it. Before you allow a retry, resolve it or mark it as failed, find out "
             "whether the operation took place."
         ),
     )

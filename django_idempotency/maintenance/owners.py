@@ -1,23 +1,25 @@
-"""Who holds a record at this moment: the database session that has its row locked. Only PostgreSQL tells."""
+"""Who holds a key at this moment: the session that has its record or its claim locked. Only PostgreSQL tells."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from django.db import connections
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from django_idempotency.maintenance.records import TABLE
 from django_idempotency.models import LIVE
 from django_idempotency.policy import Mode
-from django_idempotency.printable import printable
 from django_idempotency.stats.formatting import age
 from django_idempotency.stats.sessions import ask_postgresql
+from django_idempotency.stores.claim_function import LOCK_HOLDERS
+from django_idempotency.values.keys import id_range, record_id
+from django_idempotency.values.printable import printable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Owner:
     """A session of the database, as far as this role may see it: ``pg_stat_activity`` hides the rest as ``None``.
 
@@ -35,21 +37,6 @@ class Owner:
     transaction: float | None
     in_state: float | None
     waits_for: str | None
-
-    @classmethod
-    def of(cls, row: Sequence[Any]) -> Owner:
-        """Return the owner described by a row with the columns of ``SESSION``."""
-        pid, user, application, address, state, transaction, in_state, waits_for = row
-        return cls(
-            pid=pid,
-            user=user,
-            application=application,
-            address=None if state is None else address,
-            state=state,
-            transaction=None if transaction is None else float(transaction),
-            in_state=None if in_state is None else float(in_state),
-            waits_for=waits_for,
-        )
 
     def __str__(self) -> str:
         if self.pid is None:
@@ -77,8 +64,9 @@ class Owner:
 
 # A locked row has its transaction's number in xmax, and a running transaction holds a lock on its own number.
 SESSION = """
-    held.pid, usename, application_name, coalesce(host(client_addr), ''), state,
-    extract(epoch FROM clock_timestamp() - xact_start), extract(epoch FROM clock_timestamp() - state_change),
+    held.pid, usename, application_name, CASE WHEN state IS NOT NULL THEN coalesce(host(client_addr), '') END, state,
+    extract(epoch FROM clock_timestamp() - xact_start)::float8,
+    extract(epoch FROM clock_timestamp() - state_change)::float8,
     CASE WHEN state = 'active' AND wait_event_type <> 'Client' THEN wait_event_type || ': ' || wait_event END
 """
 OWNER = f"""
@@ -93,10 +81,10 @@ OWNER = f"""
 def owner_of(record: Any) -> Owner | None:
     """Return the session that has the row of ``record`` locked; ``None`` if none has, or the database can't tell."""
     found = ask_postgresql(OWNER, [record.pk], using=record._state.db)
-    return Owner.of(found[0]) if found else None
+    return Owner(*found[0]) if found else None
 
 
-def told_owner(record: Any) -> str:
+def shown_owner(record: Any) -> str:
     """Return in words who holds a record that was read with ``locked``, or why that is not known; empty if it ended."""
     if record.status not in LIVE:
         return ""
@@ -109,3 +97,51 @@ def told_owner(record: Any) -> str:
     if record.mode == Mode.LEASE:
         return _("Not kept in lease mode: look for the record's id in the logs and traces.")
     return _("Nobody: no transaction has its row locked.")
+
+
+# --- Claims by lock, which have no record yet ------------------------------------------------------------------------
+
+OWNERS = f"""
+SELECT {SESSION}
+{LOCK_HOLDERS} AND owner.lock & %s = %s
+ORDER BY session.xact_start, held.pid
+"""
+# A lock has 48 bits of the record's id: first 24 of the key's digest, then 24 of the digest of scope and key.
+OF_KEY, OF_SCOPE_AND_KEY = 0xFFFFFF000000, 0xFFFFFFFFFFFF
+
+
+def lock_owners(using: str, key: str | None = None, scope: str | None = None) -> list[Owner]:
+    """Return the sessions that hold a claim by lock, the longest first.
+
+    ``key``: only the owners of this raw key, in ``scope``, or in any scope if that is ``None``.
+
+    Takes no locks. A lock has 24 bits of the key's digest, and 24 of that of scope and key, so another key may be taken
+    for this one, once in 16 million. The list is empty on databases other than PostgreSQL, or if the database does not
+    tell.
+    """
+    bits = 0
+    if key is not None:
+        id = id_range(key)[0] if scope is None else record_id(scope, key)
+        bits = id.int >> 104 << 24 | id.int >> 24 & 0xFFFFFF
+    of_what = 0 if key is None else OF_KEY if scope is None else OF_SCOPE_AND_KEY
+    found = ask_postgresql(OWNERS, [of_what, bits & of_what], using=using) or ()
+    return [Owner(*row) for row in found]
+
+
+def shown_lock_owners(owners: list[Owner], key: str | None = None, *, most: int = 10) -> list[str]:
+    """Return a title and a line for each of the first ``most`` owners; nothing if there are none.
+
+    ``key``: set if all of them are owners of this key.
+    """
+    if not owners:
+        return []
+    several = ngettext(
+        "%(count)d run is in flight without a record: its claim is a lock.",
+        "%(count)d runs are in flight without a record: their claims are locks.",
+        len(owners),
+    )
+    title = (
+        _("The key is in flight without a record: its claim is a lock.") if key else several % {"count": len(owners)}
+    )
+    rest = [_("and %(count)d more") % {"count": len(owners) - most}] if len(owners) > most else []
+    return [title, *map(str, owners[:most]), *rest]

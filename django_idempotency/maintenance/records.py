@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
@@ -15,13 +13,12 @@ from django.db.models.expressions import Combinable
 from django.db.models.functions import Coalesce
 from django.db.models.sql.compiler import SQLCompiler
 
-from django_idempotency.conf import conf
-from django_idempotency.maintenance.batches import LONGEST, batch_size, deadline
 from django_idempotency.models import DatabaseNow, IdempotencyRecord, RecordQuerySet
-from django_idempotency.outcomes import EntryPoint, Operation
-from django_idempotency.stats.queries import at_most
-from django_idempotency.stores.connections import record_database
-from django_idempotency.stores.distribution import in_shards, is_distributed
+from django_idempotency.stats.stores import outside_store, outside_stores
+from django_idempotency.stores import Store
+from django_idempotency.stores.connections import databases, record_database
+from django_idempotency.stores.sharding import in_shards, is_distributed
+from django_idempotency.values.outcomes import EntryPoint, Operation, Snapshot
 
 Records = RecordQuerySet
 TABLE = IdempotencyRecord._meta.db_table
@@ -62,59 +59,48 @@ def records(using: str | None) -> Records:
     return IdempotencyRecord.objects.using(record_database(using))
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Records in the order of their ids. ``after``: the last id that was looked at. ``last``: no page follows."""
+def record_of(snapshot: Snapshot) -> Any:
+    """Return a record of a store outside the database as operators read it, with ``now``, ``locked`` and ``has_body``.
 
-    rows: Records
-    after: UUID | None
-    last: bool
-
-
-def pages(
-    using: str | None,
-    *,
-    batch: int,
-    pause: float | None,
-    max_seconds: float | None,
-    after: UUID | None,
-    near: Callable[[Records], Records] = lambda rows: rows,
-) -> Iterator[Page]:
-    """Yield the whole table in pages of ``batch`` records, after the id ``after``. Other arguments as for ``erase``.
-
-    ``near``: narrows the table by the primary key.
+    Such a store keeps no request, and no time of the last change: that of the first claim stands for it.
     """
-    batch = batch_size(batch, record_database(using))
-    pause = conf().cleanup_pause if pause is None else pause
-    ends = deadline(max_seconds)
-    while True:
-        rows = near(records(using)).order_by("pk")
-        rows = rows if after is None else rows.filter(pk__gt=after)
-        with at_most(LONGEST, rows.db):
-            last = next(iter(rows.values_list("pk", flat=True)[batch - 1 : batch]), None)
-        yield Page(rows if last is None else rows.filter(pk__lte=last), last or after, last is None)
-        if last is None or ends():
-            return
-        after = last
-        time.sleep(pause)
+    columns = {each.attname for each in IdempotencyRecord._meta.concrete_fields}
+    known = {name: getattr(snapshot, name) for name in columns if hasattr(snapshot, name)}
+    ends = {"updated_at": snapshot.locked_at or snapshot.created_at, "purge_at": snapshot.expires_at, "replays": 0}
+    record: Any = IdempotencyRecord(**known | ends)
+    record.now, record.locked, record.has_body = snapshot.now, False, snapshot.response_body is not None
+    record._state.db = databases()[0]  # for the form of its times
+    return record
 
 
-def lockable(rows: Records, ids: Iterable[UUID]) -> list[Records]:
+def stores_outside() -> list[Store]:
+    """Return the stores of ``STORES`` that keep no records in a database."""
+    return [outside_store(alias) for alias in outside_stores()]
+
+
+def is_sharded(rows: Any) -> bool:
+    """Return whether no statement can lock arbitrary ones of ``rows``, because they are on several servers."""
+    return rows.model is IdempotencyRecord and is_distributed(rows.db)
+
+
+def lockable(rows: Any, ids: Iterable[UUID]) -> list[Any]:
     """Return ``rows`` in parts, each of which one statement can lock: one part, unless the table is distributed.
 
     ``ids``: the ids of the wanted rows, read only if the table is distributed.
     """
-    if not is_distributed(rows.db):
+    if not is_sharded(rows):
         return [rows]
     return [rows.filter(pk__in=part) for part in in_shards(list(ids), rows.db)]
 
 
-def locked(rows: Records) -> Records:
+def locked(rows: Any) -> Any:
     """Return ``rows``, to be locked as they are read, without those that are locked already."""
     features = connections[rows.db].features
     if not features.has_select_for_update:
         # This takes the write lock of the whole database before anything is read.
-        records(rows.db).filter(pk=UUID(int=0)).update(updated_at=F("updated_at"))
+        meta = rows.model._meta
+        none = rows.model._base_manager.using(rows.db).filter(pk=meta.pk.to_python(0))
+        none.update(**{meta.fields[-1].name: F(meta.fields[-1].name)})
     return rows.select_for_update(
         skip_locked=features.has_select_for_update_skip_locked, no_key=features.has_select_for_no_key_update
     )

@@ -8,8 +8,9 @@ from uuid import UUID
 from django.db.models import Value
 from django.db.models.functions import Substr
 
-from django_idempotency.log_ids import ids_behind
 from django_idempotency.maintenance.records import Records
+from django_idempotency.reporting.log_ids import ids_behind
+from django_idempotency.values.outcomes import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +18,13 @@ class Selection:
     """The records that match everything that is set.
 
     - ``scope``: a whole scope, as it is stored.
-    - ``scope_prefix``: the beginning of a scope, such as ``acme/`` for a tenant.
+    - ``scope_prefix``: the beginning of a scope, up to a separator, such as ``acme/`` for a tenant.
     - ``key``: a whole key, as the client sent it, in any scope.
     - ``record``: the id of a record, or the id that logs show for it.
     - ``path``: a whole path, as it is stored.
 
-    Raises ``ValueError`` if nothing is set, or if a text is empty.
+    Raises ``ValueError`` if nothing is set, if a text is empty, or if the prefix ends with a letter or a digit:
+    ``acct:1`` would match ``acct:10``.
     """
 
     scope: str | None = None
@@ -35,6 +37,21 @@ class Selection:
         stated = [value for field in fields(self) if (value := getattr(self, field.name)) is not None]
         if not stated or "" in stated:
             raise ValueError("Pass scope, scope_prefix, key, record or path to select records; none may be empty.")
+        if self.scope_prefix is not None and self.scope_prefix[-1].isalnum():
+            raise ValueError(
+                f"scope_prefix is {self.scope_prefix!r}, which may also begin other scopes, such as "
+                f"{self.scope_prefix + '0'!r}. End it with a separator, such as '/', or pass the whole scope."
+            )
+
+    def matches(self, record: Snapshot) -> bool:
+        """Return whether a record of a store outside the database is selected. Such a store keeps no paths."""
+        return (
+            self.path is None
+            and self.scope in (None, record.scope)
+            and record.scope.startswith(self.scope_prefix or "")
+            and self.key in (None, record.key)
+            and (self.record is None or record.id in ids_behind(self.record))
+        )
 
     def near(self, rows: Records) -> Records:
         """Narrow ``rows`` by their primary key, as far as the selection determines it."""

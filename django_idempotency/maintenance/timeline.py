@@ -1,8 +1,8 @@
-"""What the columns of a record can tell about its life, and no more than that. Pure."""
+"""What is known of a record's life: from its columns and its history, and from the wings that know more."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -11,9 +11,11 @@ from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
-from django_idempotency.maintenance.reasons import told_reason
+from django_idempotency.maintenance import history
+from django_idempotency.maintenance.advice import shown_reason
 from django_idempotency.models import LIVE, IdempotencyRecord
 from django_idempotency.policy import Mode
+from django_idempotency.values.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +27,29 @@ class Event:
     by: str = ""
 
 
+Source = Callable[[IdempotencyRecord], Iterable[Event]]
+_sources: list[Source] = []
+
+
+def register(source: Source) -> None:
+    """Show what ``source`` yields for a record on its timeline, too."""
+    if source not in _sources:  # an AppConfig can get ready again
+        _sources.append(source)
+
+
 def timeline(record: IdempotencyRecord, now: datetime) -> list[Event]:
     """Return the events of a record in order, including those still to come."""
-    return in_order(_events(record, now))
+    of_wings = (event for source in _sources for event in source(record))
+    return _in_order([*_events(record, now), *of_wings, *_decisions(record)])
 
 
-def in_order(events: Iterator[Event] | list[Event]) -> list[Event]:
+def _decisions(record: IdempotencyRecord) -> Iterator[Event]:
+    for entry in history.entries_of_life(record) if history.is_kept() else ():
+        what = history.shown_entry(entry.get_change_message())
+        yield Event(entry.action_time, printable(what), by=printable(str(entry.user)))
+
+
+def _in_order(events: list[Event]) -> list[Event]:
     """Sort ``events`` by time. An event without a time keeps its place after the one before it."""
     ordered: list[tuple[datetime | None, Event]] = []
     last = None
@@ -82,6 +101,6 @@ def _end(record: IdempotencyRecord) -> Iterator[Event]:
         else:
             yield Event(record.updated_at, ended)
     elif record.on_hold:
-        yield Event(record.updated_at, format_lazy(_("put on hold: {reason}"), reason=told_reason(record)))
+        yield Event(record.updated_at, format_lazy(_("put on hold: {reason}"), reason=shown_reason(record)))
     else:
-        yield Event(record.updated_at, format_lazy(_("failed, free to retry: {reason}"), reason=told_reason(record)))
+        yield Event(record.updated_at, format_lazy(_("failed, free to retry: {reason}"), reason=shown_reason(record)))

@@ -1,4 +1,4 @@
-"""What the maintenance commands share: options, databases, batches that SIGTERM ends cleanly, and reports."""
+"""What the maintenance commands share: options, databases, batches that a signal ends cleanly, and reports."""
 
 from __future__ import annotations
 
@@ -8,235 +8,279 @@ import re
 import signal
 import sys
 import threading
-import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import fields
-from typing import Any, Protocol, TypeVar
-from uuid import UUID
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from typing import Any
 
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error, connections
-from django.utils.functional import Promise
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, override
+from django.utils.translation import override
 
-from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.logs import cause
-from django_idempotency.maintenance.selection import Selection
-from django_idempotency.printable import printable, printable_lines
+from django_idempotency.exceptions import NotConvertible, PartitionsUnsupported, StoreUnavailable
+from django_idempotency.maintenance.history import is_kept
+from django_idempotency.maintenance.records import stores_outside
+from django_idempotency.maintenance.sweep import Bounds, Result, Swept
+from django_idempotency.reporting.logs import cause
 from django_idempotency.stats.formatting import age
+from django_idempotency.stores import Store
 from django_idempotency.stores.connections import databases
+from django_idempotency.values.printable import printable, printable_lines
 
 FAILURE = 1
+LONGEST_NOTE = 200  # characters, as in the admin
 
 
-class Summable(Protocol):
-    def __add__(self, later: Any, /) -> Any: ...
-
-
-Result = TypeVar("Result", bound=Summable)
+Work = Callable[..., bool]
+# What ends a command with one line: errors of databases and stores, and of their configuration.
+EXPECTED = (Error, StoreUnavailable, ImproperlyConfigured, NotConvertible, PartitionsUnsupported)
 
 
 class OneLineErrors(BaseCommand):
-    """Ends with one line and an exit code if the database refuses or can't be reached.
+    """Writes in English. Ends with one line and an exit code if the database refuses or can't be reached."""
 
-    It writes in the language in force or, with ``--json``, for programs, in English.
-    """
-
-    about: str | Promise  # the help, in the language in force
     unreachable = FAILURE  # the exit code if the database refuses or can't be reached
 
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        self.help = str(self.about)  # argparse takes no lazy text
-        return super().create_parser(prog_name, subcommand, **kwargs)
+    def add_actions(self, parser: CommandParser, actions: Mapping[str, str]) -> Iterator[tuple[str, CommandParser]]:
+        """Add ``actions``, each with its help; yield the name and parser of each."""
+        family = parser.add_subparsers(dest="action", required=True)
+        for name, help in actions.items():
+            action = family.add_parser(name, help=help, description=help)
+            action.add_argument("-v", "--verbosity", type=int, choices=range(4), default=argparse.SUPPRESS)
+            yield name, action
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run, and end with one line if the database refuses or can't be reached; with ``--json``, also as JSON."""
-        with override(None) if options.get("json") else nullcontext():
-            return self._execute(*args, **options)
-
-    def _execute(self, *args: Any, **options: Any) -> str | None:
-        try:
-            _refuse_undecodable(options)
-            return super().execute(*args, **options)
-        except CommandError as error:
-            self._report_error(error, options)
-            raise
-        except (Error, StoreUnavailable) as error:
-            self._report_error(error, options)
-            raise CommandError(_told(error), returncode=self.unreachable) from error
+        with override(None):
+            try:
+                _refuse_undecodable(options)
+                return super().execute(*args, **options)
+            except CommandError as error:
+                self._report_error(error, options)
+                raise
+            except EXPECTED as error:
+                self._report_error(error, options)
+                raise CommandError(_sentence_about(error), returncode=self.unreachable) from error
 
     def _report_error(self, error: Exception, options: Mapping[str, Any]) -> None:
         if options.get("json"):
-            self.stdout.write(json.dumps({"error": _told(error)}))
+            self.stdout.write(json.dumps({"error": _sentence_about(error)}))
 
 
 class MaintenanceCommand(OneLineErrors):
     """Takes ``--database`` and ``--json``. Reports on stdout; on a terminal, shows its progress on stderr.
 
-    Without ``--database``, it works on each database with records in turn. If one of them fails, the others are still
-    worked on, and the command then exits with 1.
+    Without ``--database``, it works on each database with records in turn, and then, if it ``works_on_stores``, on
+    each store outside the databases. If one of them fails, the others are still worked on. The command then exits with
+    1, and also if a signal came before the last of them.
     """
 
-    database: str
+    works_on_stores = False
+    database: str  # the alias, of the database or of the store
+    store: Store | None = None
     several: bool
-    told: threading.Event
+    ended: threading.Event
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--database", choices=list(connections), help=_("alias; by default, all databases with records")
+        where = parser.add_mutually_exclusive_group()
+        where.add_argument(
+            "--database", choices=list(connections), help="alias; by default, all databases with records"
         )
-        json_help = _("report as one JSON object for each database, in English")
-        parser.add_argument("--json", action="store_true", help=json_help)
+        if self.works_on_stores:
+            where.add_argument("--store", help="alias in STORES of a store outside the databases; by default, all")
+        parser.add_argument("--json", action="store_true", help="report as one JSON object for each database or store")
 
-    def add_page_arguments(self, parser: CommandParser) -> None:
-        """Add the options of a command that walks the whole table."""
-        parser.add_argument("--batch", type=number(1, int), help=_("records to look at in one transaction"))
-        parser.add_argument("--pause", type=seconds(0), help=_("seconds between two batches"))
-        parser.add_argument("--max-seconds", type=seconds(0), help=_("begin no further batch after this time"))
-        parser.add_argument("--after", type=UUID, help=_("continue after this id, where an earlier run ended"))
-        parser.add_argument("--dry-run", action="store_true", help=_("only count; change nothing"))
+    def add_bounds(self, parser: CommandParser) -> None:
+        """Add the options that bound a pass."""
+        parser.add_argument("--batch", type=number, help="records in one transaction")
+        parser.add_argument("--pause", type=seconds(0), help="seconds between two batches")
+        parser.add_argument("--max-seconds", type=seconds(0), help="begin no further batch after this time")
+        parser.add_argument("--dry-run", action="store_true", help="only count; change nothing")
 
-    def add_selection_arguments(self, parser: CommandParser) -> None:
-        """Add the options that select records. If several are given, a record has to match all of them."""
-        parser.add_argument("--scope", help=_('a whole scope, such as "auth.user:7"'))
-        parser.add_argument("--scope-prefix", help=_('the beginning of a scope, such as "acme/"'))
-        parser.add_argument("--key", help=_("a whole key, as the client sent it"))
-        parser.add_argument("--record", type=UUID, help=_("the id of a record, or the id that logs show"))
-        parser.add_argument("--path", help=_("a whole path"))
+    def add_operator(self, parser: CommandParser) -> None:
+        parser.add_argument("--by", metavar="USER", help="name of the user who does this, for the record's history")
+        parser.add_argument("--note", default="", help="why, for the record's history")
 
-    def selected(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options that select records. Raise ``CommandError`` if there is none, or if one is empty."""
-        selected = {field.name: options[field.name] for field in fields(Selection)}
+    def operator(self, options: Mapping[str, Any], permission: str) -> Any:
+        """Return the named user, who must have the admin's permission for it; only the name if there is no admin."""
+        if len(options["note"]) > LONGEST_NOTE:
+            raise CommandError(f"--note has {len(options['note'])} characters; at most {LONGEST_NOTE} are allowed.")
+        if not is_kept():
+            return options["by"]
+        if not options["by"]:
+            raise CommandError("Pass --by with the name of the user who does this: it is kept in the record's history.")
+        model: Any = get_user_model()
+        name = printable(options["by"])
         try:
-            Selection(**selected)
-        except ValueError:
-            raise CommandError(
-                _("Pass --scope, --scope-prefix, --key, --record or --path to select records; none may be empty.")
-            ) from None
-        return selected
-
-    def refuse_ambiguous(self, after: UUID | None) -> None:
-        """Raise ``CommandError`` for an id to go on after if it could be in several databases."""
-        if after is not None and self.several:
-            raise CommandError(_("Pass --database to say in which database to continue --after that id."))
+            user = model._default_manager.get_by_natural_key(options["by"])
+        except model.DoesNotExist:
+            raise CommandError(f"There is no user {name}.") from None
+        if not user.has_perm(permission):  # inactive users have none
+            raise CommandError(f"The user {name} does not have the permission {permission}.")
+        return user
 
     def handle(self, *args: Any, **options: Any) -> None:
-        if not self.work_on_each(**options):
+        if not self.work_on_each(self.work, **options):
             sys.exit(FAILURE)
 
-    def work_on_each(self, *, database: str | None, **options: Any) -> bool:
-        """Call ``work()`` for the database, or for each; return whether all went well."""
-        wanted = databases() if database is None else (database,)
+    def work_on_each(self, work: Work, *, database: str | None, store: str | None = None, **options: Any) -> bool:
+        """Call ``work`` for the database or store, or for each; return whether all went well."""
+        wanted: list[tuple[str, Store | None]] = []
+        if store is None:
+            wanted += [(alias, None) for alias in (databases() if database is None else (database,))]
+        if self.works_on_stores and database is None:
+            wanted += [(outside.name, outside) for outside in stores_outside() if store in (None, outside.name)]
+        if not wanted:
+            raise CommandError(f"STORES has no store {store!r} outside the databases.")
         self.several = len(wanted) > 1
-        with _sigterm() as self.told:
-            worked = [self._work_on(using, options) for using in wanted if not self.told.is_set()]
-        return all(worked)
+        with ended_by_signal() as self.ended:
+            worked = [self._work_on(*place, work, options) for place in wanted if not self.ended.is_set()]
+        return all(worked) and len(worked) == len(wanted)
 
-    def _work_on(self, using: str, options: dict[str, Any]) -> bool:
-        self.database = using
+    def _work_on(self, alias: str, store: Store | None, work: Work, options: dict[str, Any]) -> bool:
+        self.database, self.store = alias, store
         if not self.several:
-            return self.work(**options)
+            return work(**options)
         try:
-            return self.work(**options)
-        except (Error, StoreUnavailable, CommandError) as error:
-            told = _told(error)
+            return work(**options)
+        except (*EXPECTED, CommandError) as error:
+            sentence = _sentence_about(error)
             if options["json"]:
-                self.report({"error": told}, "", options)
-            self.stderr.write(f"{using}: {told}")
+                self.report({"error": sentence}, "", options)
+            self.stderr.write(f"{alias}: {sentence}")
             return False
 
+    @abstractmethod
     def work(self, *args: Any, **options: Any) -> bool:
-        """Do the command's work on ``self.database``; return whether it exits with 0."""
-        raise NotImplementedError
+        """Do the command's work on ``self.database`` or ``self.store``; return whether it exits with 0."""
 
-    def run(
-        self,
-        batches: Iterator[Result],
-        sentence: Callable[[Result], str],
-        *,
-        verbosity: int,
-        left: Callable[[Result], float] | None = None,
-    ) -> Result:
-        """Return the sum of the batches, of which there is at least one. On SIGTERM, end early, between two batches.
+    @property
+    def where(self) -> dict[str, Any]:
+        """The argument of functions of maintenance for the database or store that is worked on."""
+        return {"using": self.database} if self.store is None else {"store": self.store}
 
-        ``left`` tells how much work is left, in any measure that falls to 0 by the end. It serves to estimate the time.
-        """
+    @property
+    def place(self) -> dict[str, str]:
+        """The same for JSON."""
+        return {"database" if self.store is None else "store": self.database}
+
+    def run(self, steps: Iterator[Result], sentence: Callable[[Result], str], *, verbosity: int) -> Result:
+        """Return the sum of the steps, of which there is at least one. A signal ends them early, between two."""
         shows = verbosity > 0 and self.stderr.isatty()
-        total = next(batches)
-        began, whole = time.monotonic(), left(total) if left else 0.0
-        for batch in _until(self.told, batches):
-            total += batch
+        total = next(steps)
+        while not self.ended.is_set() and (step := next(steps, None)) is not None:
+            total += step
             if shows:
-                rest = remaining(whole, left(total) if left else 0.0, time.monotonic() - began)
-                parts = (
-                    [sentence(total)]
-                    if rest is None
-                    else [sentence(total), _("About %(age)s more.") % {"age": age(rest)}]
-                )
-                self.stderr.write(f"\r{printable(' '.join(parts))}\x1b[K", self.style.NOTICE, ending="")
+                self.stderr.write(f"\r{printable(sentence(total))}\x1b[K", self.style.NOTICE, ending="")
         if shows:
             self.stderr.write("")
         return total
 
+    def run_pass(self, work: Callable[..., Iterator[Swept]], options: Mapping[str, Any], **more: Any) -> Swept:
+        """``run`` a pass with the bounds in ``options`` and ``more``, and report the sum."""
+        bounds = {name: options[name] for name in Bounds.__annotations__ if name in options}
+        describe = partial(sentence, dry_run=options["dry_run"])
+        swept = self.run(work(**self.where, **bounds, **more), describe, verbosity=options["verbosity"])
+        self.report(asdict(swept) | {"complete": swept.complete, "rate": swept.rate}, describe(swept), options)
+        for id, why in swept.bad.items():
+            self.stderr.write(f"{id}: {why}")
+        return swept
+
     def report(self, facts: Mapping[str, Any], sentence: str, options: Mapping[str, Any]) -> None:
         """Print ``sentence``, made printable, or the facts with ``--json``."""
         if options["json"]:
-            self.stdout.write(json.dumps({"database": self.database, **facts}, default=str))
+            self.stdout.write(json.dumps(self.place | dict(facts), default=str))
         elif options["verbosity"] > 0:
             self.stdout.write(printable_lines(f"{self.database}: {sentence}" if self.several else sentence))
+
+
+WORDS = {
+    "failed": "freed",
+    "on_hold": "put on hold",
+    "dropped": "bodies dropped",
+    "reencrypted": "encrypted again",
+}
+
+
+def sentence(swept: Swept, *, dry_run: bool = False) -> str:
+    """Return what a pass has done, in words."""
+    done = ", ".join(f"{WORDS.get(name, name)}: {count}" for name, count in swept.done.items())
+    parts = [f"would be {done}" if dry_run else done]
+    if swept.left:
+        left = [f"{count} {name.replace('_', ' ')}" for name, count in swept.left.items() if count]
+        parts.append(f"left alone: {', '.join(left) or 'none'}")
+    if swept.found:
+        parts.append("found: " + ", ".join(f"{name} ({count})" for name, count in sorted(swept.found.items())))
+    if swept.bad:
+        parts.append(f"could not be written: {len(swept.bad)}")
+    if not dry_run:
+        parts.append(f"{age(swept.seconds)}, {round(swept.rate)} a second")
+    if swept.cached_for:
+        parts.append(f"the cache in front can't be reached, and may replay them for another {age(swept.cached_for)}")
+    if not swept.finished:
+        parts.append(_how_far(swept))
+    return f"{'; '.join(parts)}."[:1].upper() + f"{'; '.join(parts)}."[1:]
+
+
+def _how_far(swept: Swept) -> str:
+    if swept.after is not None:
+        return f"{100 * swept.after.int >> 128} % examined; continue with --after {swept.after}"
+    return f"{age(swept.lag)} behind" if swept.lag else "more is left"
 
 
 def _refuse_undecodable(options: Mapping[str, Any]) -> None:
     """Raise ``CommandError`` for a text that was not UTF-8 on the command line, so that no record can have it."""
     for name, value in options.items():
         if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
-            raise CommandError(_("The argument %(name)s is not UTF-8.") % {"name": name})
+            raise CommandError(f"The argument {name} is not UTF-8.")
 
 
 # By the error's code: the SQLSTATE, or the number on MariaDB.
-_REFUSALS: dict[str, str | Promise] = {
-    **dict.fromkeys(
-        ("42501", "1142", "1143", "1044", "1227"), gettext_lazy("The database refused it: its role lacks a privilege")
-    ),
-    **dict.fromkeys(("42P01", "1146"), gettext_lazy("A table is missing: run migrate")),
-    **dict.fromkeys(("57014", "1969"), gettext_lazy("The database cancelled a statement: it took too long")),
-    **dict.fromkeys(("55P03", "1205"), gettext_lazy("The database did not get a lock in time")),
+_REFUSALS: dict[str, str] = {
+    **dict.fromkeys(("42501", "1142", "1143", "1044", "1227"), "The database refused it: the role lacks a privilege"),
+    **dict.fromkeys(("42P01", "1146"), "A table is missing: run migrate"),
+    **dict.fromkeys(("57014", "1969"), "The database cancelled a statement: it took too long"),
+    **dict.fromkeys(("55P03", "1205"), "A lock could not be obtained in time"),
 }
 
 
-def _told(error: Exception) -> str:
+def _sentence_about(error: Exception) -> str:
     """Return an error as printable text, without what the database quotes in it."""
-    if isinstance(error, CommandError):
+    if not isinstance(error, (Error, StoreUnavailable)):
         return printable_lines(str(error))
-    told = cause(error)
-    if meaning := _REFUSALS.get(told.rpartition(" ")[2]):
-        return f"{meaning} ({told})."
-    return printable(_("The database failed, or can't be reached: %(cause)s") % {"cause": told})
-
-
-def _until(told: threading.Event, batches: Iterator[Result]) -> Iterator[Result]:
-    while not told.is_set() and (batch := next(batches, None)) is not None:
-        yield batch
+    said = cause(error)
+    if meaning := _REFUSALS.get(said.rpartition(" ")[2]):
+        return f"{meaning} ({said})."
+    return printable(f"The database failed, or can't be reached: {said}")
 
 
 @contextmanager
-def _sigterm() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM sets instead of ending the process."""
-    told = threading.Event()
+def ended_by_signal() -> Iterator[threading.Event]:
+    """Yield an event that SIGTERM or SIGINT sets instead of ending the process. The second signal ends it."""
+    ended = threading.Event()
     if threading.current_thread() is not threading.main_thread():  # signals can be handled only there
-        yield told
+        yield ended
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: told.set())
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def end(*_signal: object) -> None:
+        ended.set()
+        restore()
+
+    for number in before:
+        signal.signal(number, end)
     try:
-        yield told
+        yield ended
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _below(text: str, smallest: object) -> str:
-    return _("%(value)s is less than %(least)s") % {"value": text, "least": smallest}
+        restore()
 
 
 _UNITS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 24 * 3600}
@@ -248,46 +292,20 @@ def seconds(smallest: float) -> Callable[[str], float]:
     def parse(text: str) -> float:
         found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d|)", text.strip())
         if not found:
-            told = _("%(value)s is not a time; write seconds, or a number with a unit: 90s, 20min, 1.5h, 2d")
-            raise argparse.ArgumentTypeError(told % {"value": text})
+            raise argparse.ArgumentTypeError(
+                f"{text} is not a time; write seconds, or a number with a unit: 90s, 20min, 1.5h, 2d"
+            )
         value = float(found[1]) * _UNITS[found[2]]
         if value < smallest:
-            raise argparse.ArgumentTypeError(_below(text, f"{smallest:g} s"))
+            raise argparse.ArgumentTypeError(f"{text} is less than {smallest:g} s")
         return value
 
     parse.__name__ = "time"
     return parse
 
 
-IDS = 2**128
-
-
-def left_of_table(after: UUID | None) -> float:
-    """Return the share of all ids that come after ``after``: what is left of a table that is walked in their order."""
-    return 0.0 if after is None else 1 - after.int / IDS
-
-
-def remaining(whole: float, left: float, seconds: float) -> float | None:
-    """Return in how many seconds ``left`` will be 0 if it fell from ``whole`` in ``seconds``; ``None`` if unknown."""
-    return seconds * left / (whole - left) if 0 < left < whole else None
-
-
-def how_far(finished: bool, after: UUID | None) -> str:
-    """Return what a report says of a table that was not looked through to its end; empty if it was."""
-    if finished or after is None:
-        return ""
-    told = _("%(percent)d %% looked through; continue with --after %(id)s.")
-    return told % {"percent": 100 * after.int // IDS, "id": after}
-
-
-def number(smallest: float, kind: type[int] | type[float] = float) -> Callable[[str], float]:
-    """Return the type of an option for a number of at least ``smallest``."""
-
-    def parse(text: str) -> float:
-        value = kind(text)
-        if not value >= smallest:
-            raise argparse.ArgumentTypeError(_below(text, smallest))
-        return value
-
-    parse.__name__ = "number"
-    return parse
+def number(text: str) -> int:
+    """Be the type of an option for a whole number of at least 1."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value

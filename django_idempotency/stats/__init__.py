@@ -1,18 +1,7 @@
-"""Figures about the records: their current state, recent activity and a projection."""
+"""Figures about the records: their current state and size."""
 
 from __future__ import annotations
 
-from django_idempotency.stats.queries import (
-    Activity,
-    Projection,
-    Stats,
-    Totals,
-    activity,
-    history,
-    projection,
-    stats,
-    totals,
-    views,
-)
+from django_idempotency.stats.queries import Stats, Totals, stats, totals
 
-__all__ = ["Activity", "Projection", "Stats", "Totals", "activity", "history", "projection", "stats", "totals", "views"]
+__all__ = ["Stats", "Totals", "stats", "totals"]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from django.template.defaultfilters import filesizeformat
 from django.utils.formats import number_format
-from django.utils.functional import Promise
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
 
-from django_idempotency.stats.queries import Activity, Due, Observed, Pending, Projection, Size
+from django_idempotency.stats.queries import Alarms, Due, Pending, Size
 from django_idempotency.stats.sessions import ByLock
 
 LATE = 1800  # seconds; three times the interval of the tasks
@@ -71,18 +68,15 @@ def age(seconds: float) -> str:
     return f"{whole} s" if whole < 10 else duration(whole)
 
 
-def sizes(size: Size, projection: Projection) -> list[Figure]:
-    """Return how large the table is, and how large it will be."""
+def sizes(size: Size) -> list[Figure]:
+    """Return how large the table is."""
     dead = f"{amount(size.dead_rows)} ({volume(size.dead_bytes)})"
-    expected = f"{amount(projection.expected_rows)} ({volume(projection.expected_bytes)})"
     return [
         Figure(_("rows"), amount(size.rows)),
         Figure(_("size"), volume(size.bytes)),
         Figure(_("of which table"), volume(size.table_bytes)),
         Figure(_("of which indexes"), volume(size.index_bytes)),
         Figure(_("dead rows"), _("unknown") if size.dead_rows is None else dead),
-        Figure(_("responses stored a day"), amount(projection.rows_per_day)),
-        Figure(_("rows at this rate"), _("unknown") if projection.expected_rows is None else expected),
     ]
 
 
@@ -95,11 +89,18 @@ def waiting(pending: Pending, most: float) -> list[Figure]:
         Figure(_("age, p99"), duration(pending.pending_p99)),
         Figure(_("oldest"), duration(pending.pending_oldest)),
         *_by_lock(pending),
-        Figure(_("lease ran out"), amount(pending.stuck, most), alarming=bool(pending.stuck), situation="stuck"),
+        *alarming(pending, most),
+    ]
+
+
+def alarming(alarms: Alarms, most: float | None = None) -> list[Figure]:
+    """Return how many keys an operator should look at."""
+    return [
+        Figure(_("lease ran out"), amount(alarms.stuck, most), alarming=bool(alarms.stuck), situation="stuck"),
         Figure(
             _("on hold for an operator"),
-            amount(pending.on_hold, most),
-            alarming=bool(pending.on_hold),
+            amount(alarms.on_hold, most),
+            alarming=bool(alarms.on_hold),
             situation="on_hold",
         ),
     ]
@@ -124,64 +125,21 @@ def backlog(due: Due, most: float) -> list[Figure]:
     ]
 
 
-NAMES: Mapping[str, str | Promise] = {
-    "requests": gettext_lazy("requests with a key"),
-    "deduplicated": gettext_lazy("deduplicated"),
-    "replays": gettext_lazy("replays"),
-    "conflicts": gettext_lazy("conflicts"),
-    "mismatches": gettext_lazy("mismatches"),
-    "takeovers": gettext_lazy("takeovers"),
-    "on_hold": gettext_lazy("told that an operator decides"),
-    "too_old": gettext_lazy("refused as too late"),
-    "forbidden": gettext_lazy("replays forbidden"),
-    "not_admitted": gettext_lazy("new keys not admitted"),
-    "completed": gettext_lazy("responses stored"),
-    "failed": gettext_lazy("runs that failed"),
-    "released": gettext_lazy("keys released"),
-    "lost": gettext_lazy("claims lost to a rival"),
-    "stale_writes": gettext_lazy("late writes rejected"),
-    "reaped": gettext_lazy("keys reaped"),
-    "store_errors": gettext_lazy("store not reached"),
-}
-OUTBOX_NAMES: Mapping[str, str | Promise] = {
-    "outbox_published": gettext_lazy("events published"),
-    "outbox_failed": gettext_lazy("refusals, to be tried again"),
-    "outbox_dead_lettered": gettext_lazy("dead letters"),
-    "outbox_requeued": gettext_lazy("dead letters requeued"),
-}
-_ALARMING = frozenset({"on_hold", "stale_writes", "store_errors", "outbox_dead_lettered"})
+# --- On the terminal -------------------------------------------------------------------------------------------------
+
+WIDTH = 28
 
 
-def happened(activity: Activity, names: Mapping[str, str | Promise] = NAMES) -> list[Figure]:
-    """Return what happened in a span of time: to keys, unless ``names`` selects other fields."""
-    return [_happened(name, str(names[name]), getattr(activity, name)) for name in names]
+def lines(title: str, figures: list[Figure]) -> Iterator[str]:
+    """Yield the lines of a section: its title, and a line for each figure."""
+    yield title
+    width = width_of(figures)
+    yield from (f"  {figure.name:{width}}{figure.value}{mark(figure)}" for figure in figures)
 
 
-def _happened(field: str, name: str, value: Any) -> Figure:
-    shown: Callable[[Any], str] = share if field == "deduplicated" else amount
-    return Figure(name, shown(value), alarming=bool(value) and field in _ALARMING)
+def width_of(figures: list[Figure]) -> int:
+    return max(WIDTH, *(len(figure.name) + 2 for figure in figures))
 
 
-MOST_NAMED = 5
-
-
-def observed(observed: Observed) -> list[Figure]:
-    """Return what was observed in a week and would have been prevented; the views and clients that matter most."""
-    views = [
-        Figure(_("at %(view)s") % {"view": view}, amount(count))
-        for view, count in list(observed.views.items())[:MOST_NAMED]
-    ]
-    clients = [
-        Figure(_("without a key, %(client)s") % {"client": name}, amount(unkeyed))
-        for name, (_keyed, unkeyed) in list(observed.clients.items())[:MOST_NAMED]
-        if unkeyed
-    ]
-    return [
-        Figure(_("would have been prevented"), amount(observed.preventable)),
-        Figure(_("of which with a key"), amount(observed.duplicates_keyed)),
-        Figure(_("of which without, and likely"), amount(observed.duplicates_unkeyed)),
-        *views,
-        Figure(_("requests with a key"), amount(observed.keyed)),
-        Figure(_("requests without a key"), amount(observed.unkeyed)),
-        *clients,
-    ]
+def mark(figure: Figure) -> str:
+    return "  !" if figure.alarming else ""

@@ -14,12 +14,12 @@ from django_idempotency.stores.connections import record_database
 COUNT = f"""
 SELECT
     count(*),
-    CASE count(*) WHEN 0 THEN 0 ELSE max(extract(epoch FROM statement_timestamp() - session.xact_start)) END
+    CASE count(*) WHEN 0 THEN 0 ELSE max(extract(epoch FROM statement_timestamp() - session.xact_start)) END::float8
 {LOCK_HOLDERS}
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ByLock:
     """Runs in progress whose claims are locks; ``None`` if the database does not say.
 
@@ -33,10 +33,7 @@ class ByLock:
 def by_lock(*, using: str | None = None) -> ByLock:
     """Count PostgreSQL sessions with such a lock. ``using``: alias of the database; that of the settings by default."""
     found = ask_postgresql(COUNT, [], using=record_database(using))
-    if not found:
-        return ByLock()
-    ((count, oldest),) = found
-    return ByLock(pending_by_lock=count, pending_by_lock_oldest=None if oldest is None else float(oldest))
+    return ByLock(*found[0]) if found else ByLock()
 
 
 def ask_postgresql(statement: str, parameters: Sequence[Any], *, using: str) -> list[tuple[Any, ...]] | None:

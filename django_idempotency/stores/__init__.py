@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from django_idempotency.conf import conf
-from django_idempotency.outcomes import Operation
 from django_idempotency.policy import Policy
 from django_idempotency.stores.base import Store
 from django_idempotency.stores.codec import stored_response
@@ -14,6 +13,7 @@ from django_idempotency.stores.connections import aliases
 from django_idempotency.stores.database import DatabaseStore, database_store
 from django_idempotency.stores.lock_claims import LockClaimStore
 from django_idempotency.stores.postgresql import PostgreSQLStore
+from django_idempotency.values.outcomes import Operation
 
 __all__ = ["DatabaseStore", "LockClaimStore", "PostgreSQLStore", "Store", "store_for", "stored_response", "stores_of"]
 

@@ -1,13 +1,13 @@
 """The contract between the engine and a store. A store reads and writes records; it decides nothing.
 
-To write your own store, subclass ``Store``, and run ``django_idempotency.testing.StoreContract`` to show that it keeps
-the contract.
+To write your own store, subclass ``Store``, and run ``django_idempotency.contrib.testing.StoreContract`` to show that
+it keeps the contract.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -15,12 +15,13 @@ from enum import Enum, auto
 from typing import Any, ClassVar
 from uuid import UUID
 
-from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 
-from django_idempotency.outcomes import Claimed, Operation, Snapshot, StoredResponse
+from django_idempotency.models import LIVE, TERMINAL, Status, check_move
 from django_idempotency.policy import Policy
-from django_idempotency.stores.codec import EPOCH, Life, encoded, replayable
+from django_idempotency.stores.codec import EPOCH, Life, encrypted, replayable
+from django_idempotency.stores.transactions import Transaction
+from django_idempotency.values.outcomes import Claimed, Operation, Snapshot, StoredResponse
 
 
 class Unlocked(Enum):
@@ -34,22 +35,27 @@ class Unlocked(Enum):
 class Seen:
     """A record that existed already.
 
-    ``busy``: a live owner was seen to have it locked. ``schemas``: where PostgreSQL looked for the table.
+    ``busy``: a live owner was seen to have it locked. ``receipt``: what else the store wants to know of it later.
     """
 
     record: Snapshot
     busy: bool = False
-    schemas: tuple[str, ...] = ()
+    receipt: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Owned:
     """There is no record, but a live owner whose claim is a lock.
 
-    ``same``: whether the owner runs the same request; ``None`` if that can't be told now, as it may be about to end.
+    ``same``: whether the owner runs the same request; ``None`` if that is unknown, because it may be about to end.
     """
 
     same: bool | None
+
+
+# What a claim finds: that there is a record now, which was made for it; one that was there; or an owner without one.
+# ``None``: a record was just made or deleted, and the engine should ask again.
+Found = Claimed | Seen | Owned | None
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class Store(ABC):
     """Keeps the records of one policy in one place. Threads share it.
 
     ``name``: the alias in ``STORES``, or in ``DATABASES`` for a store in a database. ``options``: what ``configure``
-    returned for the ``OPTIONS``.
+    returned for the ``OPTIONS``. ``schemas``: where ``own_connection`` looks for the table on PostgreSQL.
 
     What every store guarantees:
 
@@ -65,31 +71,18 @@ class Store(ABC):
     - A write that names a ``claim`` changes nothing unless the claim's token is still the record's.
     - What a method has reported holds for every caller afterwards, in any process.
     - Times are timezone-aware and come from the store's own clock, never from the application's.
-    - Methods raise ``StoreUnavailable`` if the store can't be reached or did not answer in time. It is unknown then
+    - Methods raise ``StoreUnavailable`` if the store can't be reached or did not respond in time. It is unknown then
       whether the write took place, and repeating it with the same token does no harm. The subclass ``StoreRefused``
-      says that the store did answer and wrote nothing. ``StoreConflict`` says that another writer was in the way.
+      says that the store responded and wrote nothing. ``StoreConflict`` says that another writer was in the way.
     """
 
     policy: Policy
     name: str
     options: Any = field(default=None, compare=False, repr=False)
+    schemas: tuple[str, ...] = ()
 
     transactional: ClassVar[bool] = False
-    """Whether a run's effects can be committed together with its record, in ``transaction()``."""
-
-    liveness_by_lock: ClassVar[bool] = False
-    """Whether ``lock()`` proves that an owner is alive, and the end of the lock that it is dead, without a clock."""
-
-    server_clock: ClassVar[bool] = True
-    """Whether times are taken from one server's clock, not from that of each process."""
-
-    listing: ClassVar[bool] = False
-    """Whether the store can list its records."""
-
-    @classmethod
-    def supports_atomic(cls) -> bool:
-        """Return whether atomic mode is possible. It needs a transaction and its row lock."""
-        return cls.transactional and cls.liveness_by_lock
+    """Whether atomic mode is possible: this is a ``TransactionalStore``."""
 
     # --- configuration
 
@@ -107,34 +100,45 @@ class Store(ABC):
         """Return the store of ``policy`` that keeps the record of ``operation``. Called on every request."""
         return cls(policy, alias, options)
 
-    def check(self, *, ask: bool) -> list[CheckMessage]:
-        """Return system check messages. ``ask``: whether the server may be asked, as under ``check --database``."""
-        return []
+    @classmethod
+    def forget(cls, ids: Collection[UUID], using: str, options: Any) -> float:
+        """Stop replaying records of the database ``using`` that were changed behind the store's back, by an erasure.
+
+        Return for how many seconds the store may replay them all the same.
+        """
+        return 0.0
+
+    def objections(self) -> Iterable[str]:
+        """Return why the server can't keep what this store promises, a sentence each. Asked by a system check.
+
+        Raises ``StoreUnavailable``.
+        """
+        return ()
 
     # --- claiming
 
-    @abstractmethod
     def in_foreign_transaction(self) -> bool:
         """Return whether a transaction is open, or would be, in which others could not see a claim."""
+        return False
 
-    def discard_abandoned_connection(self) -> None:  # noqa: B027 (most have none)
-        """Discard a connection that was left in the middle of a transaction that no code can end any more."""
+    def recover(self) -> None:  # noqa: B027 (most have nothing to do)
+        """Roll back what an interrupted run has left open on this thread's connection, because nobody ended it."""
 
     @abstractmethod
-    def claim(self, operation: Operation, token: UUID) -> Claimed | Seen | Owned | None:
+    def claim(self, operation: Operation, token: UUID) -> Found:
         """Make a record for ``operation``, or return the existing one unchanged, in one atomic step.
 
-        Return ``None`` if a record was just made or deleted, and the engine should ask again. The engine repeats a
-        claim whose response was lost with the same token, and treats a record with that token as its own.
+        The engine repeats a claim whose response was lost with the same token, and treats a record with that token as
+        its own.
         """
 
-    def claim_many(self, wanted: Sequence[tuple[Operation, UUID]]) -> Sequence[Claimed | Seen | Owned | None]:
+    def claim_many(self, wanted: Sequence[tuple[Operation, UUID]]) -> Sequence[Found]:
         """Claim each of several operations with its token, always by record."""
         return [self.claim(operation, token) for operation, token in wanted]
 
-    @abstractmethod
     def reconnect(self) -> bool:
         """Drop a connection that may be stale; return false if that would not help."""
+        return False
 
     def give_back(self) -> bool:
         """Give back this thread's connection while it waits. The next call takes one.
@@ -156,9 +160,19 @@ class Store(ABC):
     def reassign(self, record: Snapshot, operation: Operation, token: UUID) -> Claimed:
         """Give the record of ``try_lock`` to a new token, with a new lease and the content of ``operation``.
 
-        Its attempts go up by one, but a terminal record that has expired starts anew at attempt 1. ``taken_over`` of
-        the claim says that the record was processing.
+        ``successor`` says which claim that is.
         """
+
+    @staticmethod
+    def successor(record: Snapshot, operation: Operation, token: UUID) -> Claimed:
+        """Return ``record`` as it is once it is reassigned: one attempt more, or attempt 1 once it has expired.
+
+        Raises ``IllegalMove`` if it has a response that has not expired.
+        """
+        expired = record.expires_at <= record.now
+        check_move(record.status, Status.PROCESSING, expired=expired)
+        attempt = 1 if expired and record.status in TERMINAL else record.attempts + 1
+        return Claimed(operation, token, attempt, taken_over=record.status == Status.PROCESSING)
 
     @abstractmethod
     def hold(self, record: Snapshot, reason: str) -> None:
@@ -228,7 +242,11 @@ class Store(ABC):
         ``records``: maps each token to the id of its record. An owner that comes back may still ``renew``.
         """
 
-    def own_connection(self, *, seconds: float, schemas: Sequence[str] = ()) -> AbstractContextManager[None]:
+    def at(self, receipt: Any) -> Store:
+        """Return this store, bound to where it found the record that has this ``receipt``, for other threads."""
+        return self
+
+    def own_connection(self, *, seconds: float) -> AbstractContextManager[None]:
         """Have this thread use a connection of its own, which waits no longer than ``seconds`` for anything."""
         return nullcontext()
 
@@ -240,13 +258,14 @@ class Store(ABC):
 
     def encode(self, response: StoredResponse, claim: Claimed) -> StoredResponse:
         """Return ``response`` as the record of ``claim`` stores it: encrypted, if the policy says so."""
-        if not self.policy.encrypt:
+        if not self.policy.body.encrypt:
             return response
         created_at = self.created_at(claim)
         if created_at is None:
             record = self.read(claim.id)
             created_at = EPOCH if record is None else record.created_at  # without a record, the claim is lost
-        return encoded(response, Life.of(claim.operation, created_at), self.policy)
+        life = Life.of(claim.operation, created_at)
+        return encrypted(response, life, self.policy.body.padding) or response.without_content()
 
     def decode(self, response: StoredResponse, record: Snapshot) -> StoredResponse:
         """Return what ``encode`` was given, unless the policy does not let it be replayed."""
@@ -258,77 +277,64 @@ class Store(ABC):
 
     # --- maintenance
 
+    @abstractmethod
     def records(self) -> Iterator[Snapshot]:
         """Yield all records, in no particular order. One that is made or deleted meanwhile may be left out."""
-        raise NotImplementedError(f"{type(self).__name__} can't list its records.")
 
+    def unfinished(self) -> Iterator[Snapshot]:
+        """Yield the records that are live or on hold, as ``records`` does, or some of them if there are very many.
+
+        Figures are made of these, at each scrape, in a second or two: a store with many records needs an index.
+        """
+        return (record for record in self.records() if record.on_hold or record.status in LIVE)
+
+    @abstractmethod
     def delete(self, record: Snapshot) -> bool:
         """Delete a record that an operator was shown, so that its key is free; return false if it has changed since.
 
-        Only stores that can list their records have this. A live owner is not asked: it will find its claim lost.
+        A live owner is not asked: it will find its claim lost.
         """
-        raise NotImplementedError(f"{type(self).__name__} can't delete its records.")
 
-    # --- atomic mode; only if ``supports_atomic()``
 
-    def transaction(self) -> AbstractContextManager[None]:
-        """Return a context manager that opens the business transaction."""
-        raise NotImplementedError(f"{type(self).__name__} supports lease mode only.")
+class TransactionalStore(Store):
+    """A store in a database, where a run's effects can be committed together with its record.
 
-    def savepoints(self) -> Callable[[Callable[[], None]], None]:
-        """Return a function that runs other functions in the business transaction, each behind its own savepoint.
+    ``lock()`` proves that an owner is alive, and the end of the lock that it is dead, without a clock.
+    """
 
-        If one raises, its writes and its ``on_commit`` hooks are undone. If one returns but has left the transaction
-        marked for rollback, ``TransactionManagementError`` is raised.
-        """
-        raise NotImplementedError(f"{type(self).__name__} supports lease mode only.")
+    transactional = True
 
-    def must_roll_back(self) -> bool:
-        """Return whether the business transaction can no longer be committed."""
-        raise NotImplementedError(f"{type(self).__name__} supports lease mode only.")
+    @abstractmethod
+    def transaction(self, claim: Claimed | None = None) -> Transaction:
+        """Return a business transaction: that which ``claim`` has begun, if it is a lock, or else one to begin."""
 
-    def roll_back(self) -> None:
-        """Have the business transaction rolled back at its end."""
-        raise NotImplementedError(f"{type(self).__name__} supports lease mode only.")
-
-    def roll_back_left_open(self, error: BaseException) -> None:
-        """Roll back the business transaction if ``error`` kept it from being left."""
-        raise NotImplementedError(f"{type(self).__name__} supports lease mode only.")
-
+    @abstractmethod
     def lock(self, claim: Claimed) -> Claimed | None:
         """Lock the record until the business transaction ends.
 
-        Return the claim with its ``transaction``, or ``None`` if the claim is lost.
+        Return the claim as it is in this transaction, or ``None`` if the claim is lost.
         """
-        raise NotImplementedError(f"{type(self).__name__} supports lease mode only.")
 
+    @abstractmethod
+    def unlocked(self, claim: Claimed) -> Claimed:
+        """Return a locked claim as it is once its transaction is rolled back."""
+
+    @abstractmethod
     def look_after_commit(self, claim: Claimed) -> Snapshot | Unlocked:
-        """Return the record of a claim by lock whose COMMIT was not answered; ``BUSY`` while that may still go on."""
-        raise NotImplementedError(f"{type(self).__name__} does not support claims by lock.")
+        """Return the record of a claim whose COMMIT got no reply; ``BUSY`` while it may still be running."""
 
-    def take_over_hooks(self, report: Callable[[Exception], None]) -> Callable[[], None]:
-        """Have every hook of the business transaction run after COMMIT, even if others raise. Errors go to ``report``.
-
-        Call this last inside the transaction. Return a function that runs the hooks that have not run yet.
-        """
-        raise NotImplementedError(f"{type(self).__name__} supports lease mode only.")
-
+    @abstractmethod
     def has_released(self, claim: Claimed) -> bool:
-        """Return whether the transaction that released the claim, whose COMMIT was not answered, is committed."""
-        raise NotImplementedError(f"{type(self).__name__} supports lease mode only.")
+        """Return whether the transaction that released the claim, whose COMMIT got no reply, is committed."""
 
-    def lock_many(self, claims: Sequence[Claimed]) -> set[UUID]:
-        """Lock each of several records; return the tokens that still own theirs."""
-        return {claim.token for claim in claims if self.lock(claim)}
+    @abstractmethod
+    def lock_many(self, claims: Sequence[Claimed]) -> list[Claimed]:
+        """Lock each of several records; return the claims that still own theirs, as they are in this transaction."""
 
-    def watch_transaction(self, claim: Claimed) -> Callable[[], None]:
-        """Return a function that raises ``TransactionEnded`` if the business transaction has been rolled back since.
-
-        ``claim``: one of those that ``lock_many`` has locked in this transaction. Code that runs in the transaction can
-        end it without Django knowing; after a COMMIT the function returns, because the effects are there.
-        """
-        return lambda: None
-
+    @abstractmethod
     def complete_many(self, results: Sequence[tuple[Claimed, StoredResponse]]) -> int:
-        """Complete each of several claims; return how many still owned their record."""
-        return sum(self.complete(claim, response) for claim, response in results)
+        """Complete each of the claims that ``lock_many`` has returned; return how many still owned their record.
+
+        Raises ``TransactionEnded`` if the transaction was rolled back since, by code that ran in it and without Django
+        knowing. After such a COMMIT the claims are completed, because the effects are there.
+        """

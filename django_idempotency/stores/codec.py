@@ -11,15 +11,16 @@ import json
 import math
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
 from typing import Any
 from uuid import UUID
 
 from django_idempotency.conf import conf
-from django_idempotency.fingerprints import digest
-from django_idempotency.logs import is_due, log_lost_response
 from django_idempotency.models import IdempotencyRecord, in_utc
-from django_idempotency.outcomes import Operation, Snapshot, StoredResponse
 from django_idempotency.policy import REQUIRE, Policy
+from django_idempotency.reporting.logs import is_due, log_lost_response
+from django_idempotency.values.fingerprints import digest
+from django_idempotency.values.outcomes import Operation, Snapshot, StoredResponse
 
 # Replaces the headers, with the id of the key. No header has this name, because a name can't contain a colon.
 ENCRYPTED = ":encrypted"
@@ -53,11 +54,11 @@ def life_of(record: IdempotencyRecord) -> Life:
     return Life(record.pk, record.scope, record.key, bytes(record.fingerprint), created_at)
 
 
-def encoded(response: StoredResponse, life: Life, policy: Policy) -> StoredResponse:
-    """Return a response as a record stores it in its ``life``: as it is, encrypted, or without what can't be."""
-    if not policy.encrypt:
-        return response
-    return encrypted(response, life, policy.encrypt_padding) or response.without_content()
+def lack_of_encryption() -> str | None:
+    """Return why nothing can be encrypted; ``None`` if it can."""
+    if not conf().encryption:
+        return "there is no key"
+    return None if find_spec("cryptography") else "the package cryptography is not installed"
 
 
 def encrypted(response: StoredResponse, life: Life, padding: float, least: int = 0) -> StoredResponse | None:
@@ -80,7 +81,7 @@ def encrypted(response: StoredResponse, life: Life, padding: float, least: int =
 
 def replayable(response: StoredResponse, life: Life, policy: Policy) -> StoredResponse:
     """Return ``decoded``, without its content if ``policy`` requires encryption and it is not encrypted."""
-    if policy.encrypt == REQUIRE and response.has_content and not is_encrypted(response):
+    if policy.body.encrypt == REQUIRE and response.has_content and not is_encrypted(response):
         _report("is not encrypted, and is not replayed", life, "")
         return response.without_content()
     return decoded(response, life)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+from uuid import UUID
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from django_idempotency.conf import conf
-from django_idempotency.options import nearest
-from django_idempotency.outcomes import Operation
-from django_idempotency.policy import Mode, Policy
+from django_idempotency.policy import Policy
 from django_idempotency.stores.base import Store
 from django_idempotency.stores.database import DatabaseStore
+from django_idempotency.values.options import nearest
+from django_idempotency.values.outcomes import Operation
 
 DEFAULT = "default"
 
@@ -36,7 +38,7 @@ class Configured:
 
     def objection(self, policy: Policy) -> str | None:
         """Return why ``policy`` can't use this store; ``None`` if it can."""
-        if policy.mode != Mode.ATOMIC or self.backend.supports_atomic():
+        if not policy.is_atomic or self.backend.transactional:
             return None
         return (
             f"The policy is in atomic mode, but the store {self.alias!r} ({self.backend.__name__}) can't commit a "
@@ -52,7 +54,7 @@ def configured(alias: str) -> Configured:
     if stated is not None:
         return _made(alias, stated["BACKEND"], stated.get("OPTIONS", {}))
     if alias == DEFAULT:
-        return Configured(DEFAULT, DatabaseStore, None)
+        return Configured(DEFAULT, DatabaseStore, DatabaseStore.configure())
     raise ImproperlyConfigured(f"STORES has no {alias!r}: {nearest(alias, {DEFAULT, *conf().stores})}")
 
 
@@ -67,6 +69,15 @@ def _made(alias: str, path: str, options: Any) -> Configured:
         return Configured(alias, backend, backend.configure(**options))
     except (ImproperlyConfigured, TypeError) as error:
         raise ImproperlyConfigured(f"STORES: the OPTIONS of {alias!r} can't be used: {error}") from error
+
+
+def forget(ids: Collection[UUID], using: str) -> float:
+    """Stop the stores from replaying these records of the database ``using``. Call it once they are changed.
+
+    Return for how many seconds one of them may replay the records all the same.
+    """
+    found = (configured(alias) for alias in conf().stores)
+    return max((each.backend.forget(ids, using, each.options) for each in found), default=0.0)
 
 
 def _forget(*, setting: str, **_named: object) -> None:

@@ -1,4 +1,4 @@
-"""The databases that hold records, and whether a connection is free for a claim."""
+"""The databases that hold records."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_idempotency.conf import conf
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.outcomes import Operation
 from django_idempotency.policy import Policy
+from django_idempotency.values.outcomes import Operation
 
 
 def alias(policy: Policy, operation: Operation | None = None) -> str:
@@ -63,11 +63,3 @@ def has_psycopg3(connection: BaseDatabaseWrapper) -> bool:
     """Whether ``connection`` is to PostgreSQL by psycopg 3, which Django prefers to psycopg2."""
     driver: Any = getattr(connection, "Database", None)
     return connection.vendor == "postgresql" and driver.__name__ == "psycopg"
-
-
-def in_foreign_transaction(connection: BaseDatabaseWrapper) -> bool:
-    """Whether a transaction other than those of Django's test cases is open, or will be because autocommit is off."""
-    if not connection.in_atomic_block:
-        return not (connection.settings_dict["AUTOCOMMIT"] if connection.connection is None else connection.autocommit)
-    blocks = getattr(connection, "atomic_blocks", [])
-    return not all(getattr(block, "_from_testcase", False) for block in blocks)

@@ -1,9 +1,11 @@
-"""Send the statements of every request to PostgreSQL by one of Django's cursors, with any driver."""
+"""Send the statements of every request by Django's cursors, one by one, with any driver."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+Statement = tuple[str, Sequence[Any]]
 
 
 class Result(NamedTuple):
@@ -13,19 +15,16 @@ class Result(NamedTuple):
     rows: int
 
 
-def execute(statement: str, values: Sequence[Any], connection: Any) -> Result:
+def execute(statement: str, values: Sequence[Any], connection: Any, ends: object = None) -> Result:
     """Execute ``statement``, whose placeholders are all ``%s``, on one of Django's connections."""
     with connection.cursor() as cursor:
         cursor.execute(statement, values)
         return Result(cursor.fetchone() if cursor.description else None, cursor.rowcount)
 
 
-def send(statements: Sequence[str], connection: Any) -> None:
-    """Execute ``statements``, which have neither values nor results, by one of Django's cursors."""
-    with connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
+def together(statements: Sequence[Statement], connection: Any, ends: object = None) -> list[Result]:
+    return [execute(statement, values, connection) for statement, values in statements]
 
 
 def learn(process: int, connection: Any) -> None:
-    """Ignore that the server's ``process`` answered, because nothing is prepared here."""
+    """Ignore that the server's ``process`` replied, because nothing is prepared here."""

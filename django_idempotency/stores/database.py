@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
-from django.db import DatabaseError, IntegrityError, InterfaceError, connections, transaction
+from django.db import DatabaseError, IntegrityError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Case, DurationField, ExpressionWrapper, F, Max, Q, QuerySet, Value, When
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Coalesce
+from django.db.models.sql import InsertQuery
 from django.utils.translation import gettext_noop
 
 from django_idempotency.exceptions import StoreConflict, TransactionEnded
 from django_idempotency.models import DatabaseNow, IdempotencyRecord, Status, check_move, in_utc
-from django_idempotency.outcomes import Claimed, Operation, Snapshot, StoredResponse
-from django_idempotency.policy import Policy, RowLock
-from django_idempotency.stores.base import Owned, Seen, Store, Unlocked
+from django_idempotency.policy import Policy
+from django_idempotency.stores.base import Found, Seen, Store, TransactionalStore, Unlocked
 from django_idempotency.stores.connections import alias as database_of
-from django_idempotency.stores.connections import in_foreign_transaction
 from django_idempotency.stores.errors import is_missing_savepoint, store_errors
 from django_idempotency.stores.own_connections import own_connection
-from django_idempotency.stores.savepoints import Savepoints
-from django_idempotency.stores.transactions import CommitHooks, atomic, discard_if_abandoned, roll_back_left_open
+from django_idempotency.stores.sharding import in_shards
+from django_idempotency.stores.transactions import Transaction, noted, recover
+from django_idempotency.values.options import Options, one_of, option
+from django_idempotency.values.outcomes import Claimed, Operation, Snapshot, StoredResponse
 
 # The reason in a record from the moment its row is locked until it is completed. Others see it only if the application
 # commits the transaction in between.
 COMMITTED_EARLY = gettext_noop("its transaction was committed before the run had ended")
 SAVEPOINT = "django_idempotency_run"
+# On MariaDB an INSERT of an existing key waits for its owner, 50 seconds by default. A second is enough for a rival to
+# commit its INSERT, and too short for an owner to finish.
+A_SECOND = "SET STATEMENT innodb_lock_wait_timeout = 1 FOR "
 
 COLUMNS = tuple(Snapshot.__dataclass_fields__)[:-1]
 TIMES = ("created_at", "locked_at", "locked_until", "expires_at", "now")
@@ -47,24 +51,39 @@ BY_VENDOR: dict[str, type[DatabaseStore]] = {}
 BY_LOCK: dict[str, type[DatabaseStore]] = {}  # the same, for policies whose claims are locks
 
 
-def database_store(policy: Policy, operation: Operation | None = None) -> DatabaseStore:
+@dataclass(frozen=True, kw_only=True)
+class DatabaseOptions(Options):
+    """The ``OPTIONS`` of a store in a database.
+
+    ``row_lock``: how to lock a row that may change owner, ``"nowait"`` or ``"skip_locked"``.
+    """
+
+    row_lock: Literal["nowait", "skip_locked"] = option("nowait", one_of(("nowait", "skip_locked")))
+
+
+DEFAULTS = DatabaseOptions()
+
+
+def database_store(
+    policy: Policy, operation: Operation | None = None, options: DatabaseOptions = DEFAULTS
+) -> DatabaseStore:
     """Return the store for the database of the record of ``operation``, chosen by the database's vendor."""
     using = database_of(policy, operation)
     vendor = connections[using].vendor
     kind = BY_VENDOR.get(vendor, DatabaseStore)
-    return (BY_LOCK.get(vendor, kind) if policy.claims_by_lock else kind)(policy, using)
+    return (BY_LOCK.get(vendor, kind) if policy.claims_by_lock else kind)(policy, using, options)
 
 
-class DatabaseStore(Store):
+class DatabaseStore(TransactionalStore):
     """The portable store: a look, then an insert, with the same outcomes as the one-statement claim on PostgreSQL."""
 
-    transactional = True
-    liveness_by_lock = True
-    listing = True
+    @classmethod
+    def configure(cls, **options: Any) -> DatabaseOptions:
+        return DatabaseOptions(**options)
 
     @classmethod
     def bind(cls, policy: Policy, operation: Operation | None, alias: str, options: Any) -> Store:
-        return database_store(policy, operation)
+        return database_store(policy, operation, options)
 
     @property
     def connection(self) -> BaseDatabaseWrapper:
@@ -75,30 +94,23 @@ class DatabaseStore(Store):
         return IdempotencyRecord.objects.using(self.name)
 
     def in_foreign_transaction(self) -> bool:
-        return in_foreign_transaction(self.connection)
+        connection = self.connection
+        if connection.in_atomic_block:
+            return not all(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
+        return not (connection.settings_dict["AUTOCOMMIT"] if connection.connection is None else connection.autocommit)
 
-    def discard_abandoned_connection(self) -> None:
-        discard_if_abandoned(self.connection)
+    def recover(self) -> None:
+        recover(self.connection)
 
-    def transaction(self) -> AbstractContextManager[None]:
-        return atomic(self.name, durable=True)
+    def transaction(self, claim: Claimed | None = None) -> Transaction:
+        if claim is None or not claim.by_lock:
+            return Transaction(self.name, durable=True)
+        found = noted(self.connection)
+        if found is None:
+            raise TransactionEnded
+        return found
 
-    def savepoints(self) -> Callable[[Callable[[], None]], None]:
-        return Savepoints(self.name, self.must_roll_back).run
-
-    def roll_back_left_open(self, error: BaseException) -> None:
-        roll_back_left_open(self.connection, error)
-
-    def take_over_hooks(self, report: Callable[[Exception], None]) -> Callable[[], None]:
-        return CommitHooks(self.connection, report).run
-
-    def must_roll_back(self) -> bool:
-        return transaction.get_rollback(self.name)
-
-    def roll_back(self) -> None:
-        transaction.set_rollback(True, using=self.name)
-
-    def claim(self, operation: Operation, token: UUID) -> Claimed | Seen | Owned | None:
+    def claim(self, operation: Operation, token: UUID) -> Found:
         with store_errors():
             record = self.read(operation.id)
             return Seen(record) if record else self._insert(operation, token)
@@ -108,17 +120,16 @@ class DatabaseStore(Store):
             id=operation.id,
             scope=operation.scope,
             key=operation.key,
-            method=operation.method,
-            path=operation.path,
-            fingerprint=operation.fingerprint,
-            trace=operation.trace,
             created_at=DatabaseNow(),
-            **_claim(token, self.policy),
-            **_kept_until(self.policy),
+            **_claim(token, self.policy, operation),
         )
+        query = InsertQuery(IdempotencyRecord)
+        query.insert_values(IdempotencyRecord._meta.concrete_fields, [record])
+        ((insert, values),) = query.get_compiler(self.name).as_sql()
+        on_mariadb = getattr(self.connection, "mysql_is_mariadb", False)
         try:
-            with _without_waiting_long(self.connection):
-                record.save(using=self.name, force_insert=True)
+            with Transaction(self.name), self.connection.cursor() as cursor:
+                cursor.execute(A_SECOND + insert if on_mariadb else insert, values)
         except IntegrityError:
             return None
         return Claimed(operation, token)
@@ -136,34 +147,27 @@ class DatabaseStore(Store):
     @contextmanager
     def try_lock(self, id: UUID) -> Iterator[Snapshot | Unlocked]:
         rows = self.rows.filter(pk=id)
-        with store_errors(), atomic(rows.db):
+        with store_errors(), Transaction(rows.db):
             if not connections[rows.db].features.has_select_for_update:
                 rows.update(updated_at=F("updated_at"))  # takes the write lock of the whole database
-            record = _first(_for_update(rows, nowait=self.policy.lock == RowLock.NOWAIT))
+            record = _first(_for_update(rows, nowait=(self.options or DEFAULTS).row_lock == "nowait"))
             if record is not None:
                 yield record
             else:  # SKIP LOCKED can't tell a locked row from a missing one
                 yield Unlocked.BUSY if rows.exists() else Unlocked.ABSENT
 
     def reassign(self, record: Snapshot, operation: Operation, token: UUID) -> Claimed:
-        expired = record.expires_at <= record.now
-        check_move(record.status, Status.PROCESSING, expired=expired)
-        attempts = 1 if expired and record.status in (Status.COMPLETED, Status.FAILED) else record.attempts + 1
-        renewed: dict[str, Any] = {"created_at": DatabaseNow(), "replays": 0} if attempts == 1 else {}
+        claim = self.successor(record, operation, token)
+        anew: dict[str, Any] = {"created_at": DatabaseNow(), "replays": 0} if claim.attempt == 1 else {}
         self.rows.filter(pk=record.id).update(
-            attempts=attempts,
-            method=operation.method,
-            path=operation.path,
-            fingerprint=operation.fingerprint,
-            trace=operation.trace,
+            attempts=claim.attempt,
             on_hold=False,
             reason="",
-            **renewed,
-            **_claim(token, self.policy),
-            **_kept_until(self.policy),
+            **anew,
+            **_claim(token, self.policy, operation),
             **_response_columns(None),
         )
-        return Claimed(operation, token, attempt=attempts, taken_over=record.status == Status.PROCESSING)
+        return claim
 
     def hold(self, record: Snapshot, reason: str) -> None:
         check_move(record.status, Status.FAILED)
@@ -188,42 +192,53 @@ class DatabaseStore(Store):
                 self._execute(self.connection.ops.savepoint_create_sql(SAVEPOINT))
         except StoreConflict:
             return None
-        return replace(claim, transaction=SAVEPOINT)
+        return claim.with_receipt(SAVEPOINT)
 
-    def lock_many(self, claims: Sequence[Claimed]) -> set[UUID]:
-        """Lock without the mark that ``lock`` leaves: what a batch commits without a response is run again, alone."""
+    def unlocked(self, claim: Claimed) -> Claimed:
+        return claim.with_receipt(None)
+
+    def look_after_commit(self, claim: Claimed) -> Snapshot | Unlocked:
+        with self.try_lock(claim.id) as record:
+            return record
+
+    def _is_locked(self, claim: Claimed) -> bool:
+        """Whether ``lock`` has returned this claim, which then knows its transaction."""
+        return claim.receipt is not None
+
+    def lock_many(self, claims: Sequence[Claimed]) -> list[Claimed]:
+        """Lock without the mark that ``lock`` leaves: what a batch commits without a response is run again, alone.
+
+        The receipts are the times that are written here. Once the savepoint is gone, they tell whether by a COMMIT.
+        """
         in_order = sorted(claims, key=lambda claim: claim.id)
         with store_errors():
-            return {claim.token for claim in in_order if self._owned_by(claim).update(updated_at=DatabaseNow()) == 1}
-
-    def watch_transaction(self, claim: Claimed) -> Callable[[], None]:
-        """Watch a savepoint. Once it is gone, the time that ``lock_many`` wrote tells whether that was by a COMMIT."""
-        with store_errors():
+            owned = [claim for claim in in_order if self._owned_by(claim).update(updated_at=DatabaseNow()) == 1]
             self._execute(self.connection.ops.savepoint_create_sql(SAVEPOINT))
-            written = self._owned_by(claim).values_list("updated_at", flat=True)
-            locked = list(written)
+            times = dict(self._of({claim.token: claim.id for claim in owned}).values_list("token", "updated_at"))
+        return [claim.with_receipt(times[claim.token]) for claim in owned]
 
-        def expect() -> None:
-            try:
-                self._expect_transaction(replace(claim, transaction=SAVEPOINT))
-            except TransactionEnded:
-                with store_errors():
-                    if list(written.all()) != locked:
-                        raise
-
-        return expect
+    def complete_many(self, results: Sequence[tuple[Claimed, StoredResponse]]) -> int:
+        one = results[0][0]
+        try:
+            self._expect_savepoint()
+        except TransactionEnded:
+            with store_errors():
+                if one.receipt not in self._owned_by(one).values_list("updated_at", flat=True):
+                    raise
+        return sum(self._complete(claim, response, Status.COMPLETED) for claim, response in results)
 
     def complete(self, claim: Claimed, response: StoredResponse, *, failure: bool = False) -> bool:
-        self._expect_transaction(claim)
-        status = Status.FAILED if failure else Status.COMPLETED
+        if self._is_locked(claim):
+            self._expect_savepoint()
+        return self._complete(claim, response, Status.FAILED if failure else Status.COMPLETED)
+
+    def _complete(self, claim: Claimed, response: StoredResponse, status: Status) -> bool:
         return self._end(claim, reason="", **_ended(status, self.policy), **_response_columns(response))
 
-    def _expect_transaction(self, claim: Claimed) -> None:
-        if claim.transaction is None:
-            return
+    def _expect_savepoint(self) -> None:
         with store_errors():
             try:
-                self._execute(self.connection.ops.savepoint_commit_sql(claim.transaction))
+                self._execute(self.connection.ops.savepoint_commit_sql(SAVEPOINT))
             except DatabaseError as error:
                 if is_missing_savepoint(error):
                     raise TransactionEnded from error
@@ -234,13 +249,13 @@ class DatabaseStore(Store):
             cursor.execute(statement)
 
     def fail(self, claim: Claimed, reason: str, *, on_hold: bool = False) -> bool:
-        if claim.transaction is None:
+        if not self._is_locked(claim):
             return self._end(claim, on_hold=on_hold, reason=reason, **_ended(Status.FAILED, self.policy))
         committed = self._was_committed(claim)
         held = Case(When(committed, then=Value(True)), default=Value(on_hold))
-        told = Case(When(committed, then=Value(COMMITTED_EARLY)), default=Value(reason))
+        stored_reason = Case(When(committed, then=Value(COMMITTED_EARLY)), default=Value(reason))
         # In MariaDB, assignments see the effect of earlier ones, so the reason comes last.
-        return self._end(claim, on_hold=held, **_ended(Status.FAILED, self.policy), reason=told)
+        return self._end(claim, on_hold=held, **_ended(Status.FAILED, self.policy), reason=stored_reason)
 
     def _was_committed(self, claim: Claimed) -> Any:
         """Return the condition that the record's transaction is committed, although the record is not completed."""
@@ -254,17 +269,23 @@ class DatabaseStore(Store):
             return self._owned_by(claim).update(**values) == 1
 
     def release(self, claim: Claimed) -> bool:
-        self._expect_transaction(claim)
+        if self._is_locked(claim):
+            self._expect_savepoint()
         with store_errors():
             rows = self._owned_by(claim)
             return rows._raw_delete(rows.db) == 1
 
     def renew(self, claims: Iterable[Claimed]) -> set[UUID]:
-        rows = self._of({claim.token: claim.id for claim in claims})
-        with store_errors(), transaction.atomic(using=self.name):
-            free = {token: id for token, id in _for_update(rows, nowait=False).values_list("token", "pk") if token}
-            self._of(free).update(locked_until=ahead(self.policy.lease))
-        return set(free)
+        tokens = {claim.id: claim.token for claim in claims}
+        renewed: set[UUID] = set()
+        with store_errors():
+            for part in in_shards(tokens, self.name):
+                rows = self._of({tokens[id]: id for id in part})
+                with transaction.atomic(using=self.name):
+                    free = {token: id for token, id in _for_update(rows).values_list("token", "pk") if token}
+                    self._of(free).update(locked_until=ahead(self.policy.mode.seconds))
+                renewed.update(free)
+        return renewed
 
     def leases_left(self, records: Mapping[UUID, UUID]) -> dict[UUID, timedelta]:
         left = ExpressionWrapper(F("locked_until") - DatabaseNow(), output_field=DurationField())
@@ -277,8 +298,8 @@ class DatabaseStore(Store):
         with store_errors():
             self._of(records).filter(locked_until__lt=DatabaseNow()).update(locked_until=F("locked_at"))
 
-    def own_connection(self, *, seconds: float, schemas: Sequence[str] = ()) -> AbstractContextManager[None]:
-        return own_connection(self.name, seconds=seconds, schemas=schemas)
+    def own_connection(self, *, seconds: float) -> AbstractContextManager[None]:
+        return own_connection(self.name, seconds=seconds, schemas=self.schemas)
 
     def _of(self, records: Mapping[UUID, UUID]) -> QuerySet[IdempotencyRecord]:
         return self.rows.filter(pk__in=list(records.values()), token__in=list(records))
@@ -301,40 +322,6 @@ class DatabaseStore(Store):
         with store_errors():
             for id, count in counts.items():
                 self.rows.filter(pk=id).update(replays=F("replays") + count, last_replayed_at=DatabaseNow())
-
-
-@contextmanager
-def _without_waiting_long(connection: Any) -> Iterator[None]:
-    """Open a transaction that waits a second at most for a row lock.
-
-    That is enough for a rival to commit its insert, and too short for an owner to finish. An INSERT of an existing key
-    waits for its owner: on MariaDB and MySQL 50 seconds by default, on PostgreSQL without a limit.
-    """
-    with ExitStack() as stack:
-        if connection.vendor == "mysql" and not connection.mysql_is_mariadb:
-            stack.enter_context(_lock_wait_of_the_session(connection))
-        stack.enter_context(atomic(connection.alias))
-        if connection.vendor == "postgresql":
-            with connection.cursor() as cursor:
-                cursor.execute("SET LOCAL lock_timeout = '1s'")
-        elif getattr(connection, "mysql_is_mariadb", False):
-            limited = "SET STATEMENT innodb_lock_wait_timeout = 1 FOR "
-            stack.enter_context(
-                connection.execute_wrapper(lambda execute, sql, *details: execute(limited + sql, *details))
-            )
-        yield
-
-
-@contextmanager
-def _lock_wait_of_the_session(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """Limit it by the session: MySQL takes it neither for a statement nor for a transaction."""
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute("SET @django_idempotency = @@innodb_lock_wait_timeout, innodb_lock_wait_timeout = 1")
-        yield
-    finally:
-        with suppress(DatabaseError, InterfaceError), connection.cursor() as cursor:  # it broke: so has the session
-            cursor.execute("SET innodb_lock_wait_timeout = @django_idempotency")
 
 
 def _first(rows: QuerySet[IdempotencyRecord]) -> Snapshot | None:
@@ -366,25 +353,30 @@ def try_to_write(rows: QuerySet[IdempotencyRecord]) -> None:
         rows.filter(pk=UUID(int=0)).update(updated_at=F("updated_at"))
 
 
-def _for_update(rows: QuerySet[IdempotencyRecord], *, nowait: bool | None = None) -> QuerySet[IdempotencyRecord]:
-    """``nowait``: true for NOWAIT, false for SKIP LOCKED, ``None`` to wait."""
+def _for_update(rows: QuerySet[IdempotencyRecord], *, nowait: bool = False) -> QuerySet[IdempotencyRecord]:
+    """Return ``rows``, to be locked as they are read: with NOWAIT, or else with SKIP LOCKED."""
     features = connections[rows.db].features
     return rows.select_for_update(
-        nowait=bool(nowait) and features.has_select_for_update_nowait,
-        skip_locked=nowait is False and features.has_select_for_update_skip_locked,
+        nowait=nowait and features.has_select_for_update_nowait,
+        skip_locked=not nowait and features.has_select_for_update_skip_locked,
         no_key=features.has_select_for_no_key_update,
     )
 
 
-def _claim(token: UUID, policy: Policy) -> dict[str, Any]:
+def _claim(token: UUID, policy: Policy, operation: Operation) -> dict[str, Any]:
     return {
         "status": Status.PROCESSING,
-        "mode": policy.mode,
+        "mode": policy.mode.word,
         "hold_on_crash": policy.holds_on_crash,
         "token": token,
         "locked_at": DatabaseNow(),
-        "locked_until": ahead(policy.lease),
+        "locked_until": ahead(policy.mode.seconds),
         "updated_at": DatabaseNow(),
+        "method": operation.method,
+        "path": operation.path,
+        "fingerprint": operation.fingerprint,
+        "trace": operation.trace,
+        **_kept_until(policy),
     }
 
 
@@ -398,10 +390,5 @@ def _kept_until(policy: Policy) -> dict[str, Any]:
 
 
 def _response_columns(response: StoredResponse | None) -> dict[str, Any]:
-    if response is None:
-        return {"response_status": None, "response_headers": None, "response_body": None}
-    return {
-        "response_status": response.status,
-        "response_headers": response.headers,
-        "response_body": response.body,
-    }
+    """Return the columns of ``response``. Without one, they are NULL."""
+    return {f"response_{name}": getattr(response, name, None) for name in ("status", "headers", "body")}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 try:
-    from django_idempotency.stores.prepared import execute, learn, send
+    from django_idempotency.stores.pipeline import execute, learn, together
 except ImportError:  # psycopg 3, which Django prefers to psycopg2, is not installed
-    from django_idempotency.stores.cursors import execute, learn, send
+    from django_idempotency.stores.cursors import execute, learn, together
 
-__all__ = ["execute", "learn", "send"]
+__all__ = ["execute", "learn", "together"]

@@ -9,11 +9,17 @@ from typing import Any
 from django.db import IntegrityError, InterfaceError, OperationalError
 
 from django_idempotency.exceptions import StoreConflict, StoreRefused, StoreUnavailable
-from django_idempotency.logs import cause, log
+from django_idempotency.reporting.logs import cause, log
 
 # The CHECKs of partitioning: on a table before it becomes the first partition, and on a partition to be dropped.
 UNTIL, RETIRED = "idempotency_record_until", "idempotency_record_retired"
 NO_PARTITION = "There is no partition for a new record. Run manage.py idempotency_partitions ensure, and schedule it."
+# PostgreSQL: there is no such function, or not for this role.
+NO_FUNCTION_STATES = ("42883", "42501")
+NO_FUNCTION = (
+    "The function django_idempotency_claim is missing, or this role may not EXECUTE it. Run manage.py migrate, or "
+    "grant EXECUTE."
+)
 
 # PostgreSQL errors for which another connection may help: the server is read-only, such as the old primary after a
 # failover; a transaction was idle, or lasted, for too long; a prepared statement is gone, because a pool sent
@@ -112,6 +118,6 @@ def _says(error: Exception, states: Sequence[str], numbers: Sequence[int]) -> bo
     return sqlstate(error) in states or next(iter(error.args), None) in numbers
 
 
-def told(error: Exception) -> str:
+def brief(error: Exception) -> str:
     """What a database said, without the details, which may quote a row."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

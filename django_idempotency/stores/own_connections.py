@@ -13,8 +13,6 @@ from typing import Any
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-Options = dict[str, Any]
-
 
 @contextmanager
 def own_connection(name: str, *, seconds: float, schemas: Sequence[str] = ()) -> Iterator[None]:
@@ -43,41 +41,24 @@ def _own(name: str, seconds: float) -> Any:
 
 
 def _settings(connection: BaseDatabaseWrapper, seconds: float) -> dict[str, Any]:
-    options = {**connection.settings_dict["OPTIONS"]}
-    limited = _OPTIONS.get(connection.vendor, _unchanged)(options, seconds)
-    return {**connection.settings_dict, "OPTIONS": limited, "CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": False}
+    """Return the settings of ``connection``, without a pool and with limits; libpq takes 2 seconds at least.
 
+    https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
+    """
+    options = {name: value for name, value in connection.settings_dict["OPTIONS"].items() if name != "pool"}
+    match connection.vendor:
+        case "postgresql":
+            from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
-def _of_postgresql(options: Options, seconds: float) -> Options:
-    """https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS; libpq takes 2 s at least."""
-    from django.db.backends.postgresql.psycopg_any import IsolationLevel
+            options |= {"connect_timeout": max(2, math.floor(seconds)), "tcp_user_timeout": math.ceil(seconds * 1000)}
+            options["isolation_level"] = IsolationLevel.READ_COMMITTED
+        case "mysql":
+            limits = ("connect_timeout", "read_timeout", "write_timeout")
+            options |= {**dict.fromkeys(limits, max(1, math.floor(seconds))), "isolation_level": "read committed"}
+        case "sqlite":
+            options["timeout"] = seconds
+    return {**connection.settings_dict, "OPTIONS": options, "CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": False}
 
-    options.pop("pool", None)
-    return options | {
-        "connect_timeout": max(2, math.floor(seconds)),
-        "tcp_user_timeout": math.ceil(seconds * 1000),
-        "isolation_level": IsolationLevel.READ_COMMITTED,
-    }
-
-
-def _of_mysql(options: Options, seconds: float) -> Options:
-    timeouts = dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), max(1, math.floor(seconds)))
-    return options | timeouts | {"isolation_level": "read committed"}
-
-
-def _of_sqlite(options: Options, seconds: float) -> Options:
-    return options | {"timeout": seconds}
-
-
-def _unchanged(options: Options, _seconds: float) -> Options:
-    return options
-
-
-_OPTIONS: dict[str, Callable[[Options, float], Options]] = {
-    "postgresql": _of_postgresql,
-    "mysql": _of_mysql,
-    "sqlite": _of_sqlite,
-}
 
 # --- What each statement is sent with, on PostgreSQL -----------------------------------------------------------------
 

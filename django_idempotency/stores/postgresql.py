@@ -5,42 +5,35 @@ Rare operations (taking over, holding) are left to the portable store.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import math
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from itertools import starmap
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db import IntegrityError, ProgrammingError
+from django.db import DataError, IntegrityError, ProgrammingError, transaction
 from django.db.models import BooleanField, Value
 from django.db.models.expressions import RawSQL
 
 from django_idempotency.exceptions import StoreConflict, StoreRefused, TransactionEnded
-from django_idempotency.logs import cause, is_due, log
 from django_idempotency.models import IdempotencyRecord, Status
-from django_idempotency.outcomes import Claimed, Operation, StoredResponse
 from django_idempotency.policy import Policy
-from django_idempotency.stores.base import Owned, Seen
-from django_idempotency.stores.claim_function import (
-    OWNER_LOCK,
-    PARTITIONED,
-    REQUEST_LOCKS,
-    is_partitioned,
-)
+from django_idempotency.reporting.logs import cause, is_due, log
+from django_idempotency.stores.base import Found, Owned, Seen
+from django_idempotency.stores.claim_function import IS_RUNNING, LOOK, MEET, OWNER_LOCK, request_lock
 from django_idempotency.stores.cursors import Result
 from django_idempotency.stores.database import BY_VENDOR, DatabaseStore, snapshot
-from django_idempotency.stores.distribution import in_shards, is_distributed
-from django_idempotency.stores.drivers import execute, learn
-from django_idempotency.stores.errors import UNIQUE_VIOLATION, sqlstate, store_errors
-from django_idempotency.stores.transactions import IN_ERROR, atomic, libpq_status
+from django_idempotency.stores.drivers import execute, learn, together
+from django_idempotency.stores.errors import NO_FUNCTION, NO_FUNCTION_STATES, UNIQUE_VIOLATION, sqlstate, store_errors
+from django_idempotency.stores.sharding import in_shards, is_distributed
+from django_idempotency.stores.transactions import Transaction, ending
+from django_idempotency.values.outcomes import Claimed, Operation, StoredResponse
 
 TABLE = IdempotencyRecord._meta.db_table
+Values = tuple[Any, ...]
 
 # One call returns one row in any case: the new record, or the old one with the database's time and whether its row lock
 # is free. The function is in claim_function.py. The row also has the number of the server's process, which tells
@@ -52,10 +45,7 @@ SELECT pg_backend_pid(), current_schemas(false), * FROM django_idempotency_claim
 )
 """
 
-# The claim by lock, which needs no record, and whether a key has such a claim.
-CLAIM_BY_LOCK = """
-SELECT pg_backend_pid(), current_schemas(false), * FROM django_idempotency_claim_by_lock(%s, %s)
-"""
+READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 SAME = {"same": True, "other": False}
 HAS_OWNER = f"SELECT NOT pg_try_advisory_xact_lock_shared({OWNER_LOCK.format(id='%s')})"
 
@@ -64,18 +54,29 @@ HAS_OWNER = f"SELECT NOT pg_try_advisory_xact_lock_shared({OWNER_LOCK.format(id=
 # the claim put the row. That reads no index, in whose pages serializable transactions with different keys would meet.
 # The statement that completes the record needs the number of the transaction, because other code may end the
 # transaction in between without Django knowing.
-LOCK = f"SELECT pg_current_xact_id()::text FROM {TABLE} WHERE id = %s AND token = %s{{known}} FOR NO KEY UPDATE"
+LOCK = f"""
+SELECT pg_current_xact_id()::text, current_setting('transaction_isolation') = 'serializable'
+FROM {TABLE} WHERE id = %s AND token = %s{{known}} FOR NO KEY UPDATE
+"""
 
-COMPLETE = f"""
-UPDATE {TABLE} SET
+ENDED = """
     status = %s, token = NULL, locked_at = NULL, locked_until = NULL, updated_at = statement_timestamp(),
-    expires_at = statement_timestamp() + interval '{{retention}} s',
-    purge_at = statement_timestamp() + interval '{{kept}} s',
-    response_status = %s, response_headers = %s, response_body = %s
+    expires_at = statement_timestamp() + interval '{retention} s',
+    purge_at = statement_timestamp() + interval '{kept} s'
+"""
+COMPLETE = f"""
+UPDATE {TABLE} SET {ENDED}, response_status = %s, response_headers = %s, response_body = %s
 WHERE id = %s AND token = %s{{known}}
 """
 
 RELEASE = f"DELETE FROM {TABLE} WHERE id = %s AND token = %s{{known}}"
+
+# The write that ends a run may have COMMIT behind it in the same message. So it must fail, not change nothing, if the
+# transaction is another one by now, or if a claim is lost. The planner can evaluate neither expression in advance.
+SAME_TRANSACTION = "1 / (pg_current_xact_id() = %s::xid8)::int"
+OTHER_TRANSACTION, CLAIM_LOST = "22012", "2201F"  # division by zero, square root of a negative number
+ENDING = f"WITH written AS ({{}} RETURNING 1) SELECT {SAME_TRANSACTION}, sqrt(count(*) - 1) FROM written"
+ENDING_MANY = "WITH written AS ({} RETURNING 1) SELECT sqrt(count(*) - %s) FROM written"
 TRANSACTION = "SELECT pg_current_xact_id_if_assigned()::text"
 OWN_TRANSACTION = "SELECT pg_current_xact_id()::text"
 # After a crash, PostgreSQL may give the number of a lost transaction to another one. Everything that the lost
@@ -84,6 +85,7 @@ OWN_TRANSACTION = "SELECT pg_current_xact_id()::text"
 COMMITTED = "coalesce(pg_xact_status(%s::xid8) = 'committed', false)"
 WAS_COMMITTED = f"{COMMITTED} AND ({TABLE}.xmax <> '0' OR pg_postmaster_start_time() < {TABLE}.locked_at)"
 HAS_COMMITTED = f"SELECT {COMMITTED}"
+HAS_RELEASED = f"SELECT {COMMITTED} AND coalesce(pg_postmaster_start_time() < %s::timestamptz, true)"
 
 # In the order of the advisory locks that the function takes, so that two batches can't wait for each other.
 CLAIM_MANY = """
@@ -99,14 +101,12 @@ SELECT wanted.number, current_schemas(false), made.* FROM (
 """
 
 LOCK_MANY = f"""
-SELECT token FROM {TABLE} WHERE id = ANY(%s) AND token = ANY(%s) ORDER BY id FOR NO KEY UPDATE
+SELECT token, pg_current_xact_id()::text FROM {TABLE} WHERE id = ANY(%s) AND token = ANY(%s)
+ORDER BY id FOR NO KEY UPDATE
 """
 
 COMPLETE_MANY = f"""
-UPDATE {TABLE} AS record SET
-    status = %s, token = NULL, locked_at = NULL, locked_until = NULL, updated_at = statement_timestamp(),
-    expires_at = statement_timestamp() + interval '{{retention}} s',
-    purge_at = statement_timestamp() + interval '{{kept}} s',
+UPDATE {TABLE} AS record SET {ENDED},
     response_status = done.status, response_headers = done.headers::jsonb, response_body = done.body
 FROM unnest(%s::uuid[], %s::uuid[], %s::smallint[], %s::text[], %s::bytea[])
     AS done (id, token, status, headers, body)
@@ -118,16 +118,13 @@ IS_CHANGED = """
 SELECT current_user <> session_user OR (SELECT source = 'session' FROM pg_settings WHERE name = 'search_path')
 """
 
+# All processes lock rows in the same order, so they may wait for each other but never deadlock.
 COUNT_REPLAYS = f"""
+WITH locked AS MATERIALIZED (SELECT id FROM {TABLE} WHERE id = ANY(%(ids)s) ORDER BY id FOR NO KEY UPDATE)
 UPDATE {TABLE} SET replays = replays + seen.count, last_replayed_at = statement_timestamp()
-FROM unnest(%s::uuid[], %s::bigint[]) AS seen (id, count) WHERE {TABLE}.id = seen.id
+FROM locked JOIN unnest(%(ids)s::uuid[], %(counts)s::bigint[]) AS seen (id, count) USING (id)
+WHERE {TABLE}.id = locked.id
 """
-
-
-def request_lock(operation: Operation) -> int:
-    """Return the number of a request's lock: the same for the same key and content, whichever key digests them."""
-    text = operation.id.bytes + (operation.digest or operation.fingerprint)
-    return REQUEST_LOCKS << 48 | int.from_bytes(hashlib.sha256(text).digest()[:6], "big")
 
 
 def stated(statement: str, policy: Policy, *known: str) -> str:
@@ -135,8 +132,8 @@ def stated(statement: str, policy: Policy, *known: str) -> str:
 
     ``known``: columns that have to equal further parameters.
     """
-    times = policy.lease, policy.retention, policy.kept_for
-    return _stated(statement, policy.mode, policy.holds_on_crash, times, known)
+    times = policy.mode.seconds, policy.retention, policy.kept_for
+    return _stated(statement, policy.mode.word, policy.holds_on_crash, times, known)
 
 
 @lru_cache(maxsize=1024)
@@ -146,135 +143,103 @@ def _stated(statement: str, mode: str, hold: bool, times: tuple[float, float, fl
     return statement.format(mode=str(mode), hold=hold, lease=lease, retention=retention, kept=kept, known=known)
 
 
-# There is no such function, or not for this role. It is tried again after a while, as migrations may have run by then.
-NO_FUNCTION_STATES = ("42883", "42501")
-ASK_FOR_FUNCTION_EVERY = 60.0  # seconds
-NO_FUNCTION = (
-    "The function django_idempotency_claim is missing, or this role may not EXECUTE it, and the table is partitioned. "
-    "Run manage.py migrate, or grant EXECUTE."
-)
-_without_function: dict[str, float] = {}
+class Receipt(NamedTuple):
+    """What PostgreSQL has said about a record.
+
+    ``schemas``: where it looked for the table. ``created``, ``place``: when the record was made, and where it was put
+    (its ctid; for a claim by lock, the number of the table). ``transaction``: the number of the business transaction
+    that has locked it.
+    """
+
+    schemas: tuple[str, ...] = ()
+    created: str | None = None
+    place: str | None = None
+    transaction: str | None = None
+
+
+def receipt_of(claim: Claimed) -> Receipt:
+    return claim.receipt or Receipt()
+
+
+def _asked(o: Operation, token: UUID) -> Values:
+    """Return the values of a claim, in the order of the function's parameters."""
+    return o.id, o.scope, o.key, o.method, o.path, o.fingerprint, token, o.trace
+
+
+def _expect_made_meanwhile(error: IntegrityError | ProgrammingError) -> None:
+    """Raise ``error`` unless a record was made without the function; ``StoreRefused`` if there is no function."""
+    if sqlstate(error) in NO_FUNCTION_STATES:
+        if is_due(NO_FUNCTION):
+            log(logging.CRITICAL, "no_function", "%s (%s)", NO_FUNCTION, cause(error))
+        raise StoreRefused(NO_FUNCTION) from error
+    if sqlstate(error) != UNIQUE_VIOLATION:
+        raise error
 
 
 class PostgreSQLStore(DatabaseStore):
-    def claim(self, operation: Operation, token: UUID) -> Claimed | Seen | Owned | None:
-        if not self._lacks_function():
-            try:
-                return self._claim_by_function(operation, token)
-            except ProgrammingError as error:
-                self._do_without_function(error)
-        return self._claim_without_function(operation, token)
+    def at(self, receipt: Receipt | None) -> PostgreSQLStore:
+        if receipt is None or receipt.schemas == self.schemas:
+            return self
+        return type(self)(self.policy, self.name, self.options, receipt.schemas)
 
-    def _lacks_function(self) -> bool:
-        return time.monotonic() < _without_function.get(self.name, -math.inf)
-
-    def _do_without_function(self, error: ProgrammingError) -> None:
-        """Note that the function is missing; raise ``error`` if it has another cause.
-
-        In a plain table, a constraint makes a key unique, so the claim may be a look and an insert. In a partitioned
-        table nothing does, so this raises ``StoreRefused``.
-        """
-        missing = sqlstate(error) in NO_FUNCTION_STATES
-        if not missing or self.connection.in_atomic_block:
-            raise error
-        if is_partitioned(self.connection):
-            if is_due(NO_FUNCTION):
-                log(logging.CRITICAL, "no_function", "%s (%s)", NO_FUNCTION, cause(error))
-            raise StoreRefused(NO_FUNCTION) from error
-        _without_function[self.name] = time.monotonic() + ASK_FOR_FUNCTION_EVERY
-
-    def _claim_without_function(self, operation: Operation, token: UUID) -> Claimed | Seen | Owned | None:
-        """Look, then insert. In a partitioned table, undo that and claim by the function, unless that is missing.
-
-        The table may not be the one that was looked at before: it may be another tenant's, or converted since. The
-        INSERT prevents a conversion until COMMIT.
-        """
-        with store_errors(), atomic(self.name):
-            made = super().claim(operation, token)
-            with self.connection.cursor() as cursor:
-                cursor.execute(f"SELECT current_schemas(false), ({PARTITIONED})")
-                schemas, partitioned = cursor.fetchone()
-            is_plain = partitioned is False  # None: a snapshot older than the table
-            if not is_plain:
-                self.roll_back()
-        if not is_plain:
-            try:
-                return self._claim_by_function(operation, token)
-            except ProgrammingError as error:
-                self._do_without_function(error)
-                raise
-        assert not isinstance(made, Owned)
-        return made and replace(made, schemas=tuple(schemas))
-
-    def _claim_by_function(self, operation: Operation, token: UUID) -> Claimed | Seen | Owned | None:
-        who = (operation.id, operation.scope, operation.key)
-        what = (operation.method, operation.path, operation.fingerprint, token, operation.trace)
+    def claim(self, operation: Operation, token: UUID) -> Found:
         try:
-            process, schemas, created, place, free, *old = self._ask(stated(CLAIM, self.policy), (*who, *what))
-        except IntegrityError as error:
-            if sqlstate(error) != UNIQUE_VIOLATION:
-                raise
-            return None  # the record was made without the function's lock
+            process, *row = self._ask(stated(CLAIM, self.policy), _asked(operation, token))
+        except (IntegrityError, ProgrammingError) as error:
+            _expect_made_meanwhile(error)
+            return None
         learn(process, self.connection)
+        return self._found(operation, token, row) or self._meet_owner(operation)
+
+    def _found(self, operation: Operation, token: UUID, row: Sequence[Any]) -> Claimed | Seen | None:
+        """Return what the function has found; ``None`` for the lock of an owner without a record."""
+        schemas, created, place, free, *old = row
         if created:
-            return Claimed(operation, token, created=created, place=place, schemas=tuple(schemas))
+            return Claimed(operation, token, receipt=Receipt(tuple(schemas), created, place))
         if old[0] is None:
-            return self._meet_owner(operation)
-        return Seen(snapshot(old, self.name), busy=free is False, schemas=tuple(schemas))  # NULL if it was not tried
+            return None
+        return Seen(snapshot(old, self.name), free is False, Receipt(tuple(schemas)))  # NULL if it was not tried
 
     def _meet_owner(self, operation: Operation) -> Seen | Owned | None:
-        """Ask whose lock was in the way of a record. Locks taken to ask are free again with the answer."""
-        asked = self._ask(CLAIM_BY_LOCK, (operation.id, request_lock(operation)))
-        return self._met(asked)
+        """Ask whose lock was in the way of a record. Locks taken to ask are free again once the database replies."""
+        lock, id = request_lock(operation), operation.id
+        asking = [(READ_COMMITTED, ()), (MEET, (lock, id, id)), (LOOK, (id,))]
+        with store_errors(), Transaction(self.name):
+            _set, met, looked = together(asking, self.connection)
+            return self._met(operation, met.row, looked.row)
 
-    def _met(self, row: Sequence[Any]) -> Seen | Owned | None:
-        _process, schemas, _claimed, _transaction, _place, owner, *old = row
+    def _met(self, operation: Operation, met: Any, looked: Any) -> Seen | Owned | None:
+        """Return what ``MEET`` and ``LOOK`` have found."""
+        (_process, schemas, table, owner), (same_table, _time, _number, *old) = met, looked
+        if table != same_table:
+            return Owned(None)
         if old[0] is not None:
-            return Seen(snapshot(old, self.name), schemas=tuple(schemas))
-        return Owned(SAME.get(owner)) if owner else None
+            return Seen(snapshot(old, self.name), receipt=Receipt(tuple(schemas)))
+        if owner == "other" and execute(IS_RUNNING, (operation.id, operation.id), self.connection).row != (True,):
+            return Owned(None)
+        return Owned(SAME[owner]) if owner else None
 
     def has_owner(self, operation: Operation) -> bool:
         return bool(self._ask(HAS_OWNER, (operation.id, operation.id)) == (True,))
 
-    def claim_many(self, wanted: Sequence[tuple[Operation, UUID]]) -> Sequence[Claimed | Seen | Owned | None]:
-        if not self._lacks_function():
-            try:
-                return self._claim_many_by_function(wanted)
-            except ProgrammingError as error:
-                self._do_without_function(error)
-            except IntegrityError as error:
-                if sqlstate(error) != UNIQUE_VIOLATION:
-                    raise
-                return [None] * len(wanted)  # the record was made without the function's lock
-        return super().claim_many(wanted)
-
-    def _claim_many_by_function(
-        self, wanted: Sequence[tuple[Operation, UUID]]
-    ) -> Sequence[Claimed | Seen | Owned | None]:
-        columns = zip(
-            *((o.id, o.scope, o.key, o.method, o.path, o.fingerprint, token, o.trace) for o, token in wanted),
-            strict=True,
-        )
-        found: list[Claimed | Seen | Owned | None] = [None] * len(wanted)
-        with store_errors(), self.connection.cursor() as cursor:
-            cursor.execute(stated(CLAIM_MANY, self.policy), list(map(list, columns)))
-            rows = cursor.fetchall()
-        for number, schemas, created, place, free, *old in rows:
-            operation, token = wanted[number - 1]
-            if created:
-                found[number - 1] = Claimed(operation, token, created=created, place=place, schemas=tuple(schemas))
-            elif old[0] is not None:
-                found[number - 1] = Seen(snapshot(old, self.name), busy=free is False, schemas=tuple(schemas))
+    def claim_many(self, wanted: Sequence[tuple[Operation, UUID]]) -> Sequence[Found]:
+        columns = zip(*starmap(_asked, wanted), strict=True)
+        found: list[Found] = [None] * len(wanted)
+        try:
+            with store_errors(), self.connection.cursor() as cursor:
+                cursor.execute(stated(CLAIM_MANY, self.policy), list(map(list, columns)))
+                for number, *row in cursor.fetchall():
+                    operation, token = wanted[number - 1]
+                    found[number - 1] = self._found(operation, token, row)
+        except (IntegrityError, ProgrammingError) as error:
+            _expect_made_meanwhile(error)
         return found
 
     def give_back(self) -> bool:
         connection = self.connection
         if connection.in_atomic_block or connection.connection is None:
             return False
-        with store_errors(), connection.cursor() as cursor:
-            cursor.execute(IS_CHANGED)
-            (changed,) = cursor.fetchone()
-        if changed:
+        if self._ask(IS_CHANGED, ()) == (True,):
             return False
         pool = connection.settings_dict["OPTIONS"].get("pool")
         if not (isinstance(pool, dict) and pool.get("reset")):
@@ -286,44 +251,39 @@ class PostgreSQLStore(DatabaseStore):
         with store_errors():
             return is_distributed(self.name)
 
-    def lock_many(self, claims: Sequence[Claimed]) -> set[UUID]:
+    def lock_many(self, claims: Sequence[Claimed]) -> list[Claimed]:
+        by_token = {claim.token: claim for claim in claims}
+        ids = [claim.id for claim in claims]
         with store_errors(), self.connection.cursor() as cursor:
-            ids = [claim.id for claim in claims]
-            found: set[UUID] = set()
-            for part in in_shards(ids, self.name) if self.is_distributed else [ids]:
-                cursor.execute(LOCK_MANY, (part, [claim.token for claim in claims]))
-                found.update(token for (token,) in cursor.fetchall())
-            return found
-
-    def watch_transaction(self, claim: Claimed) -> Callable[[], None]:
-        begun = replace(claim, transaction=self._ask(OWN_TRANSACTION, ())[0])
-
-        def expect() -> None:
-            with store_errors():
-                (current,) = execute(TRANSACTION, (), self.connection).row or (None,)
-            if current != begun.transaction and not self._has_committed(begun):
-                raise TransactionEnded
-
-        return expect
+            found: list[tuple[UUID, str]] = []
+            for part in in_shards(ids, self.name):
+                cursor.execute(LOCK_MANY, (part, list(by_token)))
+                found += cursor.fetchall()
+        number = found and self._number(found[0][1])
+        return [self._locked(by_token[token], number) for token, _number in found]
 
     def complete_many(self, results: Sequence[tuple[Claimed, StoredResponse]]) -> int:
+        number = receipt_of(results[0][0]).transaction
+        if not self._is_open(number) and not self._has_committed(number):
+            raise TransactionEnded
         done = [(c.id, c.token, r.status, json.dumps(r.headers), r.body) for c, r in results]
-        columns = map(list, zip(*done, strict=True))
-        with store_errors(), self.connection.cursor() as cursor:
-            cursor.execute(stated(COMPLETE_MANY, self.policy), [Status.COMPLETED.value, *columns])
-            return int(cursor.rowcount)
+        values = (Status.COMPLETED.value, *map(list, zip(*done, strict=True)))
+        statement = stated(COMPLETE_MANY, self.policy)
+        if self.is_distributed:
+            with store_errors():
+                return execute(statement, values, self.connection).rows
+        return len(done) if self._end_by(ENDING_MANY.format(statement), (*values, len(done))) else 0
+
+    def _is_open(self, transaction: str | None) -> bool:
+        with store_errors():
+            return execute(TRANSACTION, (), self.connection).row == (transaction,)
 
     def _ask(self, statement: str, values: Any) -> Any:
         with store_errors():
             if row := execute(statement, values, self.connection).row:
                 return row
-            with atomic(self.name):
-                with self.connection.cursor() as cursor:
-                    cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-                return execute(statement, values, self.connection).row
-
-    def must_roll_back(self) -> bool:
-        return super().must_roll_back() or libpq_status(self.connection) == IN_ERROR
+            with Transaction(self.name):
+                return together([(READ_COMMITTED, ()), (statement, values)], self.connection)[-1].row
 
     def lock(self, claim: Claimed) -> Claimed | None:
         try:
@@ -332,72 +292,105 @@ class PostgreSQLStore(DatabaseStore):
             return None
         if not locked or not locked.row:
             return None
-        (transaction,) = locked.row
-        if self.is_distributed:  # that was the transaction on the row's server
-            transaction = self._ask(OWN_TRANSACTION, ())[0]
-        return replace(claim, transaction=transaction)
+        number, serializable = locked.row
+        return self._locked(claim, self._number(number), at_place=serializable)
+
+    def _number(self, on_its_server: str) -> Any:
+        """Return the number of the transaction. Where records are on several servers, a lock tells another."""
+        return self._ask(OWN_TRANSACTION, ())[0] if self.is_distributed else on_its_server
+
+    def _locked(self, claim: Claimed, number: Any, *, at_place: bool = False) -> Claimed:
+        schemas, created, place, _none = receipt_of(claim)
+        return claim.with_receipt(Receipt(schemas, created, place if at_place else None, number))
+
+    def unlocked(self, claim: Claimed) -> Claimed:
+        return claim.with_receipt(receipt_of(claim)._replace(transaction=None))
+
+    def _is_locked(self, claim: Claimed) -> bool:
+        return receipt_of(claim).transaction is not None
 
     def complete(self, claim: Claimed, response: StoredResponse, *, failure: bool = False) -> bool:
         status = Status.FAILED if failure else Status.COMPLETED
         ended = (status.value, response.status, json.dumps(response.headers), response.body)
-        return self._owned(COMPLETE, ended, claim) is not None
+        return self._end_owned(COMPLETE, ended, claim)
 
     def release(self, claim: Claimed) -> bool:
-        return self._owned(RELEASE, (), claim) is not None
+        return self._end_owned(RELEASE, (), claim)
+
+    def _end_owned(self, statement: str, values: Values, claim: Claimed) -> bool:
+        _schemas, created, place, number = receipt_of(claim)
+        if not number or place or self.is_distributed:
+            return self._owned(statement, values, claim) is not None
+        known = {"created_at": created} if created else {}
+        guarded = ENDING.format(stated(statement, self.policy, *known))
+        return self._end_by(guarded, (*values, claim.id, claim.token, *known.values(), number))
+
+    def _end_by(self, statement: str, values: Values) -> bool:
+        """Execute the write that ends a run, with COMMIT if that is due. Return false if the claim is lost."""
+        try:
+            with store_errors():
+                execute(statement, values, self.connection, ending(self.connection))
+        except (DataError, IntegrityError) as error:
+            if sqlstate(error) == OTHER_TRANSACTION:
+                raise TransactionEnded from error
+            if sqlstate(error) not in (CLAIM_LOST, UNIQUE_VIOLATION):
+                raise
+            transaction.set_rollback(True, using=self.name)
+            return False
+        return True
 
     def _was_committed(self, claim: Claimed) -> Any:
+        number = receipt_of(claim).transaction
         if self.is_distributed:
-            return Value(self._has_committed(claim), output_field=BooleanField())
-        return RawSQL(WAS_COMMITTED, [claim.transaction], output_field=BooleanField())  # nosec B611  # a constant
+            return Value(self._has_committed(number), output_field=BooleanField())
+        return RawSQL(WAS_COMMITTED, [number], output_field=BooleanField())  # nosec B611  # a constant
 
-    def _has_committed(self, claim: Claimed) -> bool:
-        """Whether the run's transaction is committed. If the run failed, Django did not know of that COMMIT."""
+    def _has_committed(self, transaction: str | None) -> bool:
+        """Whether a run's transaction is committed. If the run failed, Django did not know of that COMMIT."""
         with store_errors():
-            return execute(HAS_COMMITTED, (claim.transaction,), self.connection).row == (True,)
+            return execute(HAS_COMMITTED, (transaction,), self.connection).row == (True,)
 
     def has_released(self, claim: Claimed) -> bool:
+        _schemas, created, _place, number = receipt_of(claim)
         with store_errors():
-            return self._has_committed(claim) and not self._owned_by(claim).exists()
-
-    def renew(self, claims: Iterable[Claimed]) -> set[UUID]:
-        if not self.is_distributed:
-            return super().renew(claims)
-        by_id = {claim.id: claim for claim in claims}
-        return {
-            token
-            for part in in_shards(by_id, self.name)
-            for token in super(PostgreSQLStore, self).renew([by_id[id] for id in part])
-        }
+            found = execute(HAS_RELEASED, (number, created), self.connection).row
+            return found == (True,) and not self._owned_by(claim).exists()
 
     def created_at(self, claim: Claimed) -> datetime | None:
-        return datetime.fromisoformat(claim.created) if claim.created else None
+        created = receipt_of(claim).created
+        return datetime.fromisoformat(created) if created else None
 
     def count_replays(self, counts: dict[UUID, int]) -> None:
+        if self.is_distributed:  # Citus locks rows of several shards in no query
+            super().count_replays(counts)
+            return
         with store_errors(), self.connection.cursor() as cursor:
-            cursor.execute(COUNT_REPLAYS, (list(counts), list(counts.values())))
+            cursor.execute(COUNT_REPLAYS, {"ids": list(counts), "counts": list(counts.values())})
 
     # Note [Addressing by ctid]
     # ~~~~~~~~~~~~~~~~~~~~~~~~~
     # Under SERIALIZABLE an index scan locks pages of the index, so two requests with different keys could make each
     # other fail. The claim returns where it has put the row (ctid), and a TID scan locks only that row. A place is
     # valid until the row is written to; after VACUUM it may be another row's. So id and token are compared too, and if
-    # nothing is found at the place, the row is looked up by its id.
-    def _owned(self, statement: str, values: tuple[Any, ...], claim: Claimed) -> Result | None:
+    # nothing is found at the place, the row is looked up by its id. COMMIT can go out with one statement only: so where
+    # no index has to be spared, the completion goes by the id.
+    def _owned(self, statement: str, values: Values, claim: Claimed) -> Result | None:
         """Execute ``statement`` on the record that ``claim`` still owns: at its place, or wherever a write put it.
 
         Return ``None`` if the claim is lost. Raises ``TransactionEnded`` if its transaction is not the open one.
         """
-        created = {"created_at": claim.created} if claim.created else {}
-        same = {"pg_current_xact_id()": claim.transaction} if claim.transaction else {}
+        _schemas, created_at, place, number = receipt_of(claim)
+        created = {"created_at": created_at} if created_at else {}
+        same = {"pg_current_xact_id()": number} if number else {}
         with store_errors():
-            for place in [{"ctid": claim.place}, {}] if claim.place else [{}]:
-                known = {**place, **created, **same}
+            for found_at in [{"ctid": place}, {}] if place else [{}]:
+                known = {**found_at, **created, **same}
                 parameters = (*values, claim.id, claim.token, *known.values())
                 result = execute(stated(statement, self.policy, *known), parameters, self.connection)
                 if result.rows:
                     return result
-            if same and execute(TRANSACTION, (), self.connection).row != (claim.transaction,):
-                raise TransactionEnded
+        if number and not self._is_open(number):
+            raise TransactionEnded
         return None
 
 

@@ -1,115 +1,245 @@
-"""Transactions that leave a sound connection, whatever interrupts them, and the business transaction's hooks."""
+"""Transactions that leave a sound connection, whatever interrupts them."""
 
 from __future__ import annotations
 
-import gc
-import sys
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from threading import get_ident
-from traceback import clear_frames
 from typing import Any
 
-from django.db import Error, connections, transaction
+from django.db import Error, InterfaceError, OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.transaction import TransactionManagementError
 
-from django_idempotency.stores.connections import in_foreign_transaction
+from django_idempotency.exceptions import StoreUnavailable
+from django_idempotency.reporting.logs import log
+from django_idempotency.stores import drivers
+from django_idempotency.stores.handled_errors import ACTIVE, IN_ERROR, HandledErrors, libpq_status
+
+NOTE = "_django_idempotency_transaction"
+SAVEPOINT = "django_idempotency"
 
 
-class atomic:  # as Django's
-    """Open ``transaction.atomic()``, and discard the connection if the block is left half way.
+class Transaction:
+    """A transaction of this package, which is ended explicitly: ``begin()``, then ``commit()`` or ``roll_back()``.
 
-    An exception that a signal's handler raises (Celery's soft time limit, a worker's timeout) can strike inside
-    Django's own ``__enter__`` and ``__exit__``, which then leave a transaction open that no code will end.
+    An exception that a signal's handler raises (Celery's soft time limit, a worker's timeout) can strike between any
+    two lines, even inside Django's own ``Atomic``. So the transaction is noted on its connection before it begins, and
+    until it has ended. ``close()`` rolls back what is left of it. Nobody may be left to call that, so the next claim on
+    the connection does: see ``recover()``.
 
-    A block that is never left is rolled back with the last reference to it, but only by its own thread, and only while
-    it is the innermost one. A generator would be left by whatever thread the garbage collector runs in, and would end
-    that thread's transaction.
+    ``owner``: the context of the run to which it belongs, if it is a run's. ``committing``: COMMIT was sent, together
+    with the write before it, and may have taken place; ``error`` is what came of it instead.
     """
-
-    thread: int | None = None  # none until there is a block to leave
 
     def __init__(self, using: str, *, durable: bool = False) -> None:
         self.connection = connections[using]
-        self.outermost = not self.connection.in_atomic_block
         self.block = transaction.atomic(using=using, durable=durable)
+        self.outermost = not self.connection.in_atomic_block
+        self.owner: Any = None
+        self.handled_errors: HandledErrors | None = None
         self.thread = get_ident()
+        self.ends = self.committing = self.has_savepoint = False
+        self.error: BaseException | None = None
 
-    def __enter__(self) -> None:
+    def begin(self) -> None:
+        if (outer := noted(self.connection)) is None or not outer.is_open:
+            setattr(self.connection, NOTE, self)
         try:
             self.block.__enter__()
         except BaseException:  # what a signal's handler raises need not be an Exception
-            self._discard_if_half_way()
+            self.close()
             raise
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        if self.thread != get_ident():
-            return
+    def outlive_handled_errors(self) -> None:
+        """Have errors that are handled from now on undo no more than they would outside of the transaction."""
+        if self._is_innermost():
+            self.handled_errors = HandledErrors(self.connection)
+
+    @property
+    def must_roll_back(self) -> bool:
+        """Whether this can no longer be committed."""
+        return transaction.get_rollback(self.connection.alias) or libpq_status(self.connection) == IN_ERROR
+
+    def behind_savepoint(self, work: Callable[[], bool]) -> bool:
+        """Call ``work`` behind a savepoint, which the next call releases, and return what it returns.
+
+        If that is false, or if it raises, its writes are rolled back, and its ``on_commit`` hooks are dropped. Each
+        savepoint costs one message to the server: ``transaction.atomic()`` would send two statements by Django's
+        cursors.
+
+        Raises ``TransactionManagementError`` if ``work`` returns true but has left the transaction failed or marked for
+        rollback, because nothing of it could be committed.
+        """
+        connection, hooks = self.connection, len(self.connection.run_on_commit)
+        release = [(connection.ops.savepoint_commit_sql(SAVEPOINT), ())] if self.has_savepoint else []
+        drivers.together([*release, (connection.ops.savepoint_create_sql(SAVEPOINT), ())], connection)
+        self.has_savepoint = True
         try:
-            self.block.__exit__(kind, error, traceback)
+            with transaction.atomic(using=connection.alias, savepoint=False):
+                kept = work()
+                if kept and self.must_roll_back:
+                    raise TransactionManagementError("The transaction is marked for rollback.")
         except BaseException:
-            self._discard_if_half_way()
+            self._undo(hooks)
             raise
-        if kind is not None:
-            self._discard_if_half_way()
+        if not kept:
+            self._undo(hooks)
+        return kept
 
-    def __del__(self) -> None:
-        if self.thread == get_ident() and self.connection.in_atomic_block and self._is_innermost():
-            self.__exit__(GeneratorExit, GeneratorExit(), None)
+    def _undo(self, hooks: int) -> None:
+        connection, using = self.connection, self.connection.alias
+        del connection.run_on_commit[hooks:]
+        transaction.set_rollback(False, using=using)  # else Django lets no statement through
+        try:
+            drivers.execute(connection.ops.savepoint_rollback_sql(SAVEPOINT), (), connection)
+        except BaseException as error:
+            transaction.set_rollback(True, using=using)
+            if not isinstance(error, Error):  # the exception that ``work`` raised says more than an ``Error`` does
+                raise
+
+    def take_over_hooks(self, report: Callable[[Exception], None]) -> Callable[[], None]:
+        """Have every hook run after COMMIT, even if others raise. Errors go to ``report``.
+
+        Django runs them when COMMIT returns, and skips the rest once one raises. Call this last inside the transaction.
+        Return a function that runs the hooks that have not run yet, in case COMMIT took place without a response.
+        """
+        connection, hooks = self.connection, list[Callable[[], object]]()
+
+        def run() -> None:
+            while hooks:
+                hook = hooks.pop(0)
+                try:
+                    hook()
+                except Exception as error:
+                    report(error)
+
+        if not connection.savepoint_ids:  # a test case's transaction runs none
+            hooks += [entry[1] for entry in connection.run_on_commit]
+            stand_in: Any = (set(), run, False)
+            connection.run_on_commit = [stand_in] if hooks else []
+        return run
+
+    def end_with_next_write(self) -> None:
+        """Let COMMIT go to the server together with the next write of a record, if a test case's does not enclose it.
+
+        ``commit()`` has to be called all the same.
+        """
+        self.ends = self.outermost and self._is_innermost()
+
+    def commit(self) -> None:
+        """Commit, unless the transaction is marked for rollback. An error does not tell whether that took place."""
+        if self.error is not None:
+            self.abort(self.error)
+            raise self.error
+        if self.connection.in_atomic_block and not self._is_innermost():
+            self.close()
+            raise TransactionManagementError("A transaction.atomic() block was entered and never left.")
+        self._leave(None)
+
+    def roll_back(self) -> None:
+        if not self._is_innermost():  # an inner block was never left, or other code has closed the connection
+            return self.close()
+        transaction.set_rollback(True, using=self.connection.alias)
+        return self._leave(None)
+
+    def abort(self, error: BaseException) -> None:
+        """Roll back because of ``error``, which propagates, unless that is done.
+
+        Raises ``StoreUnavailable`` if the database is unavailable by then. Nothing was committed.
+        """
+        if self._is_innermost() and noted(self.connection) is self:
+            self._leave(error)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Roll back if this was not ended, or not to its end."""
+        if noted(self.connection) is not self or self.thread != get_ident():
+            return
+        if self.is_open and self.outermost:
+            discard(self.connection)
+        elif self._is_innermost():
+            self.block.__exit__(GeneratorExit, GeneratorExit(), None)
+        self._forget()
+
+    @property
+    def is_open(self) -> bool:
+        if self.connection.in_atomic_block:  # without a block if an exception struck before that was noted
+            blocks = self.connection.atomic_blocks
+            return not blocks or any(block is self.block for block in blocks)
+        return self.outermost and _is_half_way(self.connection)
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether the view of its run is running, or its response is made, so that somebody is there to end it."""
+        return self.owner is not None and bool(self.owner.running or self.owner.ending)
+
+    def __enter__(self) -> Transaction:
+        self.begin()
+        return self
+
+    def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
+        if self.thread == get_ident():  # else the garbage collector leaves a generator in another thread
+            self._leave(error)
 
     def _is_innermost(self) -> bool:
         blocks = self.connection.atomic_blocks
-        return bool(blocks) and blocks[-1] is self.block
+        return self.connection.in_atomic_block and bool(blocks) and blocks[-1] is self.block
 
-    def _discard_if_half_way(self) -> None:
-        if self.outermost and _is_half_way(self.connection):
-            discard(self.connection)
+    def _leave(self, error: BaseException | None) -> None:
+        try:
+            self.block.__exit__(None if error is None else type(error), error, None)
+        except BaseException as raised:
+            self.close()
+            if error is not None and isinstance(raised, OperationalError | InterfaceError):
+                # Django could not connect again after a rollback on a broken connection.
+                raise StoreUnavailable(str(raised).strip()) from raised
+            raise
+        if error is not None:
+            self.close()
+        elif noted(self.connection) is self:
+            self._forget()
+
+    def _forget(self) -> None:
+        setattr(self.connection, NOTE, None)
+        if self.handled_errors is not None:
+            self.handled_errors.let_go()
+
+
+def noted(connection: BaseDatabaseWrapper) -> Transaction | None:
+    """Return the transaction of this package that began on ``connection`` and has not ended; ``None`` without one."""
+    found: Transaction | None = getattr(connection, NOTE, None)
+    return found
+
+
+def ending(connection: BaseDatabaseWrapper) -> Transaction | None:
+    """Return the transaction that is to end with the next write."""
+    found = noted(connection)
+    return found if found is not None and found.ends else None
+
+
+def recover(connection: BaseDatabaseWrapper) -> None:
+    """Roll back a transaction that nobody ended. Discard a connection on which no code can end one any more."""
+    left = noted(connection)
+    if left is not None and not left.is_attended:
+        if left.is_open:
+            log(logging.WARNING, "unended", "idempotency: a run was abandoned, and is rolled back")
+        left.close()
+    if _is_inconsistent(connection):
+        discard(connection)
 
 
 def _is_half_way(connection: BaseDatabaseWrapper) -> bool:
-    if connection.in_atomic_block or connection.connection is None:
-        return connection.in_atomic_block
-    return not connection.autocommit or _is_out_of_step(connection)
+    return connection.connection is not None and (not connection.autocommit or _is_out_of_step(connection))
 
 
-def roll_back_left_open(connection: BaseDatabaseWrapper, error: BaseException) -> None:
-    """Roll back the transaction of a block if ``error`` kept it from being left.
-
-    An exception from a signal's handler can strike on the way into the exit of a block. The transaction is still open
-    then, and a look at the record on this connection would take uncommitted changes for committed ones.
-    """
-    if in_foreign_transaction(connection):
-        clear_frames(error.__traceback__)  # the frames hold the block, and would have it left at some later time
-    if in_foreign_transaction(connection):
-        discard(connection)
-
-
-# --- Connections that were left inside a transaction ------------------------------------------------------------------
-
-# References by the connection's list of blocks, and by the argument of getrefcount().
-UNREFERENCED = 2
-# libpq's statuses: in the middle of a statement; in a transaction that can only be rolled back.
-# https://www.postgresql.org/docs/current/libpq-status.html#LIBPQ-PQTRANSACTIONSTATUS
-ACTIVE, IN_ERROR = 1, 3
-
-
-def discard_if_abandoned(connection: BaseDatabaseWrapper) -> None:
-    """Discard a connection that is in a transaction that no code can end any more.
-
-    A reference cycle, such as of an exception and the frames of its traceback, may be all that holds a block. So cycles
-    are collected before a claim is refused because of a block.
-    """
-    if connection.in_atomic_block and in_foreign_transaction(connection) and not _is_abandoned(connection):
-        gc.collect()
-    if _is_abandoned(connection):
-        discard(connection)
-
-
-def _is_abandoned(connection: BaseDatabaseWrapper) -> bool:
-    if not connection.in_atomic_block:
-        return _is_out_of_step(connection) or (not connection.autocommit and libpq_status(connection) == ACTIVE)
-    blocks = connection.atomic_blocks
-    return all(sys.getrefcount(blocks[place]) <= UNREFERENCED for place in range(len(blocks)))
+def _is_inconsistent(connection: BaseDatabaseWrapper) -> bool:
+    """Whether an exception has struck inside Django's own code, so that it is in a block without having noted which."""
+    if connection.in_atomic_block:
+        return not connection.atomic_blocks
+    return _is_out_of_step(connection) or (not connection.autocommit and libpq_status(connection) == ACTIVE)
 
 
 def _is_out_of_step(connection: BaseDatabaseWrapper) -> bool:
@@ -122,15 +252,9 @@ def _is_out_of_step(connection: BaseDatabaseWrapper) -> bool:
         return False
     if connection.vendor == "sqlite":
         return bool(connection.autocommit and driver.in_transaction and not connection.in_atomic_block)
-    told = driver.get_autocommit if hasattr(driver, "get_autocommit") else driver.autocommit
-    autocommit: bool = told() if callable(told) else told
+    stated = driver.get_autocommit if hasattr(driver, "get_autocommit") else driver.autocommit
+    autocommit: bool = stated() if callable(stated) else stated
     return autocommit != connection.autocommit
-
-
-def libpq_status(connection: BaseDatabaseWrapper) -> int | None:
-    """Return the status of the connection's transaction, as psycopg tells it; ``None`` for other drivers."""
-    info = getattr(connection.connection, "info", None)
-    return getattr(info, "transaction_status", None)
 
 
 def discard(connection: BaseDatabaseWrapper) -> None:
@@ -139,32 +263,3 @@ def discard(connection: BaseDatabaseWrapper) -> None:
     with suppress(Error):
         connection.close()
     connection.connection = None
-
-
-# --- Hooks -----------------------------------------------------------------------------------------------------------
-
-
-class CommitHooks:
-    """The hooks to run once a transaction is committed. Each runs once, and one that raises does not stop the next.
-
-    Django runs hooks when COMMIT returns, and skips the rest once one raises. ``run()`` runs them if COMMIT took place
-    but its response was lost.
-    """
-
-    def __init__(self, connection: BaseDatabaseWrapper, report: Callable[[Exception], None]) -> None:
-        """Take the place of the hooks of the outermost block of ``connection``. A test case's transaction runs none."""
-        self.report = report
-        self.hooks: list[Callable[[], object]] = []
-        if not connection.savepoint_ids and connection.run_on_commit:
-            self.hooks = [entry[1] for entry in connection.run_on_commit]
-            stand_in: Any = (set(), self.run, False)
-            connection.run_on_commit = [stand_in]
-
-    def run(self) -> None:
-        """Run the hooks that have not run yet."""
-        while self.hooks:
-            hook = self.hooks.pop(0)
-            try:
-                hook()
-            except Exception as error:
-                self.report(error)

@@ -7,7 +7,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from django_idempotency.forms import FIELD, new_form_key
-from django_idempotency.printable import printable
+from django_idempotency.values.printable import printable
 
 register = template.Library()
 register.filter("printable", printable)

@@ -8,8 +8,8 @@ from django import template
 from django.template.context import Context
 
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.moments import zone
 from django_idempotency.stores.connections import databases
+from django_idempotency.values.moments import zone
 
 register = template.Library()
 register.filter("zone", zone)

@@ -14,19 +14,20 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
 import django
 from django.db import connection
 
+from django_idempotency.policy import Atomic
 from testproject.benchmarks import clock, growth, private_redis, report, servers
 from testproject.benchmarks.cluster import Cluster
 from testproject.benchmarks.private_redis import Redis
 from testproject.benchmarks.servers import DIRECTORY
 
 MODULE = "testproject.benchmarks.capacity"
+DATABASE = servers.database("capacity")
 KEYS = 20_000
 TURNS = 20  # the table is vacuumed after each
 KINDS = ("record", "lock", "record, by day", "lock, by day")
@@ -63,12 +64,9 @@ def main() -> None:
     keys = parser.parse_args().keys
     with alone(), private_redis.running() as redis:
         cluster = Cluster(DIRECTORY / "postgresql")
-        cluster.set(autovacuum="off", full_page_writes="off")
-        try:
+        with cluster.setting(autovacuum="off", full_page_writes="off"):
             costs = {kind: _in_process(cluster, kind=kind, keys=keys) for kind in KINDS}
             beside = _in_process(cluster, kind="beside", keys=0)
-        finally:
-            cluster.set(autovacuum="on", full_page_writes="on")
         if redis:
             costs["Redis, lease mode"] = _in_redis(redis, cluster, keys)
     print("A million keys:\n\n" + report.table(costs, COLUMNS))
@@ -76,31 +74,20 @@ def main() -> None:
 
 
 def _in_process(cluster: Cluster, **order: Any) -> Any:
-    with _database(cluster) as name:
-        return servers.figures(MODULE, order, cluster, name)
-
-
-@contextmanager
-def _database(cluster: Cluster) -> Iterator[str]:
-    name = servers.database("capacity")
-    cluster.create(name)
-    try:
-        servers.make_tables("atomic", cluster, name)
-        yield name
-    finally:
-        cluster.drop(name)
+    with servers.tables(cluster, DATABASE):
+        return servers.figures(MODULE, order, cluster, DATABASE)
 
 
 def _in_redis(redis: Redis, cluster: Cluster, keys: int) -> dict[str, float]:
     """Return what keys cost in Redis. There is no ``size``: by default, Redis writes a snapshot now and then."""
     from redis import Redis as Client
 
-    with _database(cluster) as name, Client.from_url(redis.url) as client:
+    with servers.tables(cluster, DATABASE), Client.from_url(redis.url) as client:
         before, cpu = client.info("memory")["used_memory"], redis.cpu()
         done = subprocess.run(
             [sys.executable, "-m", MODULE, json.dumps({"kind": "redis", "keys": keys})],
             cwd=servers.ROOT,
-            env=servers.environ("redis_lease", cluster, redis, name),
+            env=servers.environ("redis_lease", cluster, redis, DATABASE),
             stdout=subprocess.PIPE,
             check=True,
             text=True,
@@ -135,33 +122,32 @@ def _application_alone(keys: int) -> dict[str, float]:
 
 def _runner(**policy: Any) -> Callable[[], object]:
     """Return a function that claims and completes a new key."""
-    from django_idempotency.outcomes import StoredResponse
     from django_idempotency.policy import Policy
     from django_idempotency.stores import store_for
+    from django_idempotency.stores.base import TransactionalStore
+    from django_idempotency.values.outcomes import StoredResponse
 
     store = store_for(Policy(**{"retention": RETENTION} | policy))
     response = StoredResponse(201, growth.HEADERS, growth.BODY)
 
     def run() -> None:
         claimed: Any = store.claim(growth.new_operation(), uuid.uuid4())
-        with claimed.opened or (store.transaction() if store.transactional else _nothing()):
-            locked = claimed if claimed.opened or not store.transactional else store.lock(claimed)
+        if not isinstance(store, TransactionalStore):
+            assert store.complete(claimed, response)
+            return
+        with store.transaction(claimed):
+            locked = claimed if claimed.by_lock else store.lock(claimed)
             assert locked is not None
             assert store.complete(locked, response)
 
     return run
 
 
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
 def _cost(kind: str, keys: int) -> dict[str, float]:
     claim, _, by_day = kind.partition(", ")
     if by_day:
         _divide()
-    run = _runner(claim=claim)
+    run = _runner(mode=Atomic(claim="lock" if claim == "lock" else "record"))
     for _ in range(500):
         run()
     with connection.cursor() as cursor:
@@ -216,8 +202,8 @@ def _clean() -> None:
 
 
 def _divide() -> None:
-    from django_idempotency.partitions.conversion import enable
-    from django_idempotency.partitions.provisioning import ensure
+    from django_idempotency.contrib.partitions.conversion import enable
+    from django_idempotency.contrib.partitions.provisioning import ensure
 
     enable(using="default")
     ensure(using="default")
@@ -225,7 +211,7 @@ def _divide() -> None:
 
 def _drop() -> None:
     """Drop a partition, with the clock set days ahead."""
-    from django_idempotency.partitions.dropping import drop
+    from django_idempotency.contrib.partitions.dropping import drop
 
     with connection.cursor() as cursor:
         clock.install(cursor)
@@ -252,7 +238,7 @@ def _beside() -> Iterator[tuple[str, dict[str, float]]]:
 
 
 def _timed() -> dict[str, float]:
-    runs = {name: _runner(claim=name) for name in ("record", "lock")}
+    runs = {name: _runner(mode=Atomic(claim=name)) for name in ("record", "lock")}
     return {**{name: _median(run) for name, run in runs.items()}, **_refused()}
 
 
@@ -271,19 +257,22 @@ def _refused() -> Mapping[str, float]:
 
     from django.db import connections
 
-    from django_idempotency.outcomes import Claimed
     from django_idempotency.policy import Policy
     from django_idempotency.stores import store_for
-    from django_idempotency.stores.base import Owned
+    from django_idempotency.stores.base import Owned, TransactionalStore
+    from django_idempotency.values.outcomes import Claimed
 
     connections.databases["owner"] = connections.databases["default"]
     operation = growth.new_operation()
-    owner, store = store_for(Policy(claim="lock", using="owner")), store_for(Policy(claim="lock"))
+    owner, store = (
+        store_for(Policy(mode=Atomic(claim="lock"), using="owner")),
+        store_for(Policy(mode=Atomic(claim="lock"))),
+    )
     claimed = owner.claim(operation, uuid.uuid4())
     assert isinstance(claimed, Claimed)
-    assert claimed.opened is not None
+    assert isinstance(owner, TransactionalStore)
     other = replace(operation, fingerprint=os.urandom(32))
-    with claimed.opened:
+    with owner.transaction(claimed):
         assert store.claim(operation, uuid.uuid4()) == Owned(same=True)
         assert store.claim(other, uuid.uuid4()) == Owned(same=False)
         return {

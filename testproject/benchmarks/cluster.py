@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,12 +109,20 @@ class Cluster:
             "DATABASE_URL": f"postgresql://{user}@/{database}?{urlencode(address)}",
         }
 
-    def set(self, **settings: str) -> None:
-        """Put settings of a private cluster in force for all sessions, without a restart."""
+    @contextmanager
+    def setting(self, **settings: str) -> Iterator[None]:
+        """Have settings of a private cluster in force for all sessions during the block, without a restart."""
+        self._alter(f"SET {name} = '{value}'" for name, value in settings.items())
+        try:
+            yield
+        finally:
+            self._alter(f"RESET {name}" for name in settings)
+
+    def _alter(self, changes: Iterable[str]) -> None:
         if self.is_private:
             with self.connect() as connection:
-                for name, value in settings.items():
-                    connection.execute(f"ALTER SYSTEM SET {name} = '{value}'")
+                for change in changes:
+                    connection.execute(f"ALTER SYSTEM {change}")
                 connection.execute("SELECT pg_reload_conf()")
 
     def cpu(self) -> float | None:

@@ -26,6 +26,8 @@ import django
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
+from django_idempotency.policy import Atomic
+
 ROUND = 200
 DUPLICATED = {"duplicate": "consume", "duplicate by lock": "consume by lock"}
 
@@ -53,17 +55,18 @@ def main() -> None:
 def measure(rounds: int) -> dict[str, Any]:
     """Return messages a second of each kind, their ratio to the bare handler's, and statements a message."""
     from django_idempotency.conf import conf, resolve
-    from django_idempotency.consumers import Consumer, Message
-    from django_idempotency.outcomes import Claimed, Operation, StoredResponse
+    from django_idempotency.messages import Consumer, Message
     from django_idempotency.policy import Policy
     from django_idempotency.stores import store_for
+    from django_idempotency.stores.base import TransactionalStore
+    from django_idempotency.values.outcomes import Claimed, Operation, StoredResponse
     from testproject.models import Receipt
 
     def handle(message: Message, context: object) -> None:
         Receipt.objects.create(event=message.id, reference="bench")
 
     record = Consumer("bench", handle)
-    lock = Consumer("bench", handle, policy=Policy(claim="lock"))
+    lock = Consumer("bench", handle, policy=Policy(mode=Atomic(claim="lock")))
     result = StoredResponse(200, body=b"null")
 
     def bare(messages: Sequence[Message]) -> None:
@@ -76,6 +79,7 @@ def measure(rounds: int) -> dict[str, Any]:
         for message in messages:
             claimed = store.claim(Operation("bench", message.id, bytes(32)), uuid.uuid4())
             assert isinstance(claimed, Claimed)
+            assert isinstance(store, TransactionalStore)
             with transaction.atomic():
                 locked = store.lock(claimed)
                 handle(message, None)
@@ -83,12 +87,12 @@ def measure(rounds: int) -> dict[str, Any]:
                 assert store.complete(locked, result)
 
     def statements_of_a_lock(messages: Sequence[Message]) -> None:
-        store = store_for(resolve(Policy(claim="lock")))
+        store = store_for(resolve(Policy(mode=Atomic(claim="lock"))))
         for message in messages:
             claimed = store.claim(Operation("bench", message.id, bytes(32)), uuid.uuid4())
             assert isinstance(claimed, Claimed)
-            assert claimed.opened
-            with claimed.opened:
+            assert isinstance(store, TransactionalStore)
+            with store.transaction(claimed):
                 handle(message, None)
                 assert store.complete(claimed, result)
 
@@ -140,7 +144,7 @@ def _told(taken: Sequence[float], bare: Sequence[float]) -> dict[str, float]:
 
 
 def _messages() -> list[Any]:
-    from django_idempotency.consumers import Message
+    from django_idempotency.messages import Message
 
     return [Message("bench", str(uuid.uuid4()), b'{"amount": 5}') for _number in range(ROUND)]
 

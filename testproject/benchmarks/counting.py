@@ -37,15 +37,14 @@ class Counts:
 
 def count(name: str, cluster: Cluster, redis: Redis | None, directory: Path) -> dict[str, Counts]:
     """Count for first requests and for replays, without full page images, which depend on checkpoints alone."""
-    cluster.set(autovacuum="off", full_page_writes="off", log_statement="all")
-    try:
-        with servers.running(name, cluster, redis, directory, workers=1, threads=1) as server:
-            return {
-                "a first request": _count(server, cluster, lambda: str(uuid.uuid4())),
-                "a replay": _count(server, cluster, partial(str, uuid.uuid4())),
-            }
-    finally:
-        cluster.set(autovacuum="on", full_page_writes="on", log_statement="none")
+    with (
+        cluster.setting(autovacuum="off", full_page_writes="off", log_statement="all"),
+        servers.running(name, cluster, redis, directory, workers=1, threads=1) as server,
+    ):
+        return {
+            "a first request": _count(server, cluster, lambda: str(uuid.uuid4())),
+            "a replay": _count(server, cluster, partial(str, uuid.uuid4())),
+        }
 
 
 def _count(server: Server, cluster: Cluster, key: Callable[[], str]) -> Counts:

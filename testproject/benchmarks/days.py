@@ -33,7 +33,7 @@ TABLE = growth.TABLE
 
 def days(cluster: Cluster, *, keys: int) -> dict[str, Any]:
     """Run ``keys`` a day, kept for one day, with and without the parameters that the migration sets."""
-    migrated = import_module("django_idempotency.migrations.0002_tune_record_on_postgresql").PARAMETERS
+    migrated = import_module("django_idempotency.migrations.0001_create_record").PARAMETERS
     changes = {
         "as migrated": "",
         "PostgreSQL's defaults": f"RESET ({', '.join(migrated)})",
@@ -42,12 +42,8 @@ def days(cluster: Cluster, *, keys: int) -> dict[str, Any]:
 
 
 def lived(cluster: Cluster, keys: int, change: str) -> Any:
-    cluster.create(DATABASE)
-    try:
-        servers.make_tables("atomic", cluster, DATABASE)
+    with servers.tables(cluster, DATABASE):
         return servers.figures(__name__, {"keys": keys, "change": change}, cluster, DATABASE)
-    finally:
-        cluster.drop(DATABASE)
 
 
 # --- In a process of its own, which is a project with this package ---------------------------------------------------

@@ -33,23 +33,11 @@ def growth(cluster: Cluster, *, rows: int, rounds: int, distance: int) -> dict[s
     """``rows`` is the size of the large table, ``distance`` the number of keys from one checkpoint to the next."""
     sizes = {"small": (SMALL, 0), "large": (rows, 0), "stuck": (SMALL, STUCK)}
     sizes |= {"tenth": (rows // 10, 0), "hundredth": (rows // 100, 0), "hour": (rows // 24, 0)}
-    for name in sizes:
-        cluster.create(_database(name))
-    cluster.set(autovacuum="off")  # WAL is the whole cluster's
-    try:
-        return _measured(cluster, sizes, rounds, distance)
-    finally:
-        cluster.set(autovacuum="on")
-        for name in sizes:
-            cluster.drop(_database(name))
-        cluster.ask("CHECKPOINT")
-
-
-def _measured(cluster: Cluster, sizes: Mapping[str, tuple[int, int]], rounds: int, distance: int) -> dict[str, Any]:
-    for name in sizes:
-        servers.make_tables("atomic", cluster, _database(name))
     order = {"sizes": sizes, "rounds": rounds, "distance": distance, "private": cluster.is_private}
-    figures: dict[str, Any] = servers.figures(__name__, order, cluster, _database("small"))
+    # WAL is the whole cluster's, so nothing else may write.
+    with cluster.setting(autovacuum="off"), servers.tables(cluster, *map(_database, sizes)):
+        figures: dict[str, Any] = servers.figures(__name__, order, cluster, _database("small"))
+    cluster.ask("CHECKPOINT")
     return figures
 
 
@@ -144,7 +132,7 @@ def run_one(name: str) -> tuple[uuid.UUID, float]:
 
 
 def complete(claimed: Any, store: Any, policy: Any) -> None:
-    from django_idempotency.outcomes import StoredResponse
+    from django_idempotency.values.outcomes import StoredResponse
 
     with transaction.atomic(using=policy.using):
         assert store.lock(claimed)
@@ -152,7 +140,7 @@ def complete(claimed: Any, store: Any, policy: Any) -> None:
 
 
 def new_operation() -> Any:
-    from django_idempotency.outcomes import Operation
+    from django_idempotency.values.outcomes import Operation
 
     key = str(uuid.uuid4())
     return Operation(key=key, scope="user:1", fingerprint=uuid.uuid4().bytes * 2, method="POST", path="/effects/")

@@ -23,9 +23,9 @@ from typing import Any
 import django
 from django.db import connection, connections, transaction
 
-RABBITMQ = "django_idempotency.outbox.publishers.rabbitmq.RabbitMQPublisher"
-NATS = "django_idempotency.outbox.publishers.nats.NATSPublisher"
-KAFKA = "django_idempotency.outbox.publishers.kafka.KafkaPublisher"
+RABBITMQ = "django_idempotency.contrib.rabbitmq.RabbitMQPublisher"
+NATS = "django_idempotency.contrib.nats.NATSPublisher"
+KAFKA = "django_idempotency.contrib.kafka.KafkaPublisher"
 CYCLE = 5_000
 BATCH = 500
 CONTENDER = "bench_outbox_skip_locked"
@@ -116,7 +116,7 @@ def _skip_locked() -> int:
 
 @contextmanager
 def _lanes() -> Iterator[Callable[[], int]]:
-    relay = make_relay("django_idempotency.outbox.publishers.local.LocalPublisher", handler=lambda event: None)
+    relay = make_relay("django_idempotency.contrib.outbox.publishers.local.LocalPublisher", handler=lambda event: None)
 
     def drain() -> int:
         done = 0
@@ -152,7 +152,7 @@ def dead_tuples(table: str, using: str = "default") -> int:
 def make_relay(backend: str, *, using: str | None = None, **options: Any) -> Any:
     from django.test import override_settings
 
-    from django_idempotency.outbox.relay import EventRelay
+    from django_idempotency.contrib.outbox.relay import EventRelay
 
     outbox = {"PUBLISHERS": {"default": {"BACKEND": backend, "OPTIONS": options}}, "BATCH": BATCH}
     override_settings(IDEMPOTENCY={"OUTBOX": outbox}).enable()
@@ -278,7 +278,7 @@ def rate(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def latency(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the milliseconds from COMMIT's return to the consumer. Publisher, relay and consumer are threads here."""
-    from django_idempotency.outbox.publishing import publish
+    from django_idempotency.contrib.outbox.publishing import publish
 
     committed: dict[str, float] = {}
     delivered: dict[str, float] = {}

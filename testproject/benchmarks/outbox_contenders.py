@@ -25,7 +25,7 @@ from django.db import connections, transaction
 
 KEYS = 499
 PAYLOAD = {"amount": 5, "currency": "EUR", "note": "x" * 150}
-LOCAL = "django_idempotency.outbox.publishers.local.LocalPublisher"
+LOCAL = "django_idempotency.contrib.outbox.publishers.local.LocalPublisher"
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ def nothing(_event: object) -> None:
 
 
 def _ours() -> Contender:
-    from django_idempotency.outbox.publishing import publish
-    from django_idempotency.outbox.relay import EventRelay
+    from django_idempotency.contrib.outbox.publishing import publish
+    from django_idempotency.contrib.outbox.relay import EventRelay
 
     return Contender(
         "django-idempotency",

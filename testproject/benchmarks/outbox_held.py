@@ -26,7 +26,7 @@ from testproject.benchmarks.outbox import CYCLE, TABLE, dead_tuples, fill, holdi
 
 VACUUM_EVERY = 60.0
 HELD, CALM = "default", "calm"
-LOCAL = "django_idempotency.outbox.publishers.local.LocalPublisher"
+LOCAL = "django_idempotency.contrib.outbox.publishers.local.LocalPublisher"
 
 
 def main() -> None:

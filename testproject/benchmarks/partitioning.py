@@ -27,17 +27,10 @@ SETTLING = 40  # seconds, because some file systems take ten times as long to re
 
 def measure(cluster: Cluster, *, rows: int, rounds: int) -> dict[str, Any]:
     """``rows`` is the size of the day that is dropped."""
-    for name in TABLES:
-        cluster.create(_database(name))
-    try:
-        for name in TABLES:
-            servers.make_tables("atomic", cluster, _database(name))
+    with servers.tables(cluster, *map(_database, TABLES)):
         order = {"rows": rows, "rounds": rounds}
         figures: dict[str, Any] = servers.figures(__name__, order, cluster, _database("plain"))
         return figures
-    finally:
-        for name in TABLES:
-            cluster.drop(_database(name))
 
 
 def _database(name: str) -> str:
@@ -60,8 +53,8 @@ def main(order: str) -> None:
 
 def divide(name: str, rows: int) -> None:
     """Create a partition with ``rows`` to drop, and those that exist by today; the one that is written is new."""
-    from django_idempotency.partitions.conversion import enable
-    from django_idempotency.partitions.provisioning import ensure
+    from django_idempotency.contrib.partitions.conversion import enable
+    from django_idempotency.contrib.partitions.provisioning import ensure
 
     completed = growth.run_one(name)[0]
     with growth.filling(name) as cursor:
@@ -115,7 +108,7 @@ def drop(name: str) -> dict[str, Any]:
 
     Also return what a plain DROP TABLE of an equally large table takes beside the same load.
     """
-    from django_idempotency.partitions.dropping import drop_in_steps
+    from django_idempotency.contrib.partitions.dropping import drop
 
     _copy_oldest(name)
     with paced.load(name, rate=RATE) as load:
@@ -127,7 +120,7 @@ def drop(name: str) -> dict[str, Any]:
         sent: list[Sent] = []
         with connections[name].execute_wrapper(_timing(sent)):
             drops = time.monotonic()
-            dropped = next(step.dropped for step in drop_in_steps(using=name) if step.dropped)
+            dropped = next(step.dropped for step in drop.in_steps(using=name) if step.dropped)
             done = time.monotonic()
         time.sleep(2)
     windows = {"before": (begun, drops - AROUND), "while it is dropped": (drops - AROUND, done + AROUND)}
@@ -142,7 +135,7 @@ def drop(name: str) -> dict[str, Any]:
 
 def _copy_oldest(name: str) -> None:
     """Copy the oldest partition, and wait: both are on disk for a while before timing, like a day that is long past."""
-    from django_idempotency.partitions.catalog import read_layout
+    from django_idempotency.contrib.partitions.catalog import read_layout
 
     oldest = read_layout(using=name).partitions[0].name
     with connections[name].cursor() as cursor:

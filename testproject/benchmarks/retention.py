@@ -42,15 +42,9 @@ DAYS_STUCK = (1, 3, 5)  # for each of the passes, of the ``STUCK`` records
 
 
 def measure(part: str, cluster: Cluster, **order: Any) -> dict[str, Any]:
-    cluster.create(DATABASE)
-    cluster.set(**SETTINGS[part])
-    try:
-        servers.make_tables("atomic", cluster, DATABASE)
+    with cluster.setting(**SETTINGS[part]), servers.tables(cluster, DATABASE):
         figures: dict[str, Any] = servers.figures(__name__, {"part": part, **order}, cluster, DATABASE)
         return figures
-    finally:
-        cluster.set(autovacuum_naptime="1min", autovacuum="on")
-        cluster.drop(DATABASE)
 
 
 # --- In a process of its own, which is a project with this package ---------------------------------------------------
@@ -65,18 +59,15 @@ def main(order: str) -> None:
 # --- Cleaning up beside claims ---------------------------------------------------------------------------------------
 
 
-def cleanup(rows: int, kept: int, parameters: str = "", **pace: float) -> dict[str, Any]:
+def cleanup(rows: int, kept: int) -> dict[str, Any]:
     """Delete ``rows`` beside claims, in phases that alternate with quiet ones and with ones that only compute."""
     fill_with_due(rows, kept)
-    with connection.cursor() as cursor:
-        if parameters:
-            cursor.execute(f"ALTER TABLE {growth.TABLE} {parameters}")
     phases: list[Phase] = []
     with paced.load(NAME, rate=RATE) as load, autovacuum.watched(NAME) as vacuums:
         _phase("settling", lambda: time.sleep(SETTLING))
         for _ in range(ROUNDS):
             phases.append(_phase("quiet", lambda: time.sleep(QUIET)))
-            phases.append(_phase("cleaning", lambda: _clean(rows // ROUNDS, pace)))
+            phases.append(_phase("cleaning", lambda: _clean(rows // ROUNDS)))
             phases.append(_phase("computing", partial(_compute, phases[-1])))
     return _told(phases, load, vacuums)
 
@@ -110,15 +101,15 @@ def _written() -> dict[str, float]:
     return {"wal": float(wal) / 1e6, "images": float(images)}
 
 
-def _clean(rows: int, pace: dict[str, Any]) -> dict[str, Any]:
+def _clean(rows: int) -> dict[str, Any]:
     """Delete this many ``rows``, and let autovacuum do the work that this leaves."""
     from django_idempotency.conf import conf
-    from django_idempotency.maintenance.cleaner import cleanup_in_batches
+    from django_idempotency.maintenance.cleaner import cleanup
 
-    pause = pace.get("pause", conf().cleanup_pause)
+    pause = conf().sweep_pause
     deleted = batches = 0
     begun = time.monotonic()
-    for batch in cleanup_in_batches(**pace):
+    for batch in cleanup.in_steps():
         deleted += batch.rows
         batches += 1
         if deleted >= rows or batch.finished:
@@ -131,12 +122,12 @@ def _clean(rows: int, pace: dict[str, Any]) -> dict[str, Any]:
     return {**deleting, "batches": batches, "work": work, "pause": pause}
 
 
-def _compute(cleanup_in_batches: Phase) -> None:
+def _compute(cleaning: Phase) -> None:
     """Keep one of the database's processors busy for as long as the batches did, without touching data."""
     with connection.cursor() as cursor:
-        for _ in range(cleanup_in_batches["batches"]):
-            cursor.execute(COMPUTE.format(seconds=cleanup_in_batches["work"]))
-            time.sleep(cleanup_in_batches["pause"])
+        for _ in range(cleaning["batches"]):
+            cursor.execute(COMPUTE.format(seconds=cleaning["work"]))
+            time.sleep(cleaning["pause"])
 
 
 def _told(phases: list[Phase], load: paced.Load, vacuums: Sequence[paced.Window]) -> dict[str, Any]:
@@ -144,27 +135,27 @@ def _told(phases: list[Phase], load: paced.Load, vacuums: Sequence[paced.Window]
         phase["vacuums"] = [(begun, ended) for begun, ended in vacuums if phase["begun"] <= begun < phase["ended"]]
         busy = [phase["deleting"], *phase["vacuums"]] if "deleting" in phase else [(phase["begun"], phase["ended"])]
         phase |= {"windows": busy, **paced.percentiles(load.within(busy))}
-    quiet, cleanup_in_batches, computing = ([phase for phase in phases if phase["kind"] == kind] for kind in KINDS)
+    quiet, cleaning, computing = ([phase for phase in phases if phase["kind"] == kind] for kind in KINDS)
     windows = {
         "quiet": [window for phase in quiet for window in phase["windows"]],
-        "cleaning": [window for phase in cleanup_in_batches for window in phase["windows"]],
-        "– deleting": [phase["deleting"] for phase in cleanup_in_batches],
-        "– vacuuming": [window for phase in cleanup_in_batches for window in phase["vacuums"]],
+        "cleaning": [window for phase in cleaning for window in phase["windows"]],
+        "– deleting": [phase["deleting"] for phase in cleaning],
+        "– vacuuming": [window for phase in cleaning for window in phase["vacuums"]],
         "computing as long": [window for phase in computing for window in phase["windows"]],
     }
     told = {kind: _figures(load, of) for kind, of in windows.items()}
     for figures in told.values():
         figures["ratio"] = figures["p99"] / told["quiet"]["p99"]
-    for kind, of in (("quiet", quiet), ("cleaning", cleanup_in_batches), ("computing as long", computing)):
+    for kind, of in (("quiet", quiet), ("cleaning", cleaning), ("computing as long", computing)):
         told[kind] |= {name: median(phase[name] for phase in of) for name in ("wal", "images")}
-    told["– deleting"]["deleted_rate"] = median(phase["deleted_rate"] for phase in cleanup_in_batches)
-    ratios = [after["p99"] / before["p99"] for before, after in zip(quiet, cleanup_in_batches, strict=True)]
+    told["– deleting"]["deleted_rate"] = median(phase["deleted_rate"] for phase in cleaning)
+    ratios = [after["p99"] / before["p99"] for before, after in zip(quiet, cleaning, strict=True)]
     return {
         "summary": told,
         "ratio": median(ratios),
         "ratio_low": min(ratios),
         "ratio_high": max(ratios),
-        "deleted": sum(phase["deleted"] for phase in cleanup_in_batches),
+        "deleted": sum(phase["deleted"] for phase in cleaning),
         "phases": phases,
     }
 
@@ -208,7 +199,7 @@ def _reap(days: int) -> tuple[int, dict[str, float]]:
     took = time.perf_counter() - begun
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_stat_force_next_flush()")
-    return reaped.failed, {"buffers": _buffers() - before, "ms": took * 1000}
+    return reaped.done["failed"], {"buffers": _buffers() - before, "ms": took * 1000}
 
 
 def _buffers() -> int:

@@ -101,6 +101,19 @@ def make_tables(
         raise DoesNotWork(result.stderr.strip().splitlines()[-1])
 
 
+@contextmanager
+def tables(cluster: Cluster, *databases: str) -> Iterator[None]:
+    """Have databases with this package's tables, for the block."""
+    try:
+        for database in databases:
+            cluster.create(database)
+            make_tables("atomic", cluster, database)
+        yield
+    finally:
+        for database in databases:
+            cluster.drop(database)
+
+
 def figures(module: str, order: object, cluster: Cluster, database: str) -> Any:
     """Return what ``module`` prints when run on ``database`` in its own process, a project with this package."""
     done = subprocess.run(

@@ -11,7 +11,7 @@ from django.urls import path
 from django.utils import timezone
 
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.outcomes import Fail, Keep, StoredResponse
+from django_idempotency.values.outcomes import Fail, Keep, StoredResponse
 from tests.admin.pages import BODY, claimed, ended
 from tests.support.callers import stop_heartbeat
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from django.contrib.auth.models import Permission
 
 from django_idempotency import engine
-from django_idempotency.keys import record_id
-from django_idempotency.maintenance.interventions import version
+from django_idempotency.maintenance.decisions import version
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.outcomes import Operation
-from django_idempotency.policy import Policy
+from django_idempotency.policy import Lease, Policy
+from django_idempotency.values.keys import record_id
+from django_idempotency.values.outcomes import Operation
 
 LIST = "/admin/django_idempotency/idempotencyrecord/"
-LEASE = Policy(mode="lease", lease=60)
+LEASE = Policy(mode=Lease(seconds=60))
 BODY = b"<b>secret</b>\xff\0"
 
 
@@ -25,7 +25,7 @@ def ended(key, verdict, **named):
     claim = claimed(key, **named)
     policy = {name: value for name, value in named.items() if name != "scope"}
     with engine.execution(claim, Policy(**policy).over(LEASE)) as run:
-        run.settle(verdict)
+        run.verdict = verdict
     return claim
 
 

@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from django_idempotency.policy import Lease
+
 LIST = "/admin/django_idempotency/idempotencyrecord/"
 # Those in docs/img that this makes: page, width, height if not all of it, scheme. Without the admin's list of models.
 OF_DOCS: dict[str, tuple[str, int, int | None, str]] = {
@@ -29,12 +31,12 @@ def fill() -> dict[str, Any]:
     """Some records of every kind; the ids of those with a page of their own."""
     from django_idempotency import engine
     from django_idempotency.models import IdempotencyRecord
-    from django_idempotency.outcomes import Fail, Keep, Operation, StoredResponse
     from django_idempotency.policy import Policy
     from django_idempotency.stores.database import ahead
+    from django_idempotency.values.outcomes import Fail, Keep, Operation, StoredResponse
     from tests.support.happening import a_week
 
-    lease, hold = Policy(mode="lease", lease=60), Policy(mode="lease", on_crash="hold")
+    lease, hold = Policy(mode=Lease(seconds=60)), Policy(mode=Lease(on_crash="hold"))
 
     def claim(key: str, path: str, policy: Policy, scope: str = "user:7") -> Any:
         return engine.claim(Operation(scope, key, bytes(range(32)), "POST", path), policy)
@@ -42,7 +44,7 @@ def fill() -> dict[str, Any]:
     def end(key: str, path: str, verdict: Any, policy: Policy = lease, scope: str = "user:7") -> Any:
         claimed = claim(key, path, policy, scope)
         with engine.execution(claimed, policy) as run:
-            run.settle(verdict)
+            run.verdict = verdict
         return claimed.id
 
     def age(key: str, **seconds: float) -> None:

@@ -9,24 +9,22 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from django_idempotency import engine
-from django_idempotency.digests import child_key
-from django_idempotency.keys import record_id
-from django_idempotency.maintenance.interventions import version
+from django_idempotency.engine.digests import child_key
+from django_idempotency.maintenance.decisions import version
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.outcomes import Keep, Operation, StoredResponse
-from django_idempotency.policy import Policy
+from django_idempotency.policy import Lease, Policy
 from django_idempotency.stores.database import ahead
+from django_idempotency.values.outcomes import Keep, Operation, StoredResponse
+from tests.admin.pages import LIST, found
 from tests.support.browser import NARROW
-from tests.support.callers import stop_heartbeat
 from tests.support.happening import happen
 from tests.support.threads import OtherThread
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.browser, pytest.mark.row_locks]
 
-LIST = "/admin/django_idempotency/idempotencyrecord/"
 ATOMIC = Policy()
-HOLD = Policy(mode="lease", on_crash="hold")
+HOLD = Policy(mode=Lease(on_crash="hold"))
 
 
 def operation(key):
@@ -44,17 +42,6 @@ def on_hold(key):
     overdue(key, HOLD)
     engine.claim(operation(key), HOLD)
     assert found(key).on_hold
-
-
-def found(key):
-    return IdempotencyRecord.objects.get(pk=record_id("user:1", key))
-
-
-@pytest.fixture(autouse=True)
-def no_heartbeat():
-    """Replays that are not counted yet are forgotten with the test."""
-    yield
-    stop_heartbeat()
 
 
 @pytest.fixture
@@ -107,7 +94,7 @@ def test_a_key_is_released_once_its_owner_is_dead_and_not_before(admin):
         assert (found("dead").status, found("alive").status) == ("failed", "processing")
         assert found("dead").token != dead.token
     finally:
-        entered.settle(Keep(StoredResponse(201)))
+        entered.verdict = Keep(StoredResponse(201))
         owner(run.__exit__, None, None, None)
         owner.close()
     assert found("alive").status == "completed"
@@ -225,6 +212,8 @@ def test_every_column_of_a_list_is_in_the_window(admin, width):
         hidden = "const list = document.querySelector('.results'); return list.scrollWidth > list.clientWidth"
         assert not admin.driver.execute_script(hidden), situation
         assert not admin.scrolls_sideways(), situation
+        filters, rows = (admin.find(part).rect["y"] for part in ("#changelist-filter", "#result_list tbody"))
+        assert filters < rows, "the filters are not under fifty rows"
 
 
 @pytest.mark.parametrize("width", [1280, NARROW[0]])

@@ -8,21 +8,20 @@ from html import unescape
 
 import pytest
 from django.contrib.admin import site
-from django.db import connection
 
 import django_idempotency.admin
 from django_idempotency.admin import limits
-from django_idempotency.admin.alarms import told
+from django_idempotency.admin.alarms import alarms_shown
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stats.queries import Alarms
 from django_idempotency.stores.database import ahead
 from tests.admin.pages import LIST, found
-from tests.support.threads import OtherThread
+from tests.support.locked import locked
 
 INDEX = "/admin/"
 PAGES = [INDEX, f"{LIST}dashboard/", LIST, f"{LIST}?situation=done", f"{LIST}?q=done"]
 STRIP = re.compile(r'<p class="idempotency-alarms.*?</p>', re.DOTALL)
-LATE = "did not answer"
+LATE = "did not respond"
 
 
 def strip(html):
@@ -31,14 +30,14 @@ def strip(html):
     return " ".join(re.sub(r"<[^>]+>", " ", found).split()), re.findall(r'href="([^"]+)"', unescape(found))
 
 
-def test_what_is_raised_is_told_in_words():
-    found = told(Alarms(stuck=12, stuck_oldest=1200.4, on_hold=10_000, on_hold_oldest=2 * 86400))
+def test_an_alarm_is_worded_with_its_number_and_age():
+    found = alarms_shown(Alarms(stuck=12, stuck_oldest=1200.4, on_hold=10_000, on_hold_oldest=2 * 86400))
     assert [alarm.text for alarm in found] == ["12 stuck, oldest 20 min", "10,000 or more on hold, oldest 2 d"]
-    assert told(Alarms(stuck=0, stuck_oldest=0, on_hold=0, on_hold_oldest=0)) == []
+    assert alarms_shown(Alarms(stuck=0, stuck_oldest=0, on_hold=0, on_hold_oldest=0)) == []
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_strip_tells_what_is_stuck_and_leads_to_it(client, staff, records, page):
+def test_the_strip_shows_what_is_stuck_and_links_to_it(client, staff, records, page):
     IdempotencyRecord.objects.filter(key="on_hold").update(updated_at=ahead(-2 * 86400))
     said, links = strip(client.get(page).content.decode())
     assert said == "▲ 1 stuck, oldest 3 h 7 min · 1 on hold, oldest 2 d"
@@ -68,39 +67,23 @@ def test_an_index_of_the_projects_own_is_left_alone(monkeypatch, own):
 
 
 @pytest.mark.postgresql
-def test_the_index_is_shown_though_the_table_is_locked(client, superuser, records, transactional_db, monkeypatch):
-    monkeypatch.setattr(limits, "SECONDS", 0.1)
-    locker = OtherThread()
-    locker(run, "BEGIN")
-    locker(run, "LOCK TABLE django_idempotency_record IN ACCESS EXCLUSIVE MODE")
-    try:
-        response = client.get(INDEX)
-    finally:
-        locker(run, "ROLLBACK")
-        locker.close()
-    assert response.status_code == 200
-    assert LATE in response.content.decode()
-
-
-@pytest.mark.postgresql
-@pytest.mark.parametrize("page", ["", "?q=done", "{id}/change/", "{id}/history/", "intervene/allow_retry/?id={id}"])
-def test_a_page_that_is_not_in_time_says_so(client, superuser, records, transactional_db, monkeypatch, page):
+@pytest.mark.parametrize(
+    ("page", "status"),
+    [
+        (INDEX, 200),
+        (LIST, 503),
+        (f"{LIST}?q=done", 503),
+        (f"{LIST}{{id}}/change/", 503),
+        (f"{LIST}{{id}}/history/", 503),
+        (f"{LIST}intervene/allow_retry/?id={{id}}", 503),
+    ],
+)
+def test_a_page_that_is_not_in_time_says_so(client, superuser, records, transactional_db, monkeypatch, page, status):
     monkeypatch.setattr(limits, "SECONDS", 0.1)
     monkeypatch.setattr(limits, "PAGE_SECONDS", 0.1)
-    address = LIST + page.format(id=found("on_hold").pk)
-    locker = OtherThread()
-    locker(run, "BEGIN")
-    locker(run, "LOCK TABLE django_idempotency_record IN ACCESS EXCLUSIVE MODE")
-    try:
+    address = page.format(id=found("on_hold").pk)
+    with locked("django_idempotency_record"):
         response = client.get(address)
-    finally:
-        locker(run, "ROLLBACK")
-        locker.close()
-    assert response.status_code == 503
+    assert response.status_code == status
     assert LATE in response.content.decode()
     assert client.get(address).status_code == 200
-
-
-def run(statement):
-    with connection.cursor() as cursor:
-        cursor.execute(statement)

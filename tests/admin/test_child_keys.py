@@ -7,11 +7,11 @@ import re
 
 import pytest
 
-from django_idempotency import digests
-from django_idempotency.keys import record_id
+from django_idempotency.engine import digests
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.outcomes import Operation
-from django_idempotency.traces import Trace
+from django_idempotency.reporting.traces import Trace
+from django_idempotency.values.keys import record_id
+from django_idempotency.values.outcomes import Operation
 from tests.admin.pages import LIST, allow, claimed, found, page
 
 OLD, NEW = (base64.b64encode(letter * 32).decode() for letter in (b"o", b"n"))
@@ -67,13 +67,13 @@ def test_only_the_permission_for_bodies_shows_them(client, staff, db):
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201])
-def test_a_name_that_can_not_be_meant_derives_nothing(client, superuser, db, name):
+def test_an_invalid_name_derives_no_child_key(client, superuser, db, name):
     claimed("k")
     assert derived(client, "k", name) == []
 
 
 @pytest.mark.parametrize("id", [str(record_id("user:1", "unknown")), "nonsense"])
-def test_what_is_not_there_is_not_found(client, superuser, db, id):
+def test_the_child_keys_of_an_unknown_record_are_not_found(client, superuser, db, id):
     assert client.get(f"{LIST}{id}/child-keys/").status_code == 404
 
 

@@ -10,12 +10,12 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.utils import translation
 
+from django_idempotency.contrib.outbox.models import OutboxEvent, Relay, Status
 from django_idempotency.engine.decisions import LEASE_LAPSED
-from django_idempotency.maintenance.log_entries import told_entry
+from django_idempotency.maintenance.history import shown_entry
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.moments import in_zone, shown
-from django_idempotency.outbox.models import OutboxEvent, Relay, Status
 from django_idempotency.stats.formatting import amount, duration, share
+from django_idempotency.values.moments import in_zone, shown
 from tests.admin.pages import LIST, act, found
 from tests.unit.test_catalogues import PLACEHOLDER, messages
 
@@ -69,7 +69,7 @@ def test_a_confirmation_and_its_messages_are_in_german(client, german, action):
 
 
 def test_the_dashboard_is_in_german(client, german, settings):
-    settings.IDEMPOTENCY = {"STATS_RETENTION": None}
+    settings.IDEMPOTENCY = {"DASHBOARD": {"STATS_RETENTION": None}}
     page = words(client.get(f"{LIST}dashboard/"))
     assert left_in_english(page) == []
     assert "Es wird nichts gezählt: Die Einstellung STATS_RETENTION ist None." in page
@@ -100,7 +100,10 @@ def test_the_outbox_is_in_german(client, german):
     assert list(map(left_in_english, pages)) == [[], [], []]
     assert all("23. November 2026 14:37 UTC" in page for page in pages)
     chosen = {"action": "requeue", "_selected_action": [event.pk for event in events]}
-    assert "2 Dead Letters erneut eingereiht." in words(client.post(f"{outbox}outboxevent/", chosen, follow=True))
+    asked = client.post(f"{outbox}outboxevent/", chosen)
+    assert left_in_english(words(asked)) == []
+    chosen |= {"confirmed": "1", "record": [f"{row[0].pk} {row[1]}" for row in asked.context["rows"]]}
+    assert "für 2 Ereignisse erledigt." in words(client.post(f"{outbox}outboxevent/", chosen, follow=True))
 
 
 @pytest.mark.parametrize(
@@ -125,8 +128,8 @@ def test_entries_of_the_history_are_stored_in_english_and_shown_in_german(client
 @pytest.mark.parametrize("note", ["", "wegen der Bank", "Retry allowed.5", "100 %", "Digest x"])
 def test_a_note_stays_as_it_is(note):
     with translation.override("de"):
-        assert told_entry(note) == note
-        assert told_entry(f"Retry allowed. {note}".strip()) == f"Wiederholung erlaubt. {note}".strip()
+        assert shown_entry(note) == note
+        assert shown_entry(f"Retry allowed. {note}".strip()) == f"Wiederholung erlaubt. {note}".strip()
 
 
 # --- Times and numbers -----------------------------------------------------------------------------------------------
@@ -143,7 +146,7 @@ def test_times_have_the_zone_in_force(client, german, settings):
     assert re.search(r"03:00–03:59 CES?T", hours)
 
 
-def test_the_hour_that_comes_twice_is_told_apart(settings):
+def test_times_in_the_repeated_hour_of_autumn_show_their_zone(settings):
     settings.TIME_ZONE = "Europe/Berlin"
     twice = [datetime(2026, 10, 25, hour, 30, tzinfo=UTC) for hour in (0, 1)]
     with translation.override("en"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from django.utils.html import escape
 
-from django_idempotency.maintenance.lock_owners import lock_owners
+from django_idempotency.maintenance.owners import lock_owners
+from django_idempotency.policy import Atomic
 from tests.admin.pages import LIST
 from tests.support.callers import Gate
 
@@ -25,8 +26,8 @@ def listed(client, staff):
     return shown
 
 
-def test_a_search_for_the_key_tells_who_runs_it(listed):
-    with Gate().running_with("made", claim="lock"):
+def test_a_search_for_the_key_shows_its_owner(listed):
+    with Gate().running_with("made", mode=Atomic(claim="lock")):
         (owner,) = lock_owners("default")
         for term in ("made", '"made"'):
             page = listed(q=term)
@@ -38,19 +39,19 @@ def test_a_search_for_the_key_tells_who_runs_it(listed):
 
 
 def test_the_list_of_what_is_in_flight_tells_how_many(listed):
-    with Gate().running(claim="lock"):
+    with Gate().running(mode=Atomic(claim="lock")):
         assert OF_ALL in listed()
         assert OF_ALL not in listed(situation="on_hold")
     assert OF_ALL not in listed()
 
 
-def test_a_database_that_does_not_answer_leaves_the_page(listed, monkeypatch):
-    monkeypatch.setattr("django_idempotency.maintenance.lock_owners.OWNERS", "SELECT pg_sleep(60), %s, %s")
+def test_a_database_that_does_not_respond_leaves_the_page(listed, monkeypatch):
+    monkeypatch.setattr("django_idempotency.maintenance.owners.OWNERS", "SELECT pg_sleep(60), %s, %s")
     assert "Dashboard" in listed(q="made")
 
 
-def test_the_dashboard_counts_them(client, staff):
-    with Gate().running(claim="lock"):
+def test_the_dashboard_counts_runs_claimed_by_lock(client, staff):
+    with Gate().running(mode=Atomic(claim="lock")):
         page = client.get(f"{LIST}dashboard/").content.decode()
     assert "Pending by lock" in page
     assert "Oldest by lock" in page

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from django.db import DatabaseError
 
-from django_idempotency.admin import changelist
-from django_idempotency.outcomes import Fail
+from django_idempotency.admin import filters as lists
+from django_idempotency.values.outcomes import Fail
 from tests.admin.pages import LIST, act, ended, found
 
 ON_HOLD = {"situation": "on_hold"}
@@ -60,7 +60,7 @@ def test_a_list_that_is_not_in_time_undoes_no_decision(client, superuser, anothe
     def late(*_args):
         raise DatabaseError
 
-    monkeypatch.setattr(changelist, "queries", SimpleNamespace(at_most=late))
+    monkeypatch.setattr(lists, "queries", SimpleNamespace(at_most=late))
     response = act(client, "allow_retry", "on_hold", single="1", filters="situation=on_hold", follow=False)
     assert response.status_code == 302
     assert not found("on_hold").on_hold

@@ -7,10 +7,10 @@ from django.core.management import call_command
 from django.db import connection, transaction
 
 from django_idempotency import engine
-from django_idempotency.maintenance.owners import owner_of, told_owner
+from django_idempotency.maintenance.owners import owner_of, shown_owner
 from django_idempotency.models import DatabaseNow, IdempotencyRecord, RowLocked
-from django_idempotency.outcomes import Keep, Operation, StoredResponse
 from django_idempotency.policy import Policy
+from django_idempotency.values.outcomes import Keep, Operation, StoredResponse
 from tests.admin.pages import page
 from tests.support.threads import OtherThread
 from tests.support.waiting import eventually
@@ -43,7 +43,7 @@ def owner():
     try:
         yield pid
     finally:
-        entered.settle(Keep(StoredResponse(201)))
+        entered.verdict = Keep(StoredResponse(201))
         thread(running.__exit__, None, None, None)
         thread.close()
 
@@ -60,13 +60,13 @@ def test_a_page_tells_which_session_has_the_row_locked(client, staff, owner):
 
 
 @pytest.mark.postgresql
-def test_the_command_tells_it_too(capsys, owner):
-    call_command("idempotency_show", "k")
-    assert f"who holds it    PID {owner} of the database" in capsys.readouterr().out
+def test_the_command_shows_the_session_of_the_owner(capsys, owner):
+    call_command("idempotency_keys", "show", "k")
+    assert f"current owner   PID {owner} of the database" in capsys.readouterr().out
 
 
 @pytest.mark.postgresql
-def test_what_an_owner_waits_for_is_told(owner):
+def test_the_page_shows_the_lock_an_owner_waits_for(owner):
     holder, waiting = OtherThread(), OtherThread()
     pid = waiting(run, "SELECT pg_backend_pid()")[0]
     holder(run, "BEGIN")
@@ -93,7 +93,7 @@ def test_a_role_without_the_right_sees_the_session_alone(owner):
     with transaction.atomic():
         run("CREATE ROLE idempotency_clerk; GRANT SELECT ON django_idempotency_record TO idempotency_clerk")
         run("GRANT USAGE ON SCHEMA public TO idempotency_clerk; SET LOCAL ROLE idempotency_clerk")
-        told = told_owner(record)
+        told = shown_owner(record)
         run("RESET ROLE")
         transaction.set_rollback(True)
     assert f"PID {owner} of the database" in told
@@ -106,7 +106,7 @@ def test_without_any_right_the_page_says_that_it_does_not_know(owner):
     with transaction.atomic():
         run("CREATE ROLE idempotency_clerk; GRANT USAGE ON SCHEMA public TO idempotency_clerk")
         run("SET LOCAL ROLE idempotency_clerk")
-        told = told_owner(record)
+        told = shown_owner(record)
         run("RESET ROLE")
         transaction.set_rollback(True)
     assert told == "A transaction has its row locked; the database does not show whose it is."
@@ -115,24 +115,24 @@ def test_without_any_right_the_page_says_that_it_does_not_know(owner):
 @pytest.mark.postgresql
 def test_a_key_whose_owner_is_gone_is_held_by_nobody(client, staff):
     claimed()
-    assert told_owner(read()) == "Nobody: no transaction has its row locked."
-    assert "who holds it" in page(client, "k").lower()
+    assert shown_owner(read()) == "Nobody: no transaction has its row locked."
+    assert "current owner" in page(client, "k").lower()
 
 
 @pytest.mark.postgresql
 def test_a_lease_has_no_session():
     engine.claim(Operation("user:1", "k", b"f" * 32, "POST", "/pay/"), Policy(mode="lease"))
-    assert told_owner(read()).startswith("Not kept in lease mode")
+    assert shown_owner(read()).startswith("Not kept in lease mode")
 
 
 @pytest.mark.other_databases
-def test_another_database_does_not_show_it(client, staff):
+def test_a_database_that_can_not_show_owners_says_so(client, staff):
     claimed()
     assert "This database does not show it." in page(client, "k")
 
 
-def test_what_has_ended_is_held_by_nobody(client, staff):
+def test_an_ended_record_has_no_owner(client, staff):
     with engine.execution(claimed(), ATOMIC) as running:
-        running.settle(Keep(StoredResponse(201)))
-    assert told_owner(read()) == ""
-    assert "who holds it" not in page(client, "k").lower()
+        running.verdict = Keep(StoredResponse(201))
+    assert shown_owner(read()) == ""
+    assert "current owner" not in page(client, "k").lower()

@@ -5,21 +5,20 @@ from __future__ import annotations
 import io
 import json
 import logging
-from datetime import timedelta
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.utils import timezone
 
-from django_idempotency.keys import record_id
-from django_idempotency.logs import log
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.printable import printable, printable_lines
+from django_idempotency.reporting.logs import log
+from django_idempotency.values.keys import record_id
+from django_idempotency.values.printable import printable, printable_lines
+from tests.admin.pages import LIST
+from tests.support.factories import RecordFactory
 
 ESCAPE, C1 = "\x1b]0;pwned\x07", "\x9b2J"
 INVISIBLE = "\u202e\u2066\u200b\u2028\ufeff"  # override, isolate, zero width, line separator, byte order mark
 HOSTILE = f"{ESCAPE}{INVISIBLE}{C1}\r"
-LIST = "/admin/django_idempotency/idempotencyrecord/"
 
 
 def is_harmless(text):
@@ -38,7 +37,7 @@ def is_harmless(text):
         ("", ""),
     ],
 )
-def test_what_is_not_visible_is_written_as_an_escape(text, shown):
+def test_invisible_characters_are_written_as_escapes(text, shown):
     assert printable(text) == shown
     assert printable(shown) == shown
 
@@ -50,14 +49,8 @@ def test_lines_and_tabs_can_be_kept():
 @pytest.fixture
 def hostile(db):
     """A record on hold, of a scope, a key, a path and a response that could deceive."""
-    now = timezone.now()
-    scope, key = f"tenant {HOSTILE}", f"key {HOSTILE}"
-    return IdempotencyRecord.objects.create(
-        **{"id": record_id(scope, key), "scope": scope, "key": key, "method": "POST", "path": f"/pay/{HOSTILE}"},
-        **{"fingerprint": bytes(32), "mode": "lease", "hold_on_crash": True, "status": "failed", "on_hold": True},
-        **{"reason": f"why {HOSTILE}", "created_at": now, "updated_at": now},
-        **dict.fromkeys(["expires_at", "purge_at"], now + timedelta(days=1)),
-    )
+    texts = {name: f"{name} {HOSTILE}" for name in ("scope", "key", "reason")}
+    return RecordFactory.create(held=True, path=f"/pay/{HOSTILE}", **texts)
 
 
 def completed(record):
@@ -67,7 +60,7 @@ def completed(record):
     IdempotencyRecord.objects.filter(pk=record.pk).update(status="completed", on_hold=False, reason="", **answered)
 
 
-def test_the_pages_of_the_admin_show_it_as_escapes(superuser, client, hostile):
+def test_the_pages_of_the_admin_show_hostile_text_as_escapes(superuser, client, hostile):
     change = f"{LIST}{hostile.pk}/change/"
     confirm = f"{LIST}intervene/allow_retry/?id={hostile.pk}"
     pages = [client.get(url) for url in (LIST, f"{LIST}?situation=on_hold", change, confirm)]
@@ -79,38 +72,40 @@ def test_the_pages_of_the_admin_show_it_as_escapes(superuser, client, hostile):
     assert sum("\\x1b]0;pwned\\x07\\u202e" in content for content in contents) >= 4, "it is shown, though"
 
 
-def test_its_name_is_printable(hostile):
+def test_the_name_of_a_hostile_record_is_printable(hostile):
     assert is_harmless(str(hostile))
 
 
-def test_commands_print_it_as_escapes(hostile):
+def test_commands_print_hostile_text_as_escapes(hostile):
     other = IdempotencyRecord.objects.get(pk=hostile.pk)
     other.scope = f"other {HOSTILE}"
     other.id = record_id(other.scope, other.key)
     other.save(force_insert=True)
     with pytest.raises(CommandError, match="several scopes") as refused:
-        call_command("idempotency_allow_retry", hostile.key)
+        call_command("idempotency_keys", "allow-retry", hostile.key)
     assert is_harmless(str(refused.value))
     for options in ({}, {"json": True}):
         out = io.StringIO()
-        call_command("idempotency_allow_retry", hostile.key, scope=hostile.scope, dry_run=True, stdout=out, **options)
+        call_command(
+            "idempotency_keys", "allow-retry", hostile.key, scope=hostile.scope, dry_run=True, stdout=out, **options
+        )
         assert is_harmless(out.getvalue())
-        assert "tenant \\" in out.getvalue()
+        assert "scope \\" in out.getvalue()
 
 
 @pytest.mark.parametrize("options", [{}, {"json": True}], ids=["in_words", "as_json"])
-def test_lists_and_refusals_of_commands_print_it_as_escapes(hostile, options):
+def test_lists_and_refusals_of_commands_print_hostile_text_as_escapes(hostile, options):
     out = io.StringIO()
-    call_command("idempotency_list", stdout=out, **options)
-    call_command("idempotency_show", hostile.key, stdout=out, **options)
+    call_command("idempotency_keys", "list", stdout=out, **options)
+    call_command("idempotency_keys", "show", hostile.key, stdout=out, **options)
     with pytest.raises(CommandError, match="It is not running") as refused:
-        call_command("idempotency_extend", hostile.key, dry_run=True, stdout=out, **options)
+        call_command("idempotency_keys", "extend", hostile.key, dry_run=True, stdout=out, **options)
     for text in (out.getvalue().replace("\n", ""), str(refused.value)):
         assert is_harmless(text)
-        assert text.count("tenant \\") >= 1
+        assert text.count("scope \\") >= 1
 
 
-def test_log_records_hold_it_as_escapes(caplog):
+def test_log_records_hold_hostile_text_as_escapes(caplog):
     log(logging.ERROR, "an_event", "for %s, %s times", f"scope {HOSTILE}", 3, reason=HOSTILE)
     (record,) = caplog.records
     assert is_harmless(record.getMessage())

@@ -14,11 +14,12 @@ from django.utils import timezone
 from django.utils.html import strip_tags
 
 from django_idempotency import signals
-from django_idempotency.keys import record_id
+from django_idempotency.contrib.outbox.models import OutboxEvent
+from django_idempotency.contrib.outbox.publishing import publish
 from django_idempotency.models import DatabaseNow, IdempotencyRecord
-from django_idempotency.outbox.models import OutboxEvent
-from django_idempotency.outbox.publishing import publish
-from django_idempotency.outcomes import Fail, Keep, StoredResponse
+from django_idempotency.policy import Body
+from django_idempotency.values.keys import record_id
+from django_idempotency.values.outcomes import Fail, Keep, StoredResponse
 from tests.admin.pages import BODY, LIST, act, allow, ended, page
 from tests.support.callers import heard
 
@@ -47,14 +48,18 @@ def test_a_body_with_half_a_character_is_shown(client, superuser, db, body, cont
 @pytest.mark.cryptography
 def test_only_that_permission_shows_a_decrypted_response(client, staff, db, settings):
     settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": [base64.b64encode(b"k" * 32).decode()]}
-    ended("k", Keep(StoredResponse(200, (("X-Kept", "secret"), ("Content-Type", "text/plain")), b"hush")), encrypt=True)
+    ended(
+        "k",
+        Keep(StoredResponse(200, (("X-Kept", "secret"), ("Content-Type", "text/plain")), b"hush")),
+        body=Body(encrypt=True),
+    )
     without = page(client, "k")
     assert not [word for word in ("secret", "hush") if word in without]
     allow(staff, "view_response_idempotencyrecord")
     assert not [word for word in ("secret", "hush") if word not in page(client, "k")]
 
 
-def test_the_timeline_tells_what_an_operator_did_too(client, staff, records):
+def test_the_timeline_shows_what_an_operator_did(client, staff, records):
     allow(staff, "allow_retry_idempotencyrecord")
     act(client, "allow_retry", "on_hold", note="asked the bank")
     shown = page(client, "on_hold")
@@ -88,7 +93,7 @@ def test_an_entry_has_the_time_of_the_database(client, superuser, records, monke
 # --- Who saw a body --------------------------------------------------------------------------------------------------
 
 
-def test_whoever_sees_a_body_leaves_an_entry_and_a_signal(client, staff, records):
+def test_viewing_a_body_leaves_an_entry_and_sends_a_signal(client, staff, records):
     allow(staff, "view_response_idempotencyrecord")
     with heard(signals.response_viewed) as sent:
         assert BODY.hex(" ") in page(client, "done")
@@ -99,7 +104,7 @@ def test_whoever_sees_a_body_leaves_an_entry_and_a_signal(client, staff, records
     assert "Response body viewed." in page(client, "done")
 
 
-def test_whoever_sees_no_body_leaves_no_entry(client, staff, records):
+def test_viewing_a_record_without_its_body_leaves_no_entry(client, staff, records):
     with heard(signals.response_viewed) as sent:
         page(client, "done")  # without the permission
         allow(staff, "view_response_idempotencyrecord")
@@ -154,11 +159,6 @@ def test_a_token_is_shown_only_with_the_bodys_permission(client, staff, records)
     assert token not in page(client, "running")
     allow(staff, "view_response_idempotencyrecord")
     assert token in page(client, "running")
-
-
-@pytest.mark.parametrize("lookup", ["token__startswith=0", "response_headers__contains=x", "fingerprint=x"])
-def test_what_is_hidden_can_not_be_guessed_by_filters(client, staff, records, lookup):
-    assert client.get(f"{LIST}?{lookup}").status_code == 400
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Run the scenario with the newest packages: ``python -m tests.compatibility [NAME…]``.
 
 Makes a virtual environment for each name in ``--cache``, installs the newest versions and this project there, runs
-the scenario on a PostgreSQL server (``--database``), prints a table, and with ``--write`` puts it into the docs.
+the scenario on a PostgreSQL server (``--database``), prints a table, and with ``--write`` puts its rows into the docs.
 Healthchecks is an application: ``HEALTHCHECKS`` names the directory of its source. Needs PyPI and some minutes.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 from tests.compatibility.setups import SETUPS, Setup
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/compatibility.md"
+PAGE = ROOT / "docs/evidence/compatibility.md"
 BEGIN, END = "<!-- python -m tests.compatibility -->\n", "<!-- end -->\n"
 COLUMNS = ("replay", "other body", "released", "concurrent", "package")
 HEAD = ("Setup", "Versions", "Retry replayed", "Other body 422", "Bookkeeping kept", "Duplicates run once", "Unbroken")
@@ -39,10 +38,9 @@ def main() -> int:
         found = run(name, SETUPS[name], given)
         rows += [row(title, steps, found["versions"]) for title, steps in found["projects"].items()]
         failed |= complain(name, found["projects"])
-    text = table(rows)
-    print(text)
+    print(table(rows))
     if given.write and not failed:
-        write(text)
+        write(rows)
     return int(failed)
 
 
@@ -52,7 +50,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, default=ROOT / ".venv" / "compatibility", help="for the environments")
     parser.add_argument("--python", default=sys.executable, help="the Python to make them of")
     parser.add_argument("--database", default="postgres://postgres@127.0.0.1:5432/compatibility")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/compatibility.md")
+    parser.add_argument("--write", action="store_true", help="put the rows into docs/evidence/compatibility.md")
     return parser.parse_args()
 
 
@@ -102,9 +100,13 @@ def table(rows: list[tuple[str, ...]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def write(text: str) -> None:
-    around = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    PAGE.write_text(around.sub(lambda _match: BEGIN + text + END, PAGE.read_text()))
+def write(rows: list[tuple[str, ...]]) -> None:
+    """Replace the rows that were run, and add new ones; the others stay as they are."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    written, _, after = rest.partition(END)
+    by_title = {line[0]: line for line in (tuple(text[2:-2].split(" | ")) for text in written.splitlines()[2:])}
+    by_title |= {line[0]: line for line in rows if "not run" not in line}
+    PAGE.write_text(before + BEGIN + table([*by_title.values()]) + END + after)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,11 @@ def write(reference: str) -> None:
     Group.objects.create(name=f"{reference} {uuid4()}")
 
 
+def paid(reference: str) -> str:
+    write(reference)
+    return str(uuid4())
+
+
 @dataclass(frozen=True)
 class Answer:
     status_code: int
@@ -45,9 +50,10 @@ def application() -> Any:
 
 
 def ask(method: str, path: str, body: Any = None, **headers: str) -> Answer:
-    """Send a request with a JSON body to the WSGI application, as a server does."""
-    data = b"" if body is None else json.dumps(body).encode()
-    request = RequestFactory().generic(method, path, data, "application/json", headers=headers)
+    """Send a request to the WSGI application, as a server does: a form if ``body`` is text, else JSON."""
+    kind = "application/x-www-form-urlencoded" if isinstance(body, str) else "application/json"
+    data = body if isinstance(body, str) else "" if body is None else json.dumps(body)
+    request = RequestFactory().generic(method, path, data, kind, headers=headers)
     started: list[Any] = []
     chunks = application()(request.environ, lambda *start: started.extend(start))
     content = b"".join(chunks)
@@ -86,3 +92,14 @@ class Project:
 
     def check(self) -> None:
         """Assert what else the package promises."""
+
+
+class GraphQL(Project):
+    paid = 200
+    books = False  # what is refused has no query
+
+    def __init__(self, path: str, fields: str = "") -> None:
+        self.path, self.fields = path, fields
+
+    def body(self, reference: str, *, refuse: bool) -> Any:
+        return {} if refuse else {"query": f'mutation {{ pay(reference: "{reference}") {self.fields} }}'}

@@ -25,6 +25,17 @@ SETUPS = {
             "django-prometheus",
         ),
     ),
+    "views": Setup("views.settings", ("graphene-django", "django-reversion", "django-ratelimit")),
+    "companions": Setup(
+        "companions.settings",
+        (
+            *("django-simple-history", "django-auditlog", "django-easy-audit", "django-pghistory", "django-guardian"),
+            *("django-structlog", "django-waffle", "django-csp", "django-import-export", "django-rest-knox"),
+            *("django-oauth-toolkit", "djangorestframework-api-key"),
+        ),
+    ),
+    "allauth": Setup("allauths.settings", ("django-allauth",)),
+    "strawberry": Setup("strawberrys.settings", ("strawberry-graphql",)),
     "simplejwt": Setup("simplejwt.settings", ("djangorestframework-simplejwt",)),
     "oscarapi": Setup("oscarapi.settings", ("django-oscar-api", "django-oscar")),
     "tenants": Setup("tenants.settings", ("django-tenants",)),

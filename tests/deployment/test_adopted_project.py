@@ -11,9 +11,9 @@ import importlib
 import pytest
 
 from tests.deployment.test_afternoon import client_over_a_bad_network, dashboard
+from tests.support.reader import reader_with_postgresql
 from tests.support.requirements import ADOPTED
 from tests.support.waiting import eventually
-from tests.unit.test_docs import reader_with_postgresql
 
 pytestmark = [pytest.mark.adopted, pytest.mark.openapi_client, pytest.mark.psycopg3, pytest.mark.postgresql]
 
@@ -61,7 +61,7 @@ DATABASES = {"default": {"ENGINE": "django.db.backends.postgresql", "NAME": "sho
 """
 # What is ours.
 PROTECTION = """# network/settings.py, at the end
-INSTALLED_APPS += ["drf_spectacular", "django_idempotency"]
+INSTALLED_APPS += ["drf_spectacular", "django_idempotency", "django_idempotency.contrib.openapi"]
 MIDDLEWARE += ["django_idempotency.middleware.IdempotencyMiddleware"]
 REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema"}
 SPECTACULAR_SETTINGS = {

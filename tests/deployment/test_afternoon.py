@@ -9,17 +9,24 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from django_idempotency.client.httpx import IdempotentTransport
-from django_idempotency.client.retries import Retries
+from django_idempotency.contrib.client.httpx import IdempotentTransport
+from django_idempotency.contrib.client.retries import Retries
 from tests.support.generated import generated_client
+from tests.support.pages import FENCE, text
+from tests.support.reader import reader_with_postgresql
 from tests.support.relay import running_relay
 from tests.support.waiting import eventually
-from tests.unit.test_docs import FENCE, reader_with_postgresql, text
 
-pytestmark = [pytest.mark.openapi_client, pytest.mark.psycopg3, pytest.mark.postgresql, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.curl,
+    pytest.mark.openapi_client,
+    pytest.mark.psycopg3,
+    pytest.mark.postgresql,
+    pytest.mark.slow,
+]
 
 SETTINGS = """# shop/settings.py, at the end
-INSTALLED_APPS += ["drf_spectacular"]
+INSTALLED_APPS += ["drf_spectacular", "django_idempotency.contrib.dashboard", "django_idempotency.contrib.openapi"]
 REST_FRAMEWORK["DEFAULT_SCHEMA_CLASS"] = "drf_spectacular.openapi.AutoSchema"
 REST_FRAMEWORK["DEFAULT_PARSER_CLASSES"] = ["rest_framework.parsers.JSONParser"]
 REST_FRAMEWORK["TEST_REQUEST_DEFAULT_FORMAT"] = "json"
@@ -68,6 +75,7 @@ def test_an_afternoon(tmp_path, db):
             {"python": someone.write, "console": someone.type}[language](block)
         for block in (SETTINGS, URLS, SUITE):
             someone.write(block)
+        someone.run("manage.py", "migrate")
         someone.type(start[1])
         assert charged_over_a_bad_network(someone) == [{"id": 1, "amount": 500}]
         assert "1 requests were sent twice; 0 differed" in someone.run(*TWICE.split())

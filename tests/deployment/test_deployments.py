@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlencode
@@ -14,15 +11,14 @@ import httpx
 import pytest
 from django.contrib.auth import get_user_model
 from django.core.handlers.base import BaseHandler
-from django.db import connection, transaction
+from django.db import connection
 from django.http import HttpResponse
 from django.test import RequestFactory, override_settings
 
 from django_idempotency.decorators import idempotent
 from testproject.models import LedgerEntry
 from tests.support.callers import payment
-from tests.support.databases import create_database, drop_database
-from tests.support.servers import ROOT, Server, running_server, running_uvicorn
+from tests.support.servers import Server, running_server, running_uvicorn
 from tests.support.threads import OtherThread, in_threads
 from tests.support.waiting import eventually
 
@@ -35,8 +31,7 @@ MANY = 10
 
 only_postgresql = pytest.mark.postgresql
 DEPLOYMENTS = [
-    pytest.param({"ATOMIC_REQUESTS": "1"}, id="ATOMIC_REQUESTS"),
-    pytest.param({"CONN_MAX_AGE": "60"}, id="CONN_MAX_AGE"),
+    pytest.param({"ATOMIC_REQUESTS": "1", "CONN_MAX_AGE": "60"}, id="ATOMIC_REQUESTS-CONN_MAX_AGE"),
     pytest.param({"WORKER_CLASS": "sync"}, id="sync_workers", marks=only_postgresql),
     pytest.param({"WORKER_CLASS": "gevent"}, id="gevent", marks=only_postgresql),
     pytest.param({"DJANGO_SETTINGS_MODULE": "tests.support.settings.pooled"}, id="psycopg_pool", marks=only_postgresql),
@@ -46,15 +41,23 @@ DEPLOYMENTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=DEPLOYMENTS)
+UVICORN = pytest.param({"uvicorn": "1"}, id="uvicorn")
+
+
+def under(*deployments: Any) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("deployed", deployments, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def deployed(request, server_database, tmp_path_factory) -> Iterator[Server]:
     environment = dict(request.param)
     url = server_database
+    running = running_uvicorn if environment.pop("uvicorn", None) else running_server
     if environment.pop("pgbouncer", None):
         url = request.getfixturevalue("pgbouncer")(url)
     if query := environment.pop("query", None):
         url = f"{url}?{query}"
-    with running_server(url, tmp_path_factory.mktemp("deployed"), **environment) as server:
+    with running(url, tmp_path_factory.mktemp("deployed"), **environment) as server:
         yield server
 
 
@@ -68,6 +71,7 @@ PATHS = ["/api/charges/", "/orders/", "/legacy/refunds/", "/legacy/api/refunds/"
 
 
 @pytest.mark.server
+@under(*DEPLOYMENTS, UVICORN)
 @pytest.mark.parametrize("path", PATHS)
 def test_a_retry_gets_the_first_response(deployed, name, path):
     first = deployed.post(path, payment(name), key=name)
@@ -79,19 +83,11 @@ def test_a_retry_gets_the_first_response(deployed, name, path):
 
 
 @pytest.mark.server
+@under(*DEPLOYMENTS, UVICORN)
 def test_of_concurrent_duplicates_one_takes_effect(deployed, name):
     answers = in_threads(MANY, lambda _index: deployed.post("/api/charges/", payment(name), key=name))
     assert {answer.status_code for answer in answers} <= {201, 409}
     assert len({answer.content for answer in answers if answer.status_code == 201}) == 1
-    assert deployed.ledger(name) == 1
-
-
-@pytest.mark.server
-def test_a_killed_owner_is_taken_over_at_once(deployed, name):
-    with pytest.raises(httpx.TransportError):
-        deployed.post("/api/charges/", payment(name), key=name, simulate={"kill": "after"})
-    answer = eventually(lambda: _unless_in_flight(deployed.post("/api/charges/", payment(name), key=name)), within=20)
-    assert answer.status_code == 201
     assert deployed.ledger(name) == 1
 
 
@@ -100,6 +96,7 @@ def _unless_in_flight(answer: httpx.Response) -> httpx.Response | None:
 
 
 @pytest.mark.server
+@under(*DEPLOYMENTS)
 def test_concurrent_retries_after_a_kill_take_effect_once(deployed, name):
     with pytest.raises(httpx.TransportError):
         deployed.post("/api/charges/", payment(name), key=name, simulate={"kill": "after"})
@@ -110,6 +107,7 @@ def test_concurrent_retries_after_a_kill_take_effect_once(deployed, name):
 
 
 @pytest.mark.server
+@under(*DEPLOYMENTS)
 def test_different_keys_all_take_effect_at_the_latest_when_retried(deployed, name):
     def pay(index: int) -> list[int]:
         answers = [deployed.post("/api/charges/", payment(name), key=f"{name}-{index}").status_code]
@@ -125,47 +123,27 @@ def _retried(deployed: Server, name: str, index: int) -> int:
     return deployed.post("/api/charges/", payment(name), key=f"{name}-{index}").status_code
 
 
-# --- An ASGI server --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def uvicorn(server_database, tmp_path_factory) -> Iterator[Server]:
-    """The test project under a real uvicorn."""
-    with running_uvicorn(server_database, tmp_path_factory.mktemp("uvicorn")) as server:
-        yield server
-
-
 @pytest.mark.server
-@pytest.mark.parametrize("path", ["/async/orders/", *PATHS])
-def test_under_asgi_a_retry_gets_the_first_response(uvicorn, name, path):
-    first = uvicorn.post(path, payment(name), key=name)
-    again = uvicorn.post(path, payment(name), key=name)
-    assert (first.status_code, first.content) == (201, again.content), uvicorn.log()
-    assert again.headers["Idempotent-Replayed"] == "true"
-    assert uvicorn.ledger(name) == 1
-    assert uvicorn.post(path, payment("other"), key=name).status_code == 422
-
-
-# In lease mode the view's own transactions have the whole of SQLite to contend for, as they have without a key.
-LEASED = pytest.param("/async/orders/", marks=pytest.mark.row_locks)
-
-
-@pytest.mark.server
-@pytest.mark.parametrize("path", [LEASED, "/api/charges/"])
-def test_under_asgi_one_of_concurrent_duplicates_takes_effect(uvicorn, name, path):
-    answers = in_threads(MANY, lambda _index: uvicorn.post(path, payment(name), key=name))
+@pytest.mark.row_locks  # in lease mode the view's own transactions have the whole of SQLite to contend for
+@under(UVICORN)
+def test_an_async_view_takes_effect_once(deployed, name):
+    answers = in_threads(MANY, lambda _index: deployed.post("/async/orders/", payment(name), key=name))
     assert {answer.status_code for answer in answers} <= {201, 409}
-    assert len({answer.content for answer in answers if answer.status_code == 201}) == 1
-    assert uvicorn.ledger(name) == 1
+    again = deployed.post("/async/orders/", payment(name), key=name)
+    assert {answer.content for answer in answers if answer.status_code == 201} == {again.content}
+    assert again.headers["Idempotent-Replayed"] == "true"
+    assert deployed.ledger(name) == 1
+    assert deployed.post("/async/orders/", payment("other"), key=name).status_code == 422
 
 
 @pytest.mark.server
-def test_under_asgi_a_caller_that_hangs_up_can_come_back(uvicorn, name):
+@under(UVICORN)
+def test_under_asgi_a_caller_that_hangs_up_can_come_back(deployed, name):
     with pytest.raises(httpx.TimeoutException):
-        uvicorn.post("/async/orders/", payment(name), key=name, simulate={"delay_ms": 1000}, timeout=0.3)
-    retry = eventually(lambda: _unless_in_flight(uvicorn.post("/async/orders/", payment(name), key=name)))
+        deployed.post("/async/orders/", payment(name), key=name, simulate={"delay_ms": 1000}, timeout=0.3)
+    retry = eventually(lambda: _unless_in_flight(deployed.post("/async/orders/", payment(name), key=name)))
     assert retry.status_code == 201
-    assert uvicorn.ledger(name) == 1
+    assert deployed.ledger(name) == 1
 
 
 # --- ATOMIC_REQUESTS -------------------------------------------------------------------------------------------------
@@ -189,42 +167,16 @@ def tell() -> Callable[..., HttpResponse]:
     return lambda request: HttpResponse("in a transaction" if connection.in_atomic_block else "in none")
 
 
-def pay_and_raise(request):
-    LedgerEntry.objects.create(user=request.user, amount=1, reference="r")
-    raise LookupError
-
-
 def test_a_request_without_a_key_is_in_djangos_transaction_or_none(atomic_requests, carol, tell):
     expected = b"in a transaction" if atomic_requests else b"in none"
     assert ask(tell, carol).content == expected
     assert ask(idempotent(tell), carol).content == expected
 
 
-@pytest.mark.parametrize("door_first", [True, False])
-def test_a_view_that_wants_no_transaction_has_none_without_a_key(atomic_requests, carol, tell, door_first):
-    view = idempotent(transaction.non_atomic_requests(tell))
-    if not door_first:
-        view = transaction.non_atomic_requests(idempotent(tell))
-    assert ask(view, carol).content == b"in none"
-
-
 def test_a_keyed_request_is_in_the_one_transaction_of_its_mode(atomic_requests, carol, tell):
     assert ask(idempotent(tell), carol, idempotency_key="k").content == b"in a transaction"
     lease = ask(idempotent(mode="lease")(tell), carol, idempotency_key="other").content
     assert lease == (b"in a transaction" if atomic_requests else b"in none")
-
-
-def test_an_error_without_a_key_undoes_what_django_would_undo(atomic_requests, carol):
-    with pytest.raises(LookupError):
-        ask(idempotent(pay_and_raise), carol)
-    assert LedgerEntry.objects.count() == (0 if atomic_requests else 1)
-
-
-def test_an_error_with_a_key_undoes_everything(atomic_requests, carol):
-    for _attempt in range(2):
-        with pytest.raises(LookupError):
-            ask(idempotent(pay_and_raise), carol, idempotency_key="k")
-    assert LedgerEntry.objects.count() == 0
 
 
 PATHS_OF_ENTRY_POINTS = ["/api/charges/", "/orders/", "/legacy/refunds/", "/legacy/api/refunds/", "/v1/charges"]
@@ -264,7 +216,7 @@ def test_every_entry_point_keeps_its_promises(atomic_requests, caller, path):
     assert LedgerEntry.objects.count() == (2 if atomic_requests else 3)
 
 
-# --- The rest --------------------------------------------------------------------------------------------------------
+# --- A server that hangs up ------------------------------------------------------------------------------------------
 
 KILL = {
     "postgresql": "SELECT pg_terminate_backend(%s)",
@@ -294,39 +246,3 @@ def hang_up(other_thread: OtherThread) -> None:
         cursor.execute(f"SELECT {identity}")
         (number,) = cursor.fetchone()
     other_thread(lambda: connection.cursor().execute(KILL[connection.vendor], [number]))
-
-
-@pytest.mark.usefixtures("transactional_db")
-def test_tenants_have_their_keys_to_themselves(carol):
-    view = idempotent(scope=lambda request: request.headers.get("X-Tenant"))(
-        lambda request: HttpResponse(f"for {request.headers['X-Tenant']}")
-    )
-    assert ask(view, carol, idempotency_key="k", x_tenant="red").content == b"for red"
-    assert ask(view, carol, idempotency_key="k", x_tenant="blue").content == b"for blue"
-    again = ask(view, None, idempotency_key="k", x_tenant="red")
-    assert (again.content, again.headers["Idempotent-Replayed"]) == (b"for red", "true")
-    assert json.loads(ask(view, carol, idempotency_key="k").content)["code"] == "idempotency_key_anonymous"
-
-
-@pytest.mark.server
-def test_a_project_with_own_users_and_two_databases(django_db_setup, django_db_blocker, tmp_path):
-    """UUID users, ``TestCase`` and ``TransactionTestCase``, a second alias, its router, and the check of it."""
-    with django_db_blocker.unblock():
-        url = create_database("customers", tmp_path)
-        try:
-            run = subprocess.run(
-                [
-                    *(sys.executable, "-W", "error"),
-                    *("-m", "django", "test", "tests.deployment.customers.suite", "--noinput"),
-                ],
-                cwd=ROOT,
-                env=os.environ | {"DJANGO_SETTINGS_MODULE": "tests.deployment.customers.settings", "DATABASE_URL": url},
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
-        finally:
-            drop_database("customers")
-    assert run.returncode == 0, run.stderr
-    assert "Ran 11 tests" in run.stderr

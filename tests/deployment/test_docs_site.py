@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import contextmanager
 from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.support.requirements import ROOT
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.docs_site
 
@@ -46,7 +48,7 @@ class Loads(HTMLParser):
             self.addresses.append(given.get(LOADS[tag]) or "")
 
 
-def test_no_page_loads_anything_from_elsewhere(site):
+def test_pages_load_nothing_from_elsewhere(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) > 40
     loaded = {(page.name, address) for page in pages for address in Loads(page.read_text()).addresses}
@@ -54,7 +56,7 @@ def test_no_page_loads_anything_from_elsewhere(site):
     assert {load for load in loaded if re.match(r"(https?:)?//", load[1])} == set()
 
 
-def test_neither_does_a_style_sheet_nor_a_picture(site):
+def test_style_sheets_and_drawings_load_nothing_from_elsewhere(site):
     styles = {path: path.read_text() for path in site.rglob("*.css")}
     assert {path for path, css in styles.items() if re.search(r"url\(\s*[\"']?(https?:)?//|@import", css)} == set()
     drawings = [ElementTree.parse(path).getroot() for path in site.rglob("*.svg") if path.parent.name == "img"]
@@ -88,7 +90,7 @@ def test_a_diagram_is_described_and_has_colours_for_the_dark(name):
     assert described["title"]
     assert len(described["desc"]) > len(described["title"])
     assert "prefers-color-scheme: dark" in drawing.read_text()
-    assert any(f"img/{name}.svg" in page.read_text() for page in DOCS.glob("*.md"))
+    assert any(f"img/{name}.svg" in page.read_text() for page in DOCS.rglob("*.md"))
 
 
 def test_the_list_for_language_models_is_at_the_root(site):
@@ -98,11 +100,17 @@ def test_the_list_for_language_models_is_at_the_root(site):
 # --- Versions side by side -------------------------------------------------------------------------------------------
 
 
+def version_on(page):
+    return re.search(r'<div class="md-copyright__highlight">\s*(.*?)\s*</div>', page)[1]
+
+
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory):
     """What ``make docs-release`` has laid on the branch after two releases of a project with one page."""
     project = tmp_path_factory.mktemp("versions")
     (project / "docs" / "css").mkdir(parents=True)
+    (project / ".venv").mkdir()
+    (project / ".venv" / ".docs").touch()  # what this environment has is installed
     (project / "docs" / "index.md").write_text("# The page\n")
     (project / "docs" / "css" / "site.css").symlink_to(DOCS / "css" / "site.css")
     (project / "properdocs.yml").write_text(f"INHERIT: {ROOT / 'properdocs.yml'}\nhooks: []\nnav: [index.md]\n")
@@ -117,7 +125,7 @@ def versions(tmp_path_factory):
     run("git", "commit", "--quiet", "--allow-empty", "--message", "Release")
     for version in ("0.9.0", "0.10.0"):
         (project / "django_idempotency.py").write_text(f'__version__ = "{version}"\n')
-        run("make", "--file", ROOT / "Makefile", f"BIN={Path(sys.executable).parent}", "READY=", "docs-release")
+        run("make", "--file", ROOT / "Makefile", f"BIN={Path(sys.executable).parent}", "docs-release")
     (project / "published").mkdir()
     run("git", "--work-tree", project / "published", "checkout", "--quiet", "gh-pages", "--", ".")
     return project / "published"
@@ -127,32 +135,63 @@ def test_each_version_has_a_folder_and_the_newest_is_stable(versions):
     listed = json.loads((versions / "versions.json").read_text())
     assert [(each["version"], each["aliases"]) for each in listed] == [("0.10.0", ["stable"]), ("0.9.0", [])]
     shown = {
-        folder: re.search(r'<div class="version">\s*(.*?)\s*</div>', (versions / folder / "index.html").read_text())[1]
-        for folder in ("0.9.0", "0.10.0", "stable")
+        folder: version_on((versions / folder / "index.html").read_text()) for folder in ("0.9.0", "0.10.0", "stable")
     }
     assert shown == {"0.9.0": "0.9.0", "0.10.0": "0.10.0", "stable": "0.10.0"}
 
 
 def test_a_site_without_a_version_is_of_no_release(site):
-    assert re.search(r'<div class="version">\s*not released\s*</div>', (site / "index.html").read_text())
+    assert version_on((site / "index.html").read_text()) == "not released"
 
 
-@pytest.mark.browser
-def test_the_root_leads_to_stable_and_every_page_to_other_versions(versions, chromium):
+@contextmanager
+def browsing(chromium, directory):
     from tests.support.browser import Browser
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, *args):
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(versions))) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(directory))) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         browser = Browser(chromium, f"http://127.0.0.1:{server.server_port}")
-        browser.forget()  # a test before may have left a narrow window, without a sidebar
-        browser.open("/")
-        options = [option.text for option in browser.find("#version-selector").find_elements("tag name", "option")]
-        assert (browser.path, options) == ("/stable/", ["0.10.0", "0.9.0"])
-        browser.leave_by(browser.all("#version-selector option")[1])
-        assert (browser.path, browser.find(".version").text) == ("/0.9.0/", "0.9.0")
-        assert browser.complaints() == []
+        browser.forget()  # a test before may have left a narrow window
+        yield browser
         server.shutdown()
+
+
+@pytest.mark.browser
+def test_the_root_leads_to_stable_and_every_page_to_other_versions(versions, chromium):
+    with browsing(chromium, versions) as browser:
+        browser.open("/")
+        links = ".md-version__link"
+        eventually(lambda: browser.all(links))
+        offered = [link.get_attribute("textContent").strip() for link in browser.all(links)]
+        assert (browser.path, offered) == ("/stable/", ["0.10.0", "0.9.0"])
+        browser.open(browser.all(links)[1].get_attribute("pathname"))
+        assert (browser.path, browser.find(".md-copyright__highlight").text) == ("/0.9.0/", "0.9.0")
+        assert browser.complaints() == []
+
+
+@pytest.mark.browser
+def test_a_hit_of_the_search_has_the_name_of_its_page(site, chromium):
+    with browsing(chromium, site) as browser:
+        browser.open("/?q=idempotent_tool")
+        hits = eventually(lambda: browser.all(".md-search-result__article h1"))
+        assert hits[0].text == "Agents and MCP"
+
+
+@pytest.mark.browser
+def test_copied_commands_have_neither_prompt_nor_output(site, chromium):
+    with browsing(chromium, site) as browser:
+        browser.open("/quickstart/")
+        copied = browser.driver.execute_script(
+            """
+            const blocks = [...document.querySelectorAll("pre code")];
+            const code = blocks.find(block => block.innerText.includes("HTTP/1.1 201"));
+            code.setAttribute("data-md-copying", "");  // as the theme does while it copies
+            return code.innerText;
+            """
+        )
+        assert copied.strip().startswith("order -H 'Idempotency-Key: ")
+        assert "HTTP" not in copied

@@ -10,9 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from django.db import connection
 
-from django_idempotency.checks.databases import check_time_zones
 from tests.support.databases import create_database, drop_database
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]  # its settings come from django-environ
@@ -25,11 +23,12 @@ import django
 from django.conf import settings
 from environ import Env
 from django.http import HttpResponse
+from django_idempotency import Atomic
 
 settings.configure(
     DATABASES={"default": Env.db_url_config(sys.argv[2])}, SECRET_KEY="-", ALLOWED_HOSTS=["*"], USE_TZ=True,
     INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_idempotency"],
-    IDEMPOTENCY={"SCOPE": "public", "TAKEOVER_GRACE": 0}, ROOT_URLCONF=(), DEBUG=True,
+    IDEMPOTENCY={"SCOPE": "public", "ATOMIC": Atomic(takeover_grace=0)}, ROOT_URLCONF=(), DEBUG=True,
 )
 django.setup()
 from django.contrib.auth.models import Group
@@ -133,32 +132,6 @@ def test_a_project_on_psycopg2_works_without_psycopg_3(database):
     assert in_a_project(database, "psycopg") == EXPECTED | {"driver": "psycopg2", "in flight": 409}
 
 
-@pytest.fixture
-def in_zone(settings, monkeypatch):
-    """What the check says of psycopg2 where times have no zone of their own, and the project's is the given one."""
-    import psycopg2
-
-    monkeypatch.setattr(connection, "Database", psycopg2)
-
-    def run(zone, use_tz=False):
-        settings.TIME_ZONE, settings.USE_TZ = zone, use_tz
-        monkeypatch.delitem(connection.__dict__, "timezone_name", raising=False)
-        found = [(message.id, zone in message.msg) for message in check_time_zones(None)]
-        monkeypatch.delitem(connection.__dict__, "timezone_name", raising=False)
-        return found
-
-    return run
-
-
-@pytest.mark.psycopg2
-@pytest.mark.postgresql
-def test_w057_psycopg2_does_not_tell_the_two_hours_in_autumn_apart(in_zone, monkeypatch):
-    assert in_zone("Europe/Berlin") == [("django_idempotency.W057", True)]
-    assert in_zone("Asia/Kolkata") == in_zone("UTC") == in_zone("Europe/Berlin", use_tz=True) == []
-    monkeypatch.undo()
-    assert in_zone("Europe/Berlin") == []
-
-
 LAWS = ["tests/laws/test_l03_no_phantom_success.py", "tests/laws/test_l04_no_lost_success.py"]
 
 
@@ -174,11 +147,6 @@ def test_laws_hold_on_psycopg2(database, tmp_path):
     )
     assert done.returncode == 0, done.stdout
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 10
-
-
-@pytest.mark.postgresql
-def test_the_same_project_works_on_psycopg_3(database):
-    assert in_a_project(database) == EXPECTED | {"driver": "psycopg", "in flight": 409}
 
 
 def test_a_project_on_sqlite_needs_no_driver_of_postgresql(tmp_path):

@@ -12,9 +12,11 @@ from contextlib import contextmanager, suppress
 import pytest
 from django.db.models.functions import Now
 
+from django_idempotency.engine.shielding import PATIENCE
 from django_idempotency.models import IdempotencyRecord
 from tests.support.callers import record
 from tests.support.databases import environment
+from tests.support.forked_waiters import WAIT
 from tests.support.forking import FORKS
 from tests.support.waiting import eventually
 
@@ -52,3 +54,17 @@ def test_a_child_renews_its_leases_and_leaves_those_of_its_parent(how):
         os.kill(processes["parent"], signal.SIGKILL)
         eventually(lambda: lapsed("parent"))
         assert not lapsed("child")
+
+
+def test_a_child_waits_although_its_parent_does():
+    """Neither the count of those who wait is its own, nor the thread that looks for them."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.forked_waiters"]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        try:
+            parent.stdout.readline()  # of the owner
+            status, seconds = parent.stdout.readline().split()
+        finally:
+            parent.kill()
+    assert status == "409"
+    assert WAIT <= float(seconds) < PATIENCE

@@ -1,4 +1,4 @@
-"""W067: what lets callers in, or refuses them, inside of an entry point. A replay is sent before it is asked."""
+"""W021: what lets callers in, or refuses them, inside of an entry point. A replay is sent before it is asked."""
 
 from __future__ import annotations
 
@@ -11,33 +11,20 @@ from django.db import transaction
 from django.http import HttpResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
-from django.views import View
 from django.views.decorators.csrf import csrf_exempt, csrf_protect, ensure_csrf_cookie
 from django.views.decorators.http import require_POST
 
-from django_idempotency.checks.guards import check_guards
 from django_idempotency.decorators import idempotent
 from django_idempotency.forms import idempotent_form
 from django_idempotency.middleware import IdempotencyMiddleware
+from tests.deployment.wrong import Page, aview, view
+from tests.support import checks
 from tests.support.callers import is_replay
 from tests.support.views import Runs
 
 OURS = f"{IdempotencyMiddleware.__module__}.{IdempotencyMiddleware.__qualname__}"
 CSRF = "django.middleware.csrf.CsrfViewMiddleware"
 MIDDLEWARE = ["django.contrib.sessions.middleware.SessionMiddleware"]
-
-
-def view(request):
-    return HttpResponse()
-
-
-async def aview(request):
-    return HttpResponse()
-
-
-class Page(View):
-    def post(self, request):
-        return HttpResponse()
 
 
 class Guarded(LoginRequiredMixin, Page):
@@ -71,7 +58,7 @@ def found(settings):
         for name, value in changed.items():
             setattr(settings, name, value)
         settings.ROOT_URLCONF = (path("view/", view),)
-        return [message.id.removeprefix("django_idempotency.") for message in check_guards(None)]
+        return checks.ids_found("W021")
 
     return check
 
@@ -123,8 +110,8 @@ class Both(Page):
 
 
 @pytest.mark.parametrize("make", WRONG.values(), ids=WRONG)
-def test_w067_a_guard_inside_of_an_entry_point(found, make):
-    assert found(make()) == ["W067"]
+def test_w021_a_guard_inside_of_an_entry_point(found, make):
+    assert found(make()) == ["W021"]
 
 
 @pytest.mark.parametrize("make", RIGHT.values(), ids=RIGHT)
@@ -132,16 +119,18 @@ def test_a_guard_around_an_entry_point_is_in_order(found, make):
     assert found(make()) == []
 
 
-def test_w067_names_view_and_guard(settings):
+def test_w021_names_view_and_guard(settings):
     settings.ROOT_URLCONF = (path("view/", idempotent(permitted(view))), path("again/", idempotent(permitted(view))))
-    (message,) = check_guards(None)
-    assert message.msg.startswith(f"{__name__}.view: a decorator of django.contrib.auth.decorators is inside")
+    (message,) = checks.found("W021")
+    assert message.msg.startswith(
+        "tests.deployment.wrong.view: a decorator of django.contrib.auth.decorators is inside"
+    )
     assert "@idempotent below" in message.hint
 
 
 def test_csrf_protect_counts_only_without_the_middleware(found):
     assert found(idempotent(csrf_protect(view)), MIDDLEWARE=[CSRF]) == []
-    assert found(csrf_exempt(idempotent(csrf_protect(view)))) == ["W067"]
+    assert found(csrf_exempt(idempotent(csrf_protect(view)))) == ["W021"]
 
 
 def covered(found, view, **changed):
@@ -164,13 +153,13 @@ def test_the_middleware_goes_inside_what_it_can(found):
     ],
     ids=["opaque", "further inside", "atomic", "method"],
 )
-def test_w067_guards_that_the_middleware_stays_outside_of(found, make):
-    assert covered(found, make()) == ["W067"]
+def test_w021_guards_that_the_middleware_stays_outside_of(found, make):
+    assert covered(found, make()) == ["W021"]
     assert covered(found, make(), IDEMPOTENCY={"EXEMPT_PATHS": ["^/view/"]}) == []
 
 
 @pytest.mark.drf
-def test_w067_a_guarded_method_of_rest_framework(found):
+def test_w021_a_guarded_method_of_rest_framework(found):
     from rest_framework.views import APIView
 
     from django_idempotency.rest_framework import IdempotentMixin
@@ -179,7 +168,7 @@ def test_w067_a_guarded_method_of_rest_framework(found):
     payments = type("Payments", (IdempotentMixin, APIView), post)
     assert found(payments.as_view()) == []
     assert found(on("dispatch", login_required, view=payments).as_view()) == []
-    assert found(on("post", login_required, view=payments).as_view()) == ["W067"]
+    assert found(on("post", login_required, view=payments).as_view()) == ["W021"]
 
 
 has_right = user_passes_test(lambda user: allows(user))
@@ -191,7 +180,7 @@ has_right = user_passes_test(lambda user: allows(user))
     [(lambda inner: idempotent(has_right(inner)), True), (lambda inner: has_right(idempotent(inner)), False)],
     ids=["inside", "around"],
 )
-def test_what_the_check_is_about(call, found, monkeypatch, make, expected):
+def test_a_guard_that_w021_reports_is_passed_by_on_a_replay(call, found, monkeypatch, make, expected):
     """A user who lost a right gets the response where the guard is inside."""
     guarded = make(Runs().view)
     assert bool(found(guarded)) is expected

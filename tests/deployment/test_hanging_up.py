@@ -23,12 +23,12 @@ LONGEST = 0.06  # seconds until a client hangs up, at most
 PATH = "/runs/async/"
 
 
-def test_no_key_ends_wrong_whenever_its_client_hangs_up(server_database, tmp_path):
+def test_every_key_ends_right_whenever_its_client_hangs_up(server_database, tmp_path):
     _hang_up_at_random(server_database, tmp_path, REQUESTS)
 
 
 @pytest.mark.redis
-def test_nor_does_one_whose_record_is_in_redis(server_database, tmp_path, redis_url):
+def test_every_key_in_redis_ends_right_whenever_its_client_hangs_up(server_database, tmp_path, redis_url):
     _hang_up_at_random(server_database, tmp_path, REQUESTS_ON_REDIS, STORE="redis", REDIS_URL=redis_url)
 
 

@@ -16,25 +16,27 @@ from django.core.management import CommandError, call_command
 from django.db import ProgrammingError, connection, connections, transaction
 
 from django_idempotency import engine
-from django_idempotency.checks.databases import check_claim_function, check_privileges
+from django_idempotency.contrib.dashboard.activity import activity
+from django_idempotency.contrib.dashboard.counters import counters
+from django_idempotency.contrib.outbox.models import OutboxEvent
 from django_idempotency.maintenance import allow_retry, cleanup, erase, reap
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.outbox.models import OutboxEvent
-from django_idempotency.outcomes import Claimed, Fail, Keep, Operation, Release, Replay, StoredResponse
-from django_idempotency.policy import Policy
-from django_idempotency.stats.counters import counters
-from django_idempotency.stats.queries import activity, stats
+from django_idempotency.policy import Atomic, Lease, Policy
+from django_idempotency.stats.queries import stats
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import ahead
+from django_idempotency.values.outcomes import Claimed, Fail, Keep, Operation, Release, Replay, StoredResponse
 from tests.support.aliases import another_alias
+from tests.support.checks import ids_found
 from tests.support.databases import create_database, drop_database
+from tests.support.modes import mode_of
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db")]
 
 PAGE = Path(__file__).parents[2] / "docs" / "roles.md"
 ROLES = ("owner", "app", "reader")
 NAME = f"shop_{uuid4().hex[:8]}"  # roles belong to the server, which other runs of these tests may use now
-BEFORE, GRANTS, GRANTS_OF_OUTBOX, REVOKE = re.findall(
+BEFORE, GRANTS, GRANTS_OF_OUTBOX, GRANTS_OF_AUDIT, REVOKE = re.findall(
     r"^```sql\n(.*?)^```$", PAGE.read_text().replace("shop_", f"{NAME}_"), re.MULTILINE | re.DOTALL
 )
 
@@ -53,6 +55,7 @@ def database(django_db_setup, django_db_blocker, tmp_path_factory):
             with as_role("owner") as owner:
                 run(GRANTS, owner)
                 run(GRANTS_OF_OUTBOX, owner)
+                run(GRANTS_OF_AUDIT, owner)
             yield NAME
         finally:
             drop_database(NAME)
@@ -91,7 +94,7 @@ def claimed(policy):
 
 def settle(claim, policy, verdict):
     with engine.execution(claim, policy) as run:
-        run.settle(verdict)
+        run.verdict = verdict
 
 
 def lapse(claim):
@@ -101,7 +104,7 @@ def lapse(claim):
 def works():
     """Everything that the application does to records."""
     for mode in ("atomic", "lease"):
-        policy = Policy(using="app", mode=mode, on_crash="retry")
+        policy = Policy(using="app", mode=mode_of(mode, on_crash="retry"))
         claim = claimed(policy)
         settle(claim, policy, Keep(StoredResponse(201, (), b"done")))
         assert engine.claim(claim.operation, policy) == Replay(StoredResponse(201, (), b"done"))
@@ -112,7 +115,7 @@ def works():
         lapse(dead)
         assert engine.claim(dead.operation, policy).taken_over
     lapse(claimed(Policy(using="app", mode="lease")))
-    assert reap(using="app").failed == 1
+    assert reap(using="app").done["failed"] == 1
     IdempotencyRecord.objects.using("app").filter(status="completed").update(expires_at=ahead(-9), purge_at=ahead(-9))
     assert cleanup(using="app", pause=0).rows == 2
     counters.flush("app")
@@ -127,13 +130,17 @@ def refused(statement, using):
 
 def test_the_application_can_do_all_that_a_project_does(roles):
     works()
-    hold = Policy(using="app", mode="lease", on_crash="hold")
+    hold = Policy(using="app", mode=Lease(on_crash="hold"))
     claim = claimed(hold)
     settle(claim, hold, Fail("unknown", on_hold=True))
     assert allow_retry(claim.id, using="app")
-    assert erase("s", using="app").erased
-    assert check_privileges(None, databases=["app"]) == []
-    assert check_claim_function(None, databases=["app"]) == []
+    assert erase("s", using="app").rows
+    columns = 'action_time, "user", user_id, model, object_id, object_repr, change_message'
+    run(f"INSERT INTO django_idempotency_audit ({columns}) VALUES (now(), 'anna', '', '', '', '', '')", "app")
+    run("UPDATE django_idempotency_audit SET object_repr = '(erased)', change_message = '(erased)'", "app")
+    assert refused("UPDATE django_idempotency_audit SET \"user\" = 'bob'", "app")
+    assert refused("DELETE FROM django_idempotency_audit", "app")
+    assert ids_found("E027", "E028", "W029", databases=["app"]) == []
 
 
 def test_the_application_can_not_change_the_tables(roles):
@@ -164,10 +171,10 @@ def test_the_reader_sees_how_the_records_stand_and_no_secret(roles, capsys):
 
 
 def test_the_reader_counts_what_runs_by_lock(roles):
-    policy = Policy(using="app", claim="lock")
+    policy = Policy(using="app", mode=Atomic(claim="lock"))
     with engine.execution(claimed(policy), policy) as running:
         assert stats(using="reader").pending_by_lock == 1
-        running.settle(Keep(StoredResponse(201)))
+        running.verdict = Keep(StoredResponse(201))
     assert stats(using="reader").pending_by_lock == 0
 
 
@@ -175,7 +182,6 @@ def test_the_claims_function_is_the_applications_alone(roles):
     values = "gen_random_uuid(), '', '', '', '', '', gen_random_uuid(), NULL, 'lease', false, '1 s', '1 s', '1 s'"
     assert run(f"SELECT claimed FROM django_idempotency_claim({values})", "app")[0][0]
     assert refused(f"SELECT django_idempotency_claim({values})", "reader")
-    assert refused("SELECT django_idempotency_claim_by_lock(gen_random_uuid(), 1)", "reader")
 
 
 def test_with_partitions_the_same_rights_are_enough(roles, capsys):

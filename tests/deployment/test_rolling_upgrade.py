@@ -35,11 +35,11 @@ PATHS = (
 PREPARE = "from testproject import service; service.prepare()"
 MIGRATE = "manage('migrate', verbosity=0)"
 MAINTAIN = """
-manage('idempotency_relay', once=True); manage('idempotency_reap'); manage('idempotency_cleanup')
-from django_idempotency.consumers import Message, consume
+manage('idempotency_outbox', 'relay', once=True); manage('idempotency_reap'); manage('idempotency_cleanup')
+from django_idempotency.messages import Message, consume
 print(consume(Message('orders', 'm-1', b'{}'), lambda message, context: {'made': 1}, consumer='stock'))
 """
-ALLOW = "manage('idempotency_allow_retry', {key!r}, by='admin', note='not at the bank')"
+ALLOW = "manage('idempotency_keys', 'allow-retry', {key!r}, by='admin', note='not at the bank')"
 COLUMNS = """
 SELECT format('%s.%s %s', table_name, column_name, data_type) FROM information_schema.columns
 WHERE table_name LIKE 'django\\_idempotency\\_%'
@@ -82,7 +82,7 @@ def test_a_next_version_takes_over_from_this_one(here, tmp_path, database):
 
 
 @pytest.mark.older_version
-def test_this_version_takes_over_from_an_older_one(here, tmp_path, database):
+def test_the_current_version_takes_over_from_an_older_one(here, tmp_path, database):
     upgrade(unpacked(older_version(), tmp_path / "old"), here, database, tmp_path)
 
 

@@ -7,9 +7,9 @@ from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db import connection
 
-from django_idempotency.checks.databases import check_capabilities, check_privileges
 from tests.support.aliases import another_alias
 from tests.support.callers import effects, entry_point, paying
+from tests.support.checks import ids_found
 from tests.support.pgbouncer import running_pgbouncer
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.pgbouncer]
@@ -27,10 +27,10 @@ def pooled(payer, tmp_path, settings):
         yield alias
 
 
-def test_e046_names_the_mode_and_no_other_check_blames_the_role(pooled):
-    with pytest.raises(SystemCheckError, match=r"E046\) The database 'pooled' is behind a pooler in statement mode"):
+def test_e028_has_the_words_of_the_pooler_and_no_other_check_blames_the_database(pooled):
+    with pytest.raises(SystemCheckError, match=r"E028\) The application can't SELECT, .*'pooled': .*statement pool"):
         call_command("check", databases=[pooled])
-    assert check_privileges(None, databases=[pooled]) == check_capabilities(None, databases=[pooled]) == []
+    assert ids_found("E028", "E030", "E031", databases=[pooled]) == ["E028"]
 
 
 def test_a_request_is_refused_and_the_log_has_the_cause(pooled, caplog):

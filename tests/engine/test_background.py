@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -12,12 +13,12 @@ from django_idempotency.engine.background import Background
 from django_idempotency.engine.workers import Worker
 from django_idempotency.exceptions import ClaimLost, StoreUnavailable
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.outcomes import Operation
-from django_idempotency.policy import Policy
+from django_idempotency.policy import Lease, Policy
 from django_idempotency.stores.database import DatabaseStore
+from django_idempotency.values.outcomes import Operation
 from tests.support.threads import in_threads
 
-STORE = DatabaseStore(Policy(mode="lease", lease=500), "default")
+STORE = DatabaseStore(Policy(mode=Lease(seconds=500)), "default")
 UNKNOWN = DatabaseStore(Policy(mode="lease", using="nowhere"), "nowhere")
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
@@ -30,9 +31,10 @@ def background(monkeypatch):
     return Background("background")
 
 
-@pytest.fixture
-def outside_a_test_run(monkeypatch):
-    monkeypatch.setattr("django_idempotency.engine.background.in_test_run", lambda: False)
+@pytest.fixture(autouse=True)
+def in_test_run(monkeypatch, request):
+    is_one = "in_a_test_run" in request.node.name
+    monkeypatch.setattr("django_idempotency.engine.background.in_test_run", lambda: is_one)
 
 
 def work(background):
@@ -69,7 +71,6 @@ def test_a_late_completion_is_retried(background, monkeypatch, error, tries):
     assert len(tried) == tries
 
 
-@pytest.mark.usefixtures("outside_a_test_run")
 def test_replays_are_counted_though_others_can_not_be(background):
     claim = engine.claim(Operation("s", "k", b"f" * 32), STORE.policy)
     background.count_replay(claim.id, UNKNOWN)
@@ -87,7 +88,6 @@ def test_in_a_test_run_nothing_is_counted(background):
     assert IdempotencyRecord.objects.get().replays == 0
 
 
-@pytest.mark.usefixtures("outside_a_test_run")
 def test_work_is_tried_until_it_succeeds():
     background, recorder = Background("background"), Recorder(failures=2)
     background.later(recorder, 0.01, STORE)
@@ -97,7 +97,6 @@ def test_work_is_tried_until_it_succeeds():
     assert (recorder.tries, thread.is_alive(), background._thread) == (3, False, None)
 
 
-@pytest.mark.usefixtures("outside_a_test_run")
 def test_work_that_is_asked_for_twice_is_done_once(background):
     recorder = Recorder()
     for _time in range(2):
@@ -107,7 +106,6 @@ def test_work_that_is_asked_for_twice_is_done_once(background):
     assert recorder.tries == 1
 
 
-@pytest.mark.usefixtures("outside_a_test_run")
 def test_work_is_not_done_before_its_time(background):
     recorder = Recorder()
     background.later(recorder, 3600, STORE)
@@ -115,8 +113,7 @@ def test_work_is_not_done_before_its_time(background):
     assert recorder.tries == 0
 
 
-@pytest.mark.usefixtures("outside_a_test_run")
-def test_what_is_asked_for_during_work_is_another_one(background):
+def test_work_that_is_asked_for_while_it_is_done_is_done_again(background):
     tries = []
 
     def recorder():
@@ -130,15 +127,13 @@ def test_what_is_asked_for_during_work_is_another_one(background):
     assert len(tries) == 2
 
 
-@pytest.mark.usefixtures("outside_a_test_run")
-def test_the_end_of_the_process_does_what_is_left_and_waits_for_it():
+def test_the_end_of_the_process_finishes_the_work_that_is_left():
     background, recorder = Background("background"), Recorder()
     background.later(recorder, 3600, STORE)
     background.end()
     assert recorder.tries == 1
 
 
-@pytest.mark.usefixtures("outside_a_test_run")
 def test_the_end_of_the_process_waits_no_longer_than_a_moment(monkeypatch):
     monkeypatch.setattr("django_idempotency.engine.background.PATIENCE_AT_EXIT", 0.01)
     background, let_go = Background("background"), threading.Event()
@@ -157,7 +152,6 @@ def test_in_a_test_run_there_is_no_background_work():
 
 
 @pytest.mark.parametrize(("due_in", "woken"), [(5, True), (60, False)])
-@pytest.mark.usefixtures("outside_a_test_run")
 def test_the_thread_wakes_only_for_work_due_before_its_alarm(due_in, woken, monkeypatch):
     background = Background("background")
     told = []
@@ -200,3 +194,13 @@ def test_joining_waits_until_the_connections_are_closed(monkeypatch):
     let_go.set()
     joining.join(30)
     assert not joining.is_alive()
+
+
+def test_the_log_names_what_failed(background, caplog):
+    def failing():
+        raise LookupError
+
+    background.later(partial(failing), 0, STORE)
+    work(background)
+    (record,) = caplog.records
+    assert record.getMessage().endswith("failing: LookupError")

@@ -11,9 +11,10 @@ import pytest
 from django_idempotency import engine
 from django_idempotency.engine import Context, decide
 from django_idempotency.exceptions import ClaimLost
-from django_idempotency.keys import record_id
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.outcomes import (
+from django_idempotency.policy import Lease, Policy
+from django_idempotency.values.keys import record_id
+from django_idempotency.values.outcomes import (
     Available,
     Claimed,
     InFlight,
@@ -24,7 +25,6 @@ from django_idempotency.outcomes import (
     Snapshot,
     StoredResponse,
 )
-from django_idempotency.policy import Policy
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 MINE, OTHER = b"m" * 32, b"o" * 32
@@ -106,14 +106,14 @@ FAILURE = {"response_status": 409, "response_headers": [], "response_body": None
         (record("processing", expires_at=at(-1), mode="atomic"), Available()),
     ],
 )
-def test_what_a_record_means_for_the_same_request(seen, decision):
+def test_the_state_of_a_record_decides_about_the_same_request(seen, decision):
     before = replace(seen)
     assert decide(seen, MINE, NOW, grace=2, lease=60) == decision
     assert decide(seen, MINE, NOW, grace=2, lease=60) == decision, "deciding has no memory"
     assert seen == before
 
 
-def test_no_grace_is_given_unless_it_is_stated():
+def test_an_atomic_claim_has_no_grace_unless_it_is_stated():
     assert decide(record("processing", mode="atomic", locked_at=at(0)), MINE, NOW) == Available()
 
 
@@ -156,23 +156,9 @@ def test_the_view_sees_key_scope_and_attempt():
     assert (seen.key, seen.scope, seen.attempt) == ("the-raw-key", "user:1", 3)
 
 
-def test_child_keys_are_stable_and_distinct():
-    assert context().child_key("charge") == context(attempt=2).child_key("charge")
-    others = [replace(OPERATION, scope="user:2"), replace(OPERATION, key="another"), OPERATION]
-    keys = {context(other).child_key(name) for other in others for name in ("charge", "mail", "")}
-    assert len(keys) == 9
-
-
-def test_a_child_key_does_not_tell_the_raw_key():
-    child = context().child_key("charge")
-    assert not {"the-raw-key", "the", "raw", "user"} & set(child.split("-"))
-    assert "the-raw-key" not in child
-    assert record_id("user:1", "the-raw-key").hex not in child.replace("-", "")
-
-
 def leased():
-    claimed = engine.claim(OPERATION, Policy(mode="lease", lease=20))
-    return Context(claimed, Policy(mode="lease", lease=500))
+    claimed = engine.claim(OPERATION, Policy(mode=Lease(seconds=20)))
+    return Context(claimed, Policy(mode=Lease(seconds=500)))
 
 
 def test_renewing_extends_the_lease_by_the_policy(db):

@@ -14,14 +14,7 @@ from django_idempotency.exceptions import ClaimInsideTransaction
 from django_idempotency.policy import Policy
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import DatabaseStore
-from tests.support.callers import (
-    MODES,
-    claim,
-    effects,
-    entry_point,
-    operation,
-    paying,
-)
+from tests.support.callers import MODES, claim, effects, entry_point, operation, paying
 from tests.support.views_of_laws import OTHER_BODY, postgresql
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -33,7 +26,7 @@ def test_a_claim_inside_a_foreign_transaction_says_what_to_do():
     assert effects() == 0
 
 
-def test_no_operation_runs_inside_a_foreign_transaction():
+def test_an_operation_is_not_run_inside_a_foreign_transaction():
     claimed = claim(policy=Policy())
     with transaction.atomic(), pytest.raises(RuntimeError, match="durable"), engine.execution(claimed, Policy()):
         pass
@@ -50,7 +43,7 @@ class TestInsideDjangosTestCase(TestCase):
             assert send(key=mode, body=OTHER_BODY).status_code == 422
 
     @postgresql
-    def test_a_store_that_only_reads_is_told_as_elsewhere(self):
+    def test_a_read_only_store_is_unavailable_in_a_foreign_transaction(self):
         connection.cursor().execute("SET TRANSACTION READ ONLY")
         answer = entry_point(paying)()
         assert (answer.status_code, b"idempotency_store_unavailable" in answer.content) == (503, True)

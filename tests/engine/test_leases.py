@@ -16,15 +16,15 @@ from django_idempotency.engine.leases import LeaseKeeper, Suspect, Watch
 from django_idempotency.engine.workers import Worker
 from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.outcomes import Keep, Operation, StoredResponse
-from django_idempotency.policy import Policy
+from django_idempotency.policy import Lease, Policy
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import DatabaseStore, ahead
+from django_idempotency.values.outcomes import Keep, Operation, StoredResponse
 from tests.support.refusals import updates_refused
 from tests.support.threads import in_threads
 
-LEASE = DatabaseStore(Policy(mode="lease", lease=500), "default")
-SHORT = DatabaseStore(Policy(mode="lease", lease=3), "default")
+LEASE = DatabaseStore(Policy(mode=Lease(seconds=500)), "default")
+SHORT = DatabaseStore(Policy(mode=Lease(seconds=3)), "default")
 
 
 def claimed(key="k"):
@@ -73,7 +73,7 @@ def shorten(key="k"):
 # --- Renewing --------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_kept_is_renewed_and_no_longer_what_was_dropped(keeper):
+def test_a_lease_is_renewed_until_it_is_dropped(keeper):
     claim = claimed()
     keeper.add(claim, LEASE)
     shorten()
@@ -109,7 +109,7 @@ def test_the_lease_of_an_unconfirmed_verdict_outlives_a_failover(keeper, monkeyp
     monkeypatch.setattr(leases, "keeper_of", lambda store: keeper)
     monkeypatch.setattr(kind, "complete", complete_unconfirmed)
     with engine.execution(claimed(), LEASE.policy) as execution:
-        execution.settle(Keep(StoredResponse(201, (), b"paid")))
+        execution.verdict = Keep(StoredResponse(201, (), b"paid"))
     beat(keeper)
     IdempotencyRecord.objects.update(**before)
     shorten()
@@ -151,7 +151,7 @@ def test_failed_heartbeats_come_at_different_times():
 def suspected(keeper, *, lapsed, store=SHORT):
     claim = claimed()
     IdempotencyRecord.objects.update(locked_at=ahead(-100), locked_until=ahead(-1 if lapsed else 1000))
-    keeper.suspect(claim.token, Suspect(claim.id, store, (), store.policy.lease, timedelta(seconds=1500)))
+    keeper.suspect(Suspect(claim.id, claim.token, store, store.policy.mode.seconds, timedelta(seconds=1500)))
     return claim
 
 
@@ -223,7 +223,7 @@ def test_an_owner_whose_renewals_are_refused_has_time_once_they_are_not(keeper, 
     assert expired()
 
 
-def test_looks_that_are_too_far_apart_are_a_gap():
+def test_observations_that_are_too_far_apart_are_a_gap():
     watch = Watch()
     for now in (0, 1, 2, 3):
         watch.observe(now, gap=1.5)

@@ -12,15 +12,10 @@ from django.db.backends.signals import connection_created
 from django.http import HttpResponse
 
 from django_idempotency import engine, signals
-from django_idempotency.engine.waiters import waiters
+from django_idempotency.engine.waiting import waiters
 from tests.support.aliases import another_alias
-from tests.support.callers import (
-    Gate,
-    entry_point,
-    heard,
-    is_replay,
-    paying,
-)
+from tests.support.callers import Gate, entry_point, heard, is_replay, paying, row
+from tests.support.modes import mode_of
 from tests.support.views_of_laws import in_both_modes, row_locks
 from tests.support.waiting import eventually
 
@@ -29,30 +24,11 @@ pytestmark = pytest.mark.usefixtures("payer")
 
 @row_locks
 @in_both_modes
-def test_a_waiter_gets_the_response_and_waits_in_no_transaction(mode, monkeypatch):
-    gate, seen, sleep = Gate(), [], time.sleep
-
-    def look_and_sleep(seconds):
-        seen.append(connection.in_atomic_block)
-        if connection.vendor == "postgresql" and connection.connection is not None:
-            seen.append(bool(connection.connection.info.transaction_status))
-        gate.let_go.set()
-        sleep(seconds)
-
-    with gate.running(mode=mode) as first:
-        monkeypatch.setattr(engine.claims.time, "sleep", look_and_sleep)
-        answer = entry_point(paying, mode=mode, on_conflict="wait", wait_timeout=30)()
-    assert answer.content == first.result().content
-    assert is_replay(answer)
-    assert seen
-    assert not any(seen)
-
-
-@row_locks
-@in_both_modes
 def test_a_waiter_gives_up_in_time_and_it_is_counted(mode):
     with Gate().running(mode=mode) as first, heard(signals.request_rejected) as timeouts:
-        answer = entry_point(paying, mode=mode, on_conflict="wait", wait_timeout=0.2)()
+        before = row()
+        answer = entry_point(paying, mode=mode, wait=0.2)()
+        assert row() == before, "the claim is not taken along"
     assert (answer.status_code, [sent["reason"] for sent in timeouts]) == (409, ["wait_timeout"])
     assert first.result().status_code == 201
 
@@ -67,8 +43,8 @@ def test_a_waiter_asks_less_and_less_often(monkeypatch):
             gate.let_go.set()
 
     with gate.running(mode="lease"):
-        monkeypatch.setattr(engine.claims.time, "sleep", pass_over)
-        entry_point(paying, mode="lease", on_conflict="wait", wait_timeout=30)()
+        monkeypatch.setattr(engine.waiting.time, "sleep", pass_over)
+        entry_point(paying, mode="lease", wait=30)()
     assert pauses[:6] == [0.02, 0.04, 0.08, 0.16, 0.25, 0.25]
 
 
@@ -93,12 +69,12 @@ def test_a_waiter_has_no_connection_while_it_waits(mode, monkeypatch):
         if threading.current_thread() is waiter:
             opened.append(named)
 
-    with gate.running(mode=mode, takeover_grace=0) as first:
+    with gate.running(mode=mode_of(mode, takeover_grace=0)) as first:
         connection.close()
-        monkeypatch.setattr(engine.claims.time, "sleep", look_and_sleep)
+        monkeypatch.setattr(engine.waiting.time, "sleep", look_and_sleep)
         connection_created.connect(count)
         try:
-            answer = entry_point(paying, mode=mode, on_conflict="wait", wait_timeout=30, takeover_grace=0)()
+            answer = entry_point(paying, mode=mode_of(mode, takeover_grace=0), wait=30)()
         finally:
             connection_created.disconnect(count)
     assert (answer.content, is_replay(answer)) == (first.result().content, True)
@@ -161,7 +137,7 @@ def ask(alias, statement):
 
 def wait_for_owner(**policy):
     try:
-        return entry_point(paying, on_conflict="wait", wait_timeout=30, **policy)()
+        return entry_point(paying, wait=30, **policy)()
     finally:
         connections.close_all()
 
@@ -187,7 +163,7 @@ def test_a_waiter_runs_once_the_owner_has_failed(mode):
     with ThreadPoolExecutor(2) as pool:
         owner = pool.submit(in_thread, fail, mode=mode)
         assert gate.entered.wait(30)
-        waiter = pool.submit(in_thread, paying, mode=mode, on_conflict="wait", wait_timeout=30)
+        waiter = pool.submit(in_thread, paying, mode=mode, wait=30)
         eventually(lambda: len(waiters) == 1)
         gate.let_go.set()
         assert [owner.result(30).status_code, waiter.result(30).status_code] == [500, 201]

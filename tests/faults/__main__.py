@@ -90,7 +90,7 @@ def _print_line(outcome: Outcome, seconds: float) -> None:
     ends = (counts["ok"], counts["fail"], counts["info"])
     keys = sum(verdict.keys for verdict in outcome.verdicts)
     print(
-        _row((outcome.scenario.name, counts["invoke"], *ends, keys, len(outcome.violations), round(seconds))),
+        _row((outcome.scenario.name, counts.total(), *ends, keys, len(outcome.violations), round(seconds))),
         flush=True,
     )
     for verdict in outcome.verdicts:
@@ -105,7 +105,7 @@ def _conclude(outcomes: Sequence[Outcome], *, least: int) -> int:
     print(f"\nwhat bit (it takes {least} of each)")
     for outcome in outcomes:
         _print_bites(outcome)
-    requests = sum(outcome.counts["invoke"] for outcome in outcomes)
+    requests = sum(outcome.counts.total() for outcome in outcomes)
     faults = sum(outcome.bitten[name] for outcome in outcomes for name in outcome.scenario.must_bite)
     violations = sum(len(outcome.violations) for outcome in outcomes)
     print(f"\n{requests} requests, {faults} faults, {violations} violations")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import threading
 from collections import Counter
@@ -15,7 +14,7 @@ from typing import Any
 import psycopg
 
 from testproject.brokers import stream_of
-from tests.faults.deliveries import Fleet, harm
+from tests.faults.deliveries import Fleet, harm, on_jetstream
 from tests.faults.payments import Payments
 from tests.support.private_nats import PrivateNATS
 from tests.support.waiting import eventually
@@ -23,8 +22,12 @@ from tests.support.waiting import eventually
 CHARGES = ("/api/charges/",)
 TOPIC = "charge.created"
 PAUSE = 1.0  # seconds between two kills, on average
+KILLED_EVERY = 1.5  # the broker
 SETTLED_WITHIN = 90.0  # a message whose consumer was killed comes again after 30 s
-COMMANDS = {"relay": ("idempotency_relay",), "consumer": ("idempotency_consume", "testproject.consumers.receipts")}
+COMMANDS = {
+    "relay": ("idempotency_outbox", "relay"),
+    "consumer": ("idempotency_consume", "testproject.consumers.receipts"),
+}
 
 
 @dataclass
@@ -32,13 +35,13 @@ class Chain:
     """What follows the service: relays, consumers and a broker, all of which are killed."""
 
     fleet: Fleet
-    broker: Broker
+    broker: PrivateNATS
     database_url: str
     is_settled: threading.Event = field(default_factory=threading.Event)
 
     def harm(self, counts: Counter[str], decide: random.Random, over: threading.Event) -> None:
         self.is_settled.clear()
-        killed = harm(self.fleet, self.broker, PAUSE, decide, over)
+        killed = harm(self.fleet, self.broker, KILLED_EVERY, PAUSE, decide, over)
         counts["broker killed"] += killed["broker"]
         counts["relay or consumer killed"] += killed["relay"] + killed["consumer"]
 
@@ -52,7 +55,16 @@ class Chain:
 
     def _is_through(self) -> bool:
         self.fleet.revive()
-        return self._ask("SELECT count(*) FROM django_idempotency_outbox_event") == 0 and self.broker.unsettled() == 0
+        return self._ask("SELECT count(*) FROM django_idempotency_outbox_event") == 0 and self._unsettled() == 0
+
+    def _unsettled(self) -> int:
+        """Messages that are not acknowledged."""
+
+        async def count(stream: Any) -> int:
+            info = await stream.consumer_info(stream_of(TOPIC), "receipts")
+            return int((info.num_pending or 0) + (info.num_ack_pending or 0))
+
+        return int(on_jetstream(self.broker.url, count))
 
     def _ask(self, query: str, *values: str) -> Any:
         with psycopg.connect(self.database_url, autocommit=True) as connection:
@@ -60,34 +72,9 @@ class Chain:
         return row and row[0]
 
 
-class Broker:
-    """A NATS server of its own."""
-
-    every: float | None = 1.5
-
-    def __init__(self, directory: Path) -> None:
-        self.server = PrivateNATS(directory)
-        self.url = self.server.url
-        self.start, self.kill = self.server.start, self.server.kill
-
-    def unsettled(self) -> int:
-        """Messages that are not acknowledged."""
-        import nats
-
-        async def count() -> int:
-            client = await nats.connect(self.url)
-            try:
-                info = await client.jetstream().consumer_info(stream_of(TOPIC), "receipts")
-                return int((info.num_pending or 0) + (info.num_ack_pending or 0))
-            finally:
-                await client.close()
-
-        return asyncio.run(count())
-
-
 @contextmanager
 def chain(database_url: str, directory: Path) -> Iterator[Chain]:
-    broker = Broker(directory / "nats")
+    broker = PrivateNATS(directory / "nats")
     broker.start()
     environment = {
         "DATABASE_URL": database_url,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import warnings
@@ -18,7 +17,7 @@ from typing import Any
 import psutil
 import psycopg
 
-from tests.support.waiting import eventually
+from tests.support.private_servers import PrivateServer, free_port
 
 SYSTEM_USER = "pgserver"  # PostgreSQL does not run as root
 
@@ -43,17 +42,17 @@ def system_user() -> str | None:
     return SYSTEM_USER
 
 
-class Cluster:
+class Cluster(PrivateServer):
     """One server and its data. ``parameters`` are settings of PostgreSQL."""
 
     def __init__(self, directory: Path, **parameters: str) -> None:
+        port = free_port()
+        given = {"port": str(port), "listen_addresses": "127.0.0.1", "unix_socket_directories": ""} | parameters
+        options = [f"--{name}={value}" for name, value in given.items()]
+        command = [program("postgres"), "-D", str(directory), *options]
+        log = directory.parent / f"{directory.name}.log"
+        super().__init__(command, port, log, {"LC_ALL": "C"}, system_user(), ending=signal.SIGQUIT)
         self.directory = directory
-        self.parameters = parameters
-        self.user = system_user()
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
-        self.process: subprocess.Popen[bytes] | None = None
-        self.log = directory.parent / f"{directory.name}.log"
 
     def url(self, name: str = "postgres", port: int = 0) -> str:
         return f"postgres://postgres@127.0.0.1:{port or self.port}/{name}?sslmode=disable&gssencmode=disable"
@@ -88,28 +87,7 @@ class Cluster:
             timeout=60,
         )
 
-    def start(self) -> None:
-        given = {"port": str(self.port), "listen_addresses": "127.0.0.1", "unix_socket_directories": ""}
-        options = [f"--{name}={value}" for name, value in (given | self.parameters).items()]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [program("postgres"), "-D", str(self.directory), *options],
-                user=self.user,
-                cwd="/",
-                stdout=log,
-                stderr=log,
-                env={"LC_ALL": "C"},
-            )
-        eventually(self.answers, within=60)
-
-    @property
-    def runs(self) -> bool:
-        return self.process is not None and self.process.poll() is None
-
     def answers(self) -> bool:
-        assert self.process is not None
-        if self.process.poll() is not None:
-            raise RuntimeError(f"PostgreSQL ended:\n{self.log.read_text()[-2000:]}")
         try:
             psycopg.connect(self.url(), connect_timeout=2).close()
         except psycopg.OperationalError:
@@ -117,8 +95,9 @@ class Cluster:
         return True
 
     def kill(self) -> None:
-        """SIGKILL for all of its processes: what was not yet written is lost."""
-        assert self.process is not None
+        """SIGKILL for all of its processes, each of which has a session of its own: what was not written is lost."""
+        if self.process is None or not self.runs:
+            return
         postmaster = psutil.Process(self.process.pid)
         postmaster.suspend()  # or it would replace the first processes that die
         family = [*postmaster.children(), postmaster]
@@ -127,19 +106,6 @@ class Cluster:
                 member.kill()
         self.process.wait()
         psutil.wait_procs(family, timeout=10)
-
-    def shut_down(self, how: signal.Signals = signal.SIGQUIT) -> None:
-        """SIGQUIT: at once, without a checkpoint; SIGINT: fast, but clean."""
-        assert self.process is not None
-        self.process.send_signal(how)
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.kill()
-
-    def stop(self) -> None:
-        if self.runs:
-            self.shut_down()
 
 
 @contextmanager
@@ -159,11 +125,8 @@ def room(root: Path | None = None) -> Iterator[Path]:
 def running_cluster(directory: Path, **parameters: str) -> Iterator[Cluster]:
     cluster = Cluster(directory / "data", **parameters)
     cluster.create()
-    cluster.start()
-    try:
+    with cluster.running():
         yield cluster
-    finally:
-        cluster.stop()
 
 
 @contextmanager

@@ -24,7 +24,7 @@ def main() -> None:
 
 def _delivered(key: str, mode: str, payment: dict[str, Any], fails: bool) -> list[Any]:
     """A status as HTTP would have it, and the result."""
-    from django_idempotency.consumers import Ack, Message, Reject, Retry, RetryLater, consume
+    from django_idempotency.messages import Ack, Message, Reject, Retry, RetryLater, consume
     from django_idempotency.policy import Policy
 
     try:
@@ -49,7 +49,7 @@ def _pay(message: Any, context: Any) -> dict[str, str]:
 
     from testproject.models import LedgerEntry
 
-    operation = context.child_key("ledger") if context.policy.mode == "lease" else None
+    operation = None if context.policy.is_atomic else context.child_key("ledger")
     payment = {"user": User.objects.get(username="alice"), "kind": "transfer", **json.loads(message.body)}
     return {"id": LedgerEntry.objects.record(operation=operation, **payment).pk.hex}
 

@@ -14,9 +14,9 @@ from uuid import uuid5
 
 from django.utils.module_loading import import_string
 
-from django_idempotency.consumers import Consumer, Delivery, Message
-from django_idempotency.consumers.runner import Runner
-from django_idempotency.outbox.publishers.base import Confirmed, Event, NotSent, Outcome, Publisher
+from django_idempotency.messages import Consumer, Delivery, Message
+from django_idempotency.messages.publisher import Confirmed, Event, NotSent, Outcome, Publisher
+from django_idempotency.messages.runner import Runner
 from testproject.models import Receipt
 from tests.faults.deliveries import COPIES, ID, NAME
 
@@ -79,18 +79,18 @@ def write_receipt(message: Message, context: Any) -> None:
 def runner() -> Runner[Any]:
     campaign = _campaign()
     consumer = LoggingConsumer(NAME, write_receipt)
-    options: dict[str, Any] = {"concurrency": 2, "batch": 10}
+    options: dict[str, Any] = {"batch": 10}
     if campaign["kind"] == "jetstream":
-        from django_idempotency.consumers.nats import JetStream
+        from django_idempotency.contrib.nats.runner import JetStream
 
         named = {"stream": NAME, "identify": lambda received: received.headers[ID], "ack_wait": 5}
         return JetStream(consumer, campaign["url"], f"{NAME}.orders", **named, **options)
     if campaign["kind"] == "kafka":
-        from django_idempotency.consumers.kafka import Kafka
+        from django_idempotency.contrib.kafka.runner import Kafka
 
         config = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
         return Kafka(consumer, campaign["url"], "orders", config=config, **options)
-    from django_idempotency.consumers.rabbitmq import RabbitMQ
+    from django_idempotency.contrib.rabbitmq.runner import RabbitMQ
 
     return RabbitMQ(consumer, campaign["url"], NAME, **options)
 

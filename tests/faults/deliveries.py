@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import subprocess
@@ -26,45 +27,39 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from testproject.interrupts import end_on_signals
 from tests.faults.cluster import Cluster
 from tests.support.mock_kafka import MockKafka
 from tests.support.private_nats import PrivateNATS
 from tests.support.private_rabbitmq import PrivateRabbitMQ
+from tests.support.private_servers import PrivateServer
 from tests.support.servers import ROOT
 from tests.support.waiting import eventually
 
-PUBLISHERS = "django_idempotency.outbox.publishers"
+WINGS = "django_idempotency.contrib"
 COPIES = 5
 NAME = "deliveries"  # of the queue, the exchange, the stream and the consumer
 ID = "X-Event"  # header with the event's id, if the broker has to have another id
 KEYS = 400
 TOGETHER = 50  # events that one transaction publishes
 AHEAD = 1_500  # events that are published and have no effect yet; the mock cluster keeps 5 MB a partition
-COMMANDS = {"relay": ("idempotency_relay",), "consumer": ("idempotency_consume", "tests.faults.delivered.runner")}
+COMMANDS = {
+    "relay": ("idempotency_outbox", "relay"),
+    "consumer": ("idempotency_consume", "tests.faults.delivered.runner"),
+}
 
 
 # --- Brokers ----------------------------------------------------------------------------------------------------------
 
 
-class Mortal(Protocol):
-    """What can be killed. ``every``: seconds between two kills; ``None`` if it can't be killed after all."""
-
-    @property
-    def every(self) -> float | None: ...
-
-    def start(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-
 class Broker(ABC):
-    """A broker of the campaign's own."""
+    """A broker of the campaign's own. ``every``: seconds between two kills of its ``server``, if it has one."""
 
     kind: str
     url: str
+    server: PrivateServer | None = None
     every: float | None = None
     keeps_order_of_effects = False
 
@@ -80,9 +75,6 @@ class Broker(ABC):
     def arrivals(self) -> list[str]:
         """The ids of the events in the order in which the broker has them, copies too."""
 
-    def kill(self) -> None:  # noqa: B027
-        """At once; its files are left. Nothing where it can't be."""
-
 
 class RabbitMQ(Broker):
     """Publishes to an exchange that has two queues: the consumers' queue, and one that nobody consumes."""
@@ -90,17 +82,11 @@ class RabbitMQ(Broker):
     kind, every = "rabbitmq", 45.0
 
     def __init__(self, directory: Path) -> None:
-        self.node = PrivateRabbitMQ(directory)
-        self.url = self.node.url
-        self.is_declared = False
+        self.server = PrivateRabbitMQ(directory)
+        self.url = self.server.url
 
     def start(self) -> None:
-        self.node.start()
-        if not self.is_declared:
-            self._declare()
-            self.is_declared = True
-
-    def _declare(self) -> None:
+        self.server.start()
         with self._channel() as channel:
             channel.exchange_declare(NAME, "fanout", durable=True, auto_delete=False)
             for queue in (NAME, "arrivals"):
@@ -115,15 +101,12 @@ class RabbitMQ(Broker):
             yield connection.channel()
 
     def publisher(self) -> dict[str, Any]:
-        return _five_times(f"{PUBLISHERS}.rabbitmq.RabbitMQPublisher", url=self.url, exchange=NAME)
+        return _five_times(f"{WINGS}.rabbitmq.RabbitMQPublisher", url=self.url, exchange=NAME)
 
     def arrivals(self) -> list[str]:
         with self._channel() as channel:
             messages = iter(lambda: channel.basic_get("arrivals", no_ack=True), None)
             return [message.properties["message_id"] for message in messages]
-
-    def kill(self) -> None:
-        self.node.kill()
 
 
 class JetStream(Broker):
@@ -132,29 +115,14 @@ class JetStream(Broker):
     def __init__(self, directory: Path) -> None:
         self.server = PrivateNATS(directory)
         self.url = self.server.url
-        self.is_declared = False
 
     def start(self) -> None:
         self.server.start()
-        if not self.is_declared:
-            self._do(lambda stream: stream.add_stream(name=NAME, subjects=[f"{NAME}.>"]))
-            self.is_declared = True
-
-    def _do(self, act: Callable[[Any], Any]) -> Any:
-        import nats
-
-        async def connected() -> Any:
-            client = await nats.connect(self.url)
-            try:
-                return await act(client.jetstream())
-            finally:
-                await client.close()
-
-        return asyncio.run(connected())
+        on_jetstream(self.url, lambda stream: stream.add_stream(name=NAME, subjects=[f"{NAME}.>"]))
 
     def publisher(self) -> dict[str, Any]:
         options = {"servers": self.url, "prefix": f"{NAME}."}
-        return _five_times(f"{PUBLISHERS}.nats.NATSPublisher", renamed=True, **options)
+        return _five_times(f"{WINGS}.nats.NATSPublisher", renamed=True, **options)
 
     def arrivals(self) -> list[str]:
         async def read(stream: Any) -> list[str]:
@@ -167,10 +135,21 @@ class JetStream(Broker):
                 await asyncio.gather(*(message.ack() for message in messages))
             return found
 
-        return list(self._do(read))
+        return list(on_jetstream(self.url, read))
 
-    def kill(self) -> None:
-        self.server.kill()
+
+def on_jetstream(url: str, act: Callable[[Any], Any]) -> Any:
+    """What ``act`` returns, given a connection to the JetStream of a server."""
+    import nats
+
+    async def connected() -> Any:
+        client = await nats.connect(url)
+        try:
+            return await act(client.jetstream())
+        finally:
+            await client.close()
+
+    return asyncio.run(connected())
 
 
 class Kafka(Broker):
@@ -190,7 +169,7 @@ class Kafka(Broker):
         self.reading.start()
 
     def publisher(self) -> dict[str, Any]:
-        return _five_times(f"{PUBLISHERS}.kafka.KafkaPublisher", config={"bootstrap.servers": self.url})
+        return _five_times(f"{WINGS}.kafka.KafkaPublisher", config={"bootstrap.servers": self.url})
 
     def _read(self) -> None:
         from confluent_kafka import Consumer
@@ -313,18 +292,25 @@ class Fleet:
             process.wait()
 
 
-def harm(fleet: Fleet, broker: Mortal, pause: float, decide: random.Random, over: threading.Event) -> Counter[str]:
-    """Kill one process every few seconds, and the broker now and then, until it is over; how often each was."""
+def harm(
+    fleet: Fleet,
+    broker: PrivateServer | None,
+    every: float | None,
+    pause: float,
+    decide: random.Random,
+    over: threading.Event,
+) -> Counter[str]:
+    """Kill one process every ``pause`` seconds, and the broker ``every`` so many; return how often each was."""
     done: Counter[str] = Counter()
-    broker_due = time.monotonic() + (broker.every or 0)
+    broker_due = time.monotonic() + (every or math.inf)
     while not over.wait(decide.uniform(pause / 2, pause * 1.5)):
         fleet.revive()
-        if broker.every and time.monotonic() >= broker_due:
+        if broker is not None and time.monotonic() >= broker_due:
             broker.kill()
             over.wait(decide.uniform(0, 2))
             broker.start()
             done["broker"] += 1
-            broker_due = time.monotonic() + broker.every
+            broker_due = time.monotonic() + (every or math.inf)
         else:
             name = decide.choice([*fleet.processes])
             fleet.kill(name)
@@ -357,7 +343,7 @@ def campaign(
     fleet = Fleet(
         {
             "DATABASE_URL": cluster.url(),
-            "DJANGO_SETTINGS_MODULE": "tests.outbox.settings",
+            "DJANGO_SETTINGS_MODULE": "tests.contrib.outbox.settings",
             "OUTBOX": json.dumps(outbox | {"MAX_ATTEMPTS": 1000, "FIRST_DELAY": 0.1}),
             "CAMPAIGN": json.dumps({"kind": broker.kind, "url": broker.url, "log": str(log)}),
         },
@@ -366,7 +352,8 @@ def campaign(
     fleet.start("relay 1", "relay 2", "consumer 1", "consumer 2")
     over, kills = threading.Event(), Counter[str]()
     killing = threading.Thread(
-        target=lambda: kills.update(harm(fleet, broker, pause, random.Random(seed), over)), daemon=True
+        target=lambda: kills.update(harm(fleet, broker.server, broker.every, pause, random.Random(seed), over)),
+        daemon=True,
     )
     killing.start()
     try:
@@ -390,7 +377,7 @@ def campaign(
 def _publish(events: int) -> Iterator[Published]:
     from django.db import transaction
 
-    from django_idempotency.outbox.publishing import publish
+    from django_idempotency.contrib.outbox.publishing import publish
 
     for start in range(0, events, TOGETHER):
         eventually(lambda start=start: start - _count_effects() < AHEAD, within=600, every=0.2)
@@ -414,7 +401,7 @@ def _effects() -> list[str]:
 
 
 def _is_complete(log: Path, events: int) -> bool:
-    from django_idempotency.outbox.models import OutboxEvent
+    from django_idempotency.contrib.outbox.models import OutboxEvent
 
     if OutboxEvent.objects.exists() or _count_effects() < events:
         return False
@@ -449,7 +436,8 @@ def _run(stack: ExitStack, asked: argparse.Namespace, seed: int) -> Report:
 
     django.setup()
     broker: Broker = BROKERS[asked.broker](directory)
-    stack.callback(broker.kill)
+    if broker.server is not None:
+        stack.callback(broker.server.kill)
     options = {"events": asked.events, "seed": seed, "pause": asked.pause, "patience": asked.patience}
     try:
         return campaign(broker, cluster, directory, **options)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from django_idempotency.testing import Call, Response
+from django_idempotency.contrib.testing import Call, Response
 from tests.faults.payments import NO_TROUBLE, Choose, Ledger, amount, named
 from tests.support.servers import ROOT
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
@@ -58,42 +59,57 @@ class CountingProxy(Proxy):
         return cut
 
 
-def cutting(proxy: Proxy) -> Nemesis:
-    """Cut off the next transaction that commits, before or after the server heard of it, or claim, again and again."""
+def again_and_again(strike: Callable[[random.Random, Event], object], at_least: float, at_most: float) -> Nemesis:
+    """Strike, with pauses of so many seconds."""
 
     def harm(decide: random.Random, over: Event) -> None:
-        while not over.wait(decide.uniform(0.1, 0.4)):
-            proxy.cut = decide.choice(list(CUTS))
+        while not over.wait(decide.uniform(at_least, at_most)):
+            strike(decide, over)
+
+    return harm
+
+
+def cutting(proxy: Proxy) -> Nemesis:
+    """Cut off the next transaction that commits, before or after the server heard of it, or claim."""
+
+    def strike(decide: random.Random, over: Event) -> None:
+        proxy.cut = decide.choice(list(CUTS))
+
+    def harm(decide: random.Random, over: Event) -> None:
+        again_and_again(strike, 0.1, 0.4)(decide, over)
         proxy.cut = None
 
     return harm
 
 
 def vanishing(proxy: CountingProxy) -> Nemesis:
-    """The database is out of reach for a moment, again and again."""
+    """The database is out of reach for a moment."""
 
-    def harm(decide: random.Random, over: Event) -> None:
-        while not over.wait(decide.uniform(0.5, 1.5)):
-            proxy.go_away()
-            proxy.made["database out of reach"] += 1
-            over.wait(decide.uniform(0.05, 0.3))
-            proxy.come_back()
+    def strike(decide: random.Random, over: Event) -> None:
+        proxy.go_away()
+        proxy.made["database out of reach"] += 1
+        over.wait(decide.uniform(0.05, 0.3))
+        proxy.come_back()
 
-    return harm
+    return again_and_again(strike, 0.5, 1.5)
+
+
+def _an_outage(decide: random.Random, lease: float) -> float:
+    """Seconds: a tenth of a lease to five leases, as often short as long."""
+    return lease * 10 ** decide.uniform(-1, math.log10(5))
 
 
 def leaving(proxy: CountingProxy, lease: float) -> Nemesis:
-    """The database is out of reach, or frozen, for a tenth of a lease to five leases, as often short as long."""
+    """The database is out of reach, or frozen."""
 
-    def harm(decide: random.Random, over: Event) -> None:
-        while not over.wait(decide.uniform(0.2, 0.8)):
-            begin, end, name = decide.choice(OUTAGES)
-            begin(proxy)
-            proxy.made[name] += 1
-            over.wait(lease * 10 ** decide.uniform(-1, math.log10(5)))
-            end(proxy)
+    def strike(decide: random.Random, over: Event) -> None:
+        begin, end, name = decide.choice(OUTAGES)
+        begin(proxy)
+        proxy.made[name] += 1
+        over.wait(_an_outage(decide, lease))
+        end(proxy)
 
-    return harm
+    return again_and_again(strike, 0.2, 0.8)
 
 
 OUTAGES = (
@@ -103,24 +119,20 @@ OUTAGES = (
 
 
 def harming_redis(node: Node, lease: float, counts: Counter[str]) -> Nemesis:
-    """Redis is killed, frozen or out of memory for a tenth of a lease to five leases, or slow, or its scripts are gone.
+    """Redis is killed, frozen, slow or out of memory, or its scripts are gone; each as often as the others."""
+    names: list[str] = []
 
-    Each as often as the others.
-    """
+    def strike(decide: random.Random, over: Event) -> None:
+        names[:] = names or decide.sample([*REDIS_TROUBLES], len(REDIS_TROUBLES))
+        name = names.pop()
+        begin, end = REDIS_TROUBLES[name]
+        begin(node)
+        counts[name] += 1
+        if end is not None:
+            over.wait(_an_outage(decide, lease))
+            end(node)
 
-    def harm(decide: random.Random, over: Event) -> None:
-        names: list[str] = []
-        while not over.wait(decide.uniform(0.1, 0.4)):
-            names = names or decide.sample([*REDIS_TROUBLES], len(REDIS_TROUBLES))
-            name = names.pop()
-            begin, end = REDIS_TROUBLES[name]
-            begin(node)
-            counts[name] += 1
-            if end is not None:
-                over.wait(lease * 10 ** decide.uniform(-1, math.log10(5)))
-                end(node)
-
-    return harm
+    return again_and_again(strike, 0.1, 0.4)
 
 
 def _slow(node: Node) -> None:
@@ -144,14 +156,13 @@ REDIS_TROUBLES: dict[str, tuple[Callable[[Node], object], Callable[[Node], objec
 def crashing(cluster: Cluster, counts: Counter[str]) -> Nemesis:
     """All of PostgreSQL is killed, or shut down at once, and started again."""
 
-    def harm(decide: random.Random, over: Event) -> None:
-        while not over.wait(decide.uniform(0.3, 0.8)):
-            how = decide.choice(("PostgreSQL SIGKILL", "PostgreSQL immediate shutdown"))
-            (cluster.kill if how == "PostgreSQL SIGKILL" else cluster.shut_down)()
-            counts[how] += 1
-            cluster.start()
+    def strike(decide: random.Random, over: Event) -> None:
+        how = decide.choice(("PostgreSQL SIGKILL", "PostgreSQL immediate shutdown"))
+        (cluster.kill if how == "PostgreSQL SIGKILL" else cluster.stop)()
+        counts[how] += 1
+        cluster.start()
 
-    return harm
+    return again_and_again(strike, 0.3, 0.8)
 
 
 def locking(url: str, counts: Counter[str]) -> Nemesis:
@@ -203,18 +214,17 @@ def failing_over(primary: Cluster, standby: Cluster, proxy: CountingProxy) -> Ne
 
     active, other = primary, standby
 
-    def harm(decide: random.Random, over: Event) -> None:
+    def strike(decide: random.Random, over: Event) -> None:
         nonlocal active, other
-        while not over.wait(decide.uniform(0.3, 1)):
-            active.kill()
-            other.promote()
-            _wait_for_standbys(other, "DEFAULT")
-            proxy.upstream = ("127.0.0.1", other.port)
-            proxy.made["failover"] += 1
-            active, other = other, active
-            attach(other, active)
+        active.kill()
+        other.promote()
+        _wait_for_standbys(other, "DEFAULT")
+        proxy.upstream = ("127.0.0.1", other.port)
+        proxy.made["failover"] += 1
+        active, other = other, active
+        attach(other, active)
 
-    return harm
+    return again_and_again(strike, 0.3, 1)
 
 
 def _is_synchronous(primary: Cluster) -> bool:
@@ -225,19 +235,18 @@ def filling(disk: Path, cluster: Cluster, counts: Counter[str]) -> Nemesis:
     """Nothing is left of the disk for a while; a server that gave up is started when there is room again."""
     ballast = disk / "ballast"
 
-    def harm(decide: random.Random, over: Event) -> None:
-        while not over.wait(decide.uniform(0.2, 0.8)):
-            with suppress(OSError), ballast.open("wb", buffering=0) as file:
-                while file.write(bytes(65536)):
-                    pass
-            counts["disk filled"] += 1
-            over.wait(decide.uniform(0.3, 1))
-            ballast.unlink()
-            if not cluster.runs:
-                counts["PANIC"] += 1
-                cluster.start()
+    def strike(decide: random.Random, over: Event) -> None:
+        with suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while file.write(bytes(65536)):
+                pass
+        counts["disk filled"] += 1
+        over.wait(decide.uniform(0.3, 1))
+        ballast.unlink()
+        if not cluster.runs:
+            counts["PANIC"] += 1
+            cluster.start()
 
-    return harm
+    return again_and_again(strike, 0.2, 0.8)
 
 
 HOUR = 3600
@@ -260,24 +269,19 @@ def _set_clock(offset: Path, seconds: int) -> None:
 def jumping(offset: Path, counts: Counter[str]) -> Nemesis:
     """The application's clock jumps by an hour or two, forth and back."""
 
-    def harm(decide: random.Random, over: Event) -> None:
-        while not over.wait(decide.uniform(0.1, 0.5)):
-            _set_clock(offset, decide.choice((HOUR, -HOUR, 0)))
-            counts["clock jumped"] += 1
+    def strike(decide: random.Random, over: Event) -> None:
+        _set_clock(offset, decide.choice((HOUR, -HOUR, 0)))
+        counts["clock jumped"] += 1
 
-    return harm
+    return again_and_again(strike, 0.1, 0.5)
 
 
 def together(*all_of: Nemesis) -> Nemesis:
     def harm(decide: random.Random, over: Event) -> None:
-        threads = [
-            Thread(target=one, args=(random.Random(decide.random()), over), name=f"nemesis-{number}")
-            for number, one in enumerate(all_of)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        seeds = [random.Random(decide.random()) for _one in all_of]
+        with ThreadPoolExecutor(len(all_of)) as pool:
+            for done in [pool.submit(one, seed, over) for one, seed in zip(all_of, seeds, strict=True)]:
+                done.result()
 
     return harm
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
-from tests.faults.nemesis import Nemesis
+from tests.faults.nemesis import Nemesis, again_and_again
 from tests.support.redis_servers import Node, running_node
 from tests.support.waiting import eventually
 
@@ -32,19 +32,18 @@ def promoting(directory: Path, stack: ExitStack, counts: Counter[str]) -> Nemesi
     _follow(other, active)
     _lead_to(active, directory)
 
-    def harm(decide: random.Random, over: Event) -> None:
+    def strike(decide: random.Random, over: Event) -> None:
         nonlocal active, other
-        while not over.wait(decide.uniform(0.5, 1.5)):
-            other.client.replicaof("NO", "ONE")
-            over.wait(decide.uniform(0.05, 0.3))
-            active.kill()
-            active, other = other, active
-            _lead_to(active, directory)
-            counts[FAILOVER] += 1
-            other.start()
-            _follow(other, active)
+        other.client.replicaof("NO", "ONE")
+        over.wait(decide.uniform(0.05, 0.3))
+        active.kill()
+        active, other = other, active
+        _lead_to(active, directory)
+        counts[FAILOVER] += 1
+        other.start()
+        _follow(other, active)
 
-    return harm
+    return again_and_again(strike, 0.5, 1.5)
 
 
 def _node(directory: Path, socket: str, stack: ExitStack) -> Node:

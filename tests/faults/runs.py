@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from django_idempotency.testing import Call, Response, Violation
+from django_idempotency.contrib.testing import Call, Response, Violation
 from tests.faults.payments import BACK_OFF, BACKING_OFF
 from tests.support.servers import Server
 

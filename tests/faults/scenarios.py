@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from django_idempotency.testing import Verdict, Violation, exercise
+from django_idempotency.contrib.testing import Verdict, Violation, exercise
 from tests.faults.chains import CHARGES, Chain, ToldCharges, chain
 from tests.faults.cluster import Cluster, room, running_cluster, small_disk
 from tests.faults.losses import LOST, without_losses
@@ -122,7 +122,7 @@ def run(
     *,
     operations: int,
     seed: int,
-    drain: float = 60,
+    drain: float = 240,
     least: int = 0,
     patience: float = 0,
 ) -> Outcome:

@@ -1,11 +1,16 @@
-"""The campaign of messages: its verdict on made-up histories, and the verdict on chains."""
+"""The campaign of messages: its verdict on made-up histories, and the verdict on chains; and that campaigns start."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
 
 import pytest
 
 from tests.faults.chains import told
 from tests.faults.deliveries import Published, Seen, judged
+from tests.support.servers import ROOT
 
 EVENTS = [Published(f"{key}{number}", key, number) for number in range(2) for key in "ab"]
 IDS = [event.id for event in EVENTS]
@@ -41,5 +46,11 @@ def test_a_history_is_held_to_each_promise(history, promises):
     ("charges", "receipts", "effects"),
     [(["a"], 1, ["a"]), (["a"], 2, ["a", "a"]), (["a"], 0, []), ([], 1, ["no charge"]), ([], 0, [])],
 )
-def test_a_charge_has_taken_effect_as_often_as_it_was_told_of(charges, receipts, effects):
+def test_the_effects_of_a_charge_are_counted_from_charges_and_receipts(charges, receipts, effects):
     assert told(charges, receipts) == effects
+
+
+def test_campaigns_start_in_a_shell_where_nothing_is_configured():
+    code = "import tests.faults.__main__, tests.faults.deliveries, tests.gameday.__main__, tests.gameday.operations"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO", "DATABASE"))}
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)

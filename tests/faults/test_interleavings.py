@@ -30,9 +30,9 @@ REAPERS = [dict.fromkeys(names, maintenance.reap) for names in ((), ("reaper",),
 
 
 @pytest.mark.parametrize(("mode", "states"), [("atomic", 85), ("lease", 11), ("hold", 11)])
-@pytest.mark.parametrize("lock", ["nowait", "skip_locked"])
+@pytest.mark.parametrize("lock", ["nowait", "skip_locked"], indirect=True)
 def test_two_callers(world, mode, states, lock):
-    w = world(mode, lock=lock)
+    w = world(mode)
     assert w.explore({"A": w.caller(), "B": w.caller()}).states >= states
 
 
@@ -53,17 +53,17 @@ def test_three_callers(world, mode, states):
 
 @pytest.mark.parametrize("kills", [1, *(2 for _ in LARGEST)])
 @pytest.mark.parametrize(
-    ("mode", "in_flight", "states"),
+    ("mode", "wait", "states"),
     [
-        ("atomic", "reject", 230),
-        ("lease", "reject", 20),
-        ("lease", "wait", 75),
-        ("hold", "wait", 65),
-        *(("atomic", "wait", 370) for _ in LARGEST),
+        ("atomic", None, 230),
+        ("lease", None, 20),
+        ("lease", 1000, 75),
+        ("hold", 1000, 65),
+        *(("atomic", 1000, 370) for _ in LARGEST),
     ],
 )
-def test_two_callers_that_die(world, mode, in_flight, states, kills):
-    w = world(mode, on_conflict=in_flight, wait_timeout=1000)
+def test_two_callers_that_die(world, mode, wait, states, kills):
+    w = world(mode, wait=wait)
     w.runs_again = mode == "lease"
     found = w.explore({"A": w.caller(), "B": w.caller()}, kills=kills)
     assert found.states >= states

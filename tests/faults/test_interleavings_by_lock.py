@@ -8,7 +8,7 @@ from django.http import HttpResponse
 
 from django_idempotency import maintenance
 from django_idempotency.stores import lock_claims
-from django_idempotency.stores.claim_function import FUNCTION, FUNCTION_BY_LOCK
+from django_idempotency.stores.claim_function import FUNCTION, OWNER_LOCK, TABLE_NUMBER
 from tests.faults.schedule import Violation
 from tests.faults.world import RECORDS, execute, retention_ends, told
 from tests.support.callers import entry_point, pay
@@ -66,38 +66,53 @@ def test_the_retention_ends_beside(locking, other):
 # --- With one guard taken out, a violation is found ------------------------------------------------------------------
 
 
-@pytest.fixture
-def take_out():
-    """Make a function of the database's anew without a part of it, until the end of the test."""
+OWNERS_LOCK = f"NOT pg_try_advisory_xact_lock({OWNER_LOCK.format(id='%s')})"
+REQUESTS_LOCK = f"NOT pg_try_advisory_xact_lock(%s::bigint # {TABLE_NUMBER})"
 
-    def make(function, part, instead):
-        assert part in function
-        execute(function.replace(part, instead))
+
+@pytest.fixture
+def take_out(monkeypatch):
+    """Send a statement of claims by lock without a part of it."""
+
+    def send_without(name, part, instead):
+        statement = getattr(lock_claims, name)
+        assert part in statement
+        monkeypatch.setattr(lock_claims, name, statement.replace(part, instead))
+
+    return send_without
+
+
+@pytest.fixture
+def take_out_of_the_function():
+    """Make the function of claims by record anew without a part of it, until the end of the test."""
+
+    def make(part, instead):
+        assert part in FUNCTION
+        execute(FUNCTION.replace(part, instead))
 
     yield make
     execute(FUNCTION)
-    execute(FUNCTION_BY_LOCK)
 
 
 def test_without_the_lock_of_the_key_two_requests_run(locking, take_out):
-    take_out(FUNCTION_BY_LOCK, "NOT pg_try_advisory_xact_lock(owner_lock)", "false")
+    take_out("CLAIM", OWNERS_LOCK, "%s::text || %s = ''")
     with pytest.raises(Violation, match="L6"):
         different_requests(locking)
 
 
-def test_without_the_lock_of_the_request_it_is_told_of_as_another(locking, take_out):
-    take_out(FUNCTION_BY_LOCK, "NOT pg_try_advisory_xact_lock(own_request_lock)", "false")
+def test_without_the_lock_of_the_request_a_duplicate_counts_as_a_mismatch(locking, take_out):
+    take_out("CLAIM", REQUESTS_LOCK, "%s = 0")
     with pytest.raises(Violation, match="422"):
         locking.explore({"A": locking.caller(), "B": locking.caller()})
 
 
-def test_a_record_that_does_not_meet_the_lock_runs_beside_it(locking, take_out):
-    take_out(FUNCTION, "NOT pg_try_advisory_xact_lock_shared(owner_lock)", "false")
+def test_a_claim_by_record_that_ignores_the_lock_runs_beside_it(locking, take_out_of_the_function):
+    take_out_of_the_function("NOT pg_try_advisory_xact_lock_shared(owner_lock)", "false")
     with pytest.raises(Violation, match="L6"):
         locking.explore({"A": locking.caller(), "B": locking.caller(claim="record")})
 
 
-def test_without_the_look_the_index_undoes_the_second_run(locking, take_out):
+def test_without_the_lookup_the_index_undoes_the_second_run(locking, take_out):
     """No law is broken: who ran in vain answers with the response of the first."""
 
     def finish(results):
@@ -105,13 +120,13 @@ def test_without_the_look_the_index_undoes_the_second_run(locking, take_out):
         return locking.finish(results)
 
     ran = []
-    take_out(FUNCTION_BY_LOCK, "IF FOUND THEN", "IF false THEN")
+    take_out("LOOK", "record.id = %s", "record.id = %s AND false")
     locking.explore({"A": locking.caller(), "B": locking.caller()}, finish=finish)
     assert ["A", "B"] in ran
 
 
-def test_without_look_and_index_it_takes_effect_twice(locking, take_out):
-    take_out(FUNCTION_BY_LOCK, "IF FOUND THEN", "IF false THEN")
+def test_without_lookup_and_index_a_request_takes_effect_twice(locking, take_out):
+    take_out("LOOK", "record.id = %s", "record.id = %s AND false")
     (index,) = constraints("p")
     execute(f"ALTER TABLE {RECORDS} DROP CONSTRAINT {index}")
     try:

@@ -7,7 +7,7 @@ import pytest
 from django_idempotency import engine, maintenance
 from django_idempotency.engine.decisions import ASK_AGAIN
 from django_idempotency.exceptions import StoreConflict
-from django_idempotency.maintenance import cleaner, reaper
+from django_idempotency.maintenance import sweep
 from django_idempotency.models import IdempotencyRecord, RecordQuerySet
 from django_idempotency.stores import database, postgresql
 from tests.faults.schedule import Violation
@@ -59,26 +59,26 @@ def test_without_a_lock_two_take_what_one_may(world, monkeypatch, mode):
 
 def test_without_a_lock_the_reaper_waits_for_a_live_owner(world, monkeypatch):
     w = world()
-    monkeypatch.setattr(reaper, "locked", lambda rows: rows)
+    monkeypatch.setattr(sweep, "locked", lambda rows: rows)
     with pytest.raises(AssertionError, match=r"L11|L3"):  # or the reaper takes from it what it has answered meanwhile
         w.explore({"A": w.caller(), "time": hours_pass, "reaper": maintenance.reap})
 
 
 def test_without_a_lock_two_reapers_reap_the_same(world, monkeypatch):
     w = world()
-    monkeypatch.setattr(reaper, "locked", lambda rows: rows)
+    monkeypatch.setattr(sweep, "locked", lambda rows: rows)
     with pytest.raises(Violation, match="L11: maintenance told of 2 rows, and wrote 1"):
         w.explore({"reaper": maintenance.reap, "reaper2": maintenance.reap}, given=w.dead_holder)
 
 
 def test_without_a_lock_the_reaper_takes_a_lease_that_is_renewed(world, monkeypatch):
     w = world("lease")
-    monkeypatch.setattr(reaper, "locked", lambda rows: rows)
+    monkeypatch.setattr(sweep, "locked", lambda rows: rows)
     with pytest.raises(Violation, match="L6: reaper took"):
         w.explore({"beat": w.beat, "reaper": maintenance.reap}, given=w.stopped_holder)
 
 
-def test_without_a_second_look_a_lease_that_is_renewed_is_taken_over(world, monkeypatch):
+def test_without_a_second_lookup_a_lease_that_is_renewed_is_taken_over(world, monkeypatch):
     def take_over(claimant):
         try:
             with claimant.store.try_lock(claimant.operation.id) as record:
@@ -87,7 +87,7 @@ def test_without_a_second_look_a_lease_that_is_renewed_is_taken_over(world, monk
             return ASK_AGAIN
 
     w = world("lease")
-    monkeypatch.setattr(engine.claims._Claimant, "_take_over", take_over)
+    monkeypatch.setattr(engine.claims.Claimant, "_take_over", take_over)
     with pytest.raises(Violation, match="L6: A took"):
         w.explore({"A": w.caller(), "beat": w.beat}, given=w.stopped_holder)
 
@@ -95,7 +95,7 @@ def test_without_a_second_look_a_lease_that_is_renewed_is_taken_over(world, monk
 def test_without_the_fence_a_zombie_renews_anothers_lease(world, monkeypatch):
     def renew(store, claims):
         ids = [claim.id for claim in claims]
-        IdempotencyRecord.objects.filter(pk__in=ids).update(locked_until=database.ahead(store.policy.lease))
+        IdempotencyRecord.objects.filter(pk__in=ids).update(locked_until=database.ahead(store.policy.mode.seconds))
 
     w = world("lease")
     w.runs_again = True
@@ -115,12 +115,12 @@ def test_without_the_end_of_retention_cleanup_allows_a_duplicate(world, monkeypa
 
 def test_without_a_lock_cleaning_up_waits_for_a_live_owner(world, monkeypatch):
     w = world()
-    monkeypatch.setattr(cleaner, "locked", lambda rows: rows)
+    monkeypatch.setattr(sweep, "locked", lambda rows: rows)
     with pytest.raises(AssertionError, match="L11: maintenance waited"):
         w.explore({"A": w.caller(), "cleanup": maintenance.cleanup, "expiry": retention_ends}, given=w.earlier_life)
 
 
 def test_without_the_grace_a_live_claim_is_overtaken(world):
-    w = world(takeover_grace=0)
+    w = world()
     found = w.explore({"A": w.caller(), "B": w.caller()})
     assert any(last[1] in ("A2", "B2") for _told, last in found.outcomes)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from django.db import transaction
 from django.db.models import F
+from django.test import override_settings
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -26,21 +27,22 @@ from hypothesis.stateful import (
 from django_idempotency import engine, maintenance
 from django_idempotency.engine.workers import Worker
 from django_idempotency.models import DatabaseNow, IdempotencyRecord
-from django_idempotency.outcomes import Claimed, InFlight, Mismatch, OnHold, Operation, Replay, StoredResponse
-from django_idempotency.policy import Policy
+from django_idempotency.policy import Atomic, Lease, Policy
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import ahead
+from django_idempotency.values.outcomes import Claimed, InFlight, Mismatch, OnHold, Operation, Replay, StoredResponse
 from tests.support.threads import OtherThread
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db"), pytest.mark.exhaustive]
 
 EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "15"))
 POLICIES = {
-    "atomic": Policy(takeover_grace=0),
-    "skip_locked": Policy(takeover_grace=0, lock="skip_locked"),
+    "atomic": Policy(mode=Atomic(takeover_grace=0)),
+    "skip_locked": Policy(mode=Atomic(takeover_grace=0), store="skip_locked"),
     "lease": Policy(mode="lease"),
-    "hold": Policy(mode="lease", on_crash="hold"),
+    "hold": Policy(mode=Lease(on_crash="hold")),
 }
+SKIPPING = {"BACKEND": "django_idempotency.stores.DatabaseStore", "OPTIONS": {"row_lock": "skip_locked"}}
 FINGERPRINTS = (b"a" * 32, b"b" * 32)
 RESPONSES = st.builds(
     StoredResponse,
@@ -117,7 +119,7 @@ class Life(RuleBasedStateMachine):
 
     @property
     def atomic(self) -> bool:
-        return self.policy.mode == "atomic"
+        return self.policy.is_atomic
 
     def unlocked(self) -> bool:
         return self.block is None
@@ -137,7 +139,7 @@ class Life(RuleBasedStateMachine):
             return OnHold
         if seen.live and (self.block if self.atomic else not seen.lapsed):
             return InFlight
-        if seen.live and self.policy.on_crash == "hold":
+        if seen.live and self.policy.holds_on_crash:
             return OnHold
         return seen.attempts + 1
 
@@ -248,8 +250,8 @@ class Life(RuleBasedStateMachine):
     def reap(self) -> None:
         reaped = maintenance.reap()
         stuck = bool(self.model and self.model.live and self.model.lapsed and self.unlocked())
-        hold = self.policy.on_crash == "hold"
-        assert (reaped.failed, reaped.on_hold) == (stuck and not hold, stuck and hold)
+        hold = self.policy.holds_on_crash
+        assert (reaped.done["failed"], reaped.done["on_hold"]) == (stuck and not hold, stuck and hold)
         if stuck:
             expired = self.model.expired
             self.model.end("failed", on_hold=hold)
@@ -273,4 +275,5 @@ def test_record_and_model_agree_after_every_step(monkeypatch, mode):
     monkeypatch.setattr(Worker, "wake", lambda worker: None)  # counts of replays are not part of this life
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
     limits = settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None, suppress_health_check=checks)
-    run_state_machine_as_test(type("Life", (Life,), {"policy": POLICIES[mode]}), settings=limits)
+    with override_settings(IDEMPOTENCY={"STORES": {"skip_locked": SKIPPING}}):
+        run_state_machine_as_test(type("Life", (Life,), {"policy": POLICIES[mode]}), settings=limits)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from django_idempotency.testing import Call
+from django_idempotency.contrib.testing import Call
 from tests.faults.payments import NO_TROUBLE, Choose, Trouble
 
 STEPS = ("claim", "effect", "complete", "commit")

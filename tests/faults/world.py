@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -19,13 +20,12 @@ from django_idempotency.engine.decisions import LEASE_LAPSED
 from django_idempotency.engine.leases import BEATS_PER_LEASE, keeper_of
 from django_idempotency.engine.workers import Worker
 from django_idempotency.maintenance import reaper
-from django_idempotency.maintenance.cleaner import Cleaned
-from django_idempotency.maintenance.reaper import Reaped
+from django_idempotency.maintenance.sweep import Swept
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.outcomes import Claimed
-from django_idempotency.policy import Policy
+from django_idempotency.policy import Atomic, Lease, Policy
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import DatabaseStore
+from django_idempotency.values.outcomes import Claimed
 from testproject.models import LedgerEntry
 from tests.faults.schedule import Actor, Explorer, Found, pause, place, token
 from tests.support.callers import BODY, PAYER, SCOPE, entry_point, operation
@@ -33,9 +33,9 @@ from tests.support.waiting import eventually
 
 LEASE = 2 * 3600  # longer than any schedule takes: time passes only when it is told to
 MODES = {
-    "atomic": {"mode": "atomic", "lease": LEASE, "takeover_grace": 0},
-    "lease": {"mode": "lease", "lease": LEASE},
-    "hold": {"mode": "lease", "lease": LEASE, "on_crash": "hold"},
+    "atomic": {"mode": Atomic(takeover_grace=0)},
+    "lease": {"mode": Lease(seconds=LEASE)},
+    "hold": {"mode": Lease(seconds=LEASE, on_crash="hold")},
 }
 
 
@@ -122,19 +122,21 @@ def _stumbled(result: Any) -> bool:
 
 def _rows(result: Any) -> int:
     """How many rows maintenance says that it wrote."""
-    match result:
-        case Reaped(failed=failed, on_hold=on_hold):
-            return failed + on_hold
-        case Cleaned(rows=rows):
-            return rows
-    return 0
+    return result.rows if isinstance(result, Swept) else 0
+
+
+def changed(policy: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return ``policy`` with ``changes``, some of which are options of its mode."""
+    of_mode = {name: value for name, value in changes.items() if name in ("claim", "takeover_grace")}
+    others = {name: value for name, value in changes.items() if name not in of_mode}
+    return policy | {"mode": replace(policy["mode"], **of_mode)} | others
 
 
 class World:
     """One key, one ledger, and the actors that use them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, mode: str = "atomic", **policy: Any) -> None:
-        self.policy = MODES[mode] | policy
+        self.policy = changed(MODES[mode], policy)
         self.resolved = resolve(Policy(scope=SCOPE, **self.policy))
         self.mode = mode
         self.refused: tuple[str, ...] = ()  # actors whose runs are released: what they wrote stays, as without a key
@@ -145,7 +147,7 @@ class World:
         monkeypatch.setattr(DatabaseStore, "own_connection", lambda store, **limits: nullcontext())  # the actor's
         # An actor that waits asks again at every time there is: the shared thread's looks only change when it does.
         monkeypatch.setattr(type(self.store), "give_back", lambda store: False)
-        for module in (engine.claims, engine.executions):
+        for module in (engine.waiting, engine.atomic_runs):
             monkeypatch.setattr(module, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
         monkeypatch.setattr(engine.claims, "uuid4", token)
         # The reaper tells the database how long it has watched. That time differs from run to run, so the state would
@@ -170,7 +172,7 @@ class World:
                 raise outcome
             return HttpResponse(run, status=outcome)
 
-        return lambda: entry_point(view, **self.policy | policy)(body=body)
+        return lambda: entry_point(view, **changed(self.policy, policy))(body=body)
 
     def beat(self) -> None:
         """A beat. What is kept when it begins is all that it renews."""

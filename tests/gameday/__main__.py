@@ -25,6 +25,7 @@ from typing import Any
 
 import psycopg
 
+from testproject.interrupts import end_on_signals
 from tests.gameday import full_disk
 from tests.gameday.ground import SETTINGS, Clients, ground, seen_by_operators
 from tests.support.servers import Server, prepare_database
@@ -125,6 +126,7 @@ def main() -> None:
     days = {"faults": of_faults, "disk": full_disk.day}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("day", nargs="?", choices=days, default="faults")
+    end_on_signals()
     print(json.dumps(days[parser.parse_args().day](), indent=1, default=str))
 
 

@@ -1,17 +1,17 @@
-"""Callers at a steady pace, in processes of their own: what each of them was answered, and when."""
+"""Callers at a steady pace, a thread each: what each of them was answered, and when."""
 
 from __future__ import annotations
 
-import multiprocessing
 import random
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, pairwise
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import uuid4
 
 import httpx
@@ -20,7 +20,6 @@ from tests.support.servers import NO_KEEPALIVE
 from tests.support.waiting import eventually
 
 PAUSE = 0.2  # seconds of each caller, between two requests
-FORK = multiprocessing.get_context("fork")
 REMEMBERED = 200  # keys of each caller that it asks for again
 
 
@@ -34,65 +33,40 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Callers:
-    """``files``: one of each caller, which it adds its answers to."""
+    """``answers``: those of each caller, in order."""
 
-    files: tuple[Path, ...]
-
-    def answers(self) -> list[list[Answer]]:
-        """Those of each caller, in order."""
-        return [
-            [_answer(line) for line in file.read_text().splitlines(keepends=True) if line[-1] == "\n"]
-            for file in self.files
-        ]
+    answers: list[list[Answer]]
 
     def since(self, begun: float, ended: float) -> list[Answer]:
         """What was under way between two times, by the answer; waits until every caller is served again."""
-
-        def served() -> bool:
-            return all(answers and answers[-1].sent > ended for answers in self.answers())
-
-        eventually(served, within=120, every=0.2)
-        return sorted(
-            (
-                answer
-                for of_one in self.answers()
-                for answer in of_one
-                if answer.sent < ended and answer.answered > begun
-            ),
-            key=lambda answer: answer.answered,
-        )
-
-
-def _answer(line: str) -> Answer:
-    sent, answered, how = line.rstrip("\n").split(" ", 2)
-    return Answer(float(sent), float(answered), how)
+        eventually(lambda: all(of_one and of_one[-1].sent > ended for of_one in self.answers), within=120, every=0.2)
+        under_way = [
+            answer
+            for of_one in self.answers
+            for answer in list(of_one)
+            if answer.sent < ended and answer.answered > begun
+        ]
+        return sorted(under_way, key=lambda answer: answer.answered)
 
 
 @contextmanager
-def calling(url: str, directory: Path, *, callers: int) -> Iterator[Callers]:
+def calling(url: str, *, callers: int) -> Iterator[Callers]:
     """First requests and replays in turns, for as long as the block runs. A key without a response is retried."""
-    ends = FORK.Event()
-    files = tuple(directory / f"caller-{number}" for number in range(callers))
-    processes = [FORK.Process(target=_call, args=(url, file, ends), daemon=True) for file in files]
-    for file, process in zip(files, processes, strict=True):
-        file.touch()
-        process.start()
-    try:
-        yield Callers(files)
-    finally:
-        ends.set()
-        for process in processes:
-            process.join(30)
-            process.kill()
+    ends, called = threading.Event(), Callers([[] for _ in range(callers)])
+    with ThreadPoolExecutor(callers) as pool:
+        calls = [pool.submit(_call, url, answers, ends) for answers in called.answers]
+        try:
+            yield called
+        finally:
+            ends.set()
+    for call in calls:
+        call.result()
 
 
-def _call(url: str, file: Path, ends: Any) -> None:
+def _call(url: str, answers: list[Answer], ends: threading.Event) -> None:
     bodies: deque[tuple[str, bytes]] = deque(maxlen=REMEMBERED)
     open_key = ""
-    with (
-        httpx.Client(base_url=url, timeout=600, limits=NO_KEEPALIVE, trust_env=False) as http,
-        file.open("w", buffering=1) as told,
-    ):
+    with httpx.Client(base_url=url, timeout=600, limits=NO_KEEPALIVE, trust_env=False) as http:
         for turn in count():
             if ends.wait(PAUSE):
                 return
@@ -102,7 +76,7 @@ def _call(url: str, file: Path, ends: Any) -> None:
             how, received = _charge(http, key)
             if again and received not in (None, body):
                 how = "another response"
-            told.write(f"{sent} {time.monotonic()} {how}\n")
+            answers.append(Answer(sent, time.monotonic(), how))
             if received is not None and not again:
                 bodies.append((key, received))
             if not again:

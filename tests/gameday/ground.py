@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import psycopg
 import yaml
 
 from tests.gameday.rules import PACE, quicker
+from tests.support.private_servers import PrivateServer, free_port
 from tests.support.servers import Server, running_server
 
 RULES = Path(__file__).parents[2] / "docs" / "monitoring" / "alerts.yml"
@@ -44,21 +44,15 @@ def prometheus(target: str, directory: Path) -> Iterator[str]:
     timing = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
     config = {"global": timing, "rule_files": ["alerts.yml"], "scrape_configs": [scrape]}
     (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    port = free_port()
     options = (
         f"--config.file={directory / 'prometheus.yml'}",
         f"--storage.tsdb.path={directory / 'data'}",
-        f"--web.listen-address={address}",
+        f"--web.listen-address=127.0.0.1:{port}",
         f"--query.lookback-delta={300 // PACE}s",
     )
-    with (directory / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(["prometheus", *options], stdout=log, stderr=log)
-    try:
-        yield f"http://{address}"
-    finally:
-        process.terminate()
-        process.wait()
+    with PrivateServer(("prometheus", *options), port, directory / "prometheus.log").running():
+        yield f"http://127.0.0.1:{port}"
 
 
 # --- What is noted ---------------------------------------------------------------------------------------------------
@@ -107,7 +101,7 @@ def seen_by_operators(url: str) -> str:
         with psycopg.connect(url, connect_timeout=1, options="-c statement_timeout=1000") as connection:
             row = connection.execute(f"SELECT {counts} FROM django_idempotency_record").fetchone()
     except psycopg.Error:
-        return "the database did not answer"
+        return "the database did not respond"
     assert row is not None
     return f"{row[0]} stuck, {row[1]} on hold"
 
@@ -115,8 +109,8 @@ def seen_by_operators(url: str) -> str:
 class Page:
     """The list of keys in the admin, for a user who signs in now; ``signed_in``: how that ended."""
 
-    def __init__(self, server: Server) -> None:
-        self.http = httpx.Client(base_url=server.url, timeout=5, trust_env=False)
+    def __init__(self, server: Server, *, timeout: float = 5) -> None:
+        self.http = httpx.Client(base_url=server.url, timeout=timeout, trust_env=False)
         self.http.get("/admin/login/").raise_for_status()
         form = {"username": "admin", "password": "admin", "csrfmiddlewaretoken": self.http.cookies["csrftoken"]}
         self.signed_in = self.http.post("/admin/login/", data=form).status_code

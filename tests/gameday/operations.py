@@ -1,4 +1,4 @@
-"""What clients see of each operation of a deployment, on a large table: a table for docs/upgrading.md.
+"""What clients see of each operation of a deployment, on a large table: a table for docs/evidence/operations.md.
 
 ``python -m tests.gameday.operations``; takes about a quarter of an hour, and gigabytes of disk while it runs. It has a
 PostgreSQL of its own, with fsync on, and runs the test project's real service, whose callers run all the time.
@@ -19,25 +19,21 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-import httpx
 import psycopg
 
 from testproject.benchmarks.growth import TABLE
+from testproject.interrupts import end_on_signals
 from tests.faults.cluster import Cluster, room, running_cluster
 from tests.gameday.callers import Callers, calling, seen
+from tests.gameday.ground import LIST, Page
 from tests.gameday.large_table import SCOPE, fill, follows, let_two_days_pass, subscribed
 from tests.support.servers import ROOT, Server, prepare_database, running_server
 
 SETTINGS = "tests.gameday.large_settings"
 PARAMETERS = {"shared_buffers": "1GB", "max_wal_size": "4GB", "wal_level": "logical", "max_connections": "200"}
-MIGRATIONS = (
-    *("0001_create_record", "0002_tune_record_on_postgresql", "0003_index_bodies_kept_for_audit"),
-    *("0004_create_counter", "0005_claim_in_one_call_on_postgresql", "0006_compare_exactly_on_mariadb"),
-    *("0007_create_observation", "0008_claim_by_lock_on_postgresql"),
-)
-HEADINGS = ("Operation", "Took", "Clients got", "Longest without an answer", "Slowest answer")
+MIGRATIONS = ("0001_create_record",)
+HEADINGS = ("Operation", "Took", "Clients got", "Longest without a response", "Slowest response")
 SLOW = 0.5  # seconds: what takes longer is told of
-LIST = "/admin/django_idempotency/idempotencyrecord/"
 
 
 @dataclass
@@ -86,11 +82,8 @@ class Deployment:
         self.note(f"`{statement}`", execute)
 
     def page(self, title: str, path: str) -> None:
-        with httpx.Client(base_url=self.server.url, timeout=120, trust_env=False, follow_redirects=True) as http:
-            http.get("/admin/login/").raise_for_status()
-            form = {"username": "admin", "password": "admin", "csrfmiddlewaretoken": http.cookies["csrftoken"]}
-            http.post("/admin/login/", data=form | {"next": "/admin/"}).raise_for_status()
-            self.note(title, lambda: http.get(path).raise_for_status())
+        page = Page(self.server, timeout=120)
+        self.note(title, lambda: page.http.get(path).raise_for_status())
 
 
 def _told(seconds: float) -> str:
@@ -116,15 +109,17 @@ def maintain(deployment: Deployment) -> None:
     for arguments in (
         ("idempotency_stats",),
         ("idempotency_stats", "--exact"),
-        ("idempotency_list",),
+        ("idempotency_keys", "list"),
         ("idempotency_reap",),
-        ("idempotency_export", "--scope", SCOPE),
-        ("idempotency_erase", "--scope", SCOPE),
+        ("idempotency_privacy", "export", "--scope", SCOPE),
+        ("idempotency_privacy", "erase", "--scope", SCOPE),
         ("idempotency_cleanup", "--max-seconds", "20"),
     ):
         deployment.command(*arguments)
     deployment.command("idempotency_stats", "--check", ends=(0, 2))  # the clean-up is behind
-    deployment.command("idempotency_reencrypt", "--unencrypted", "--max-seconds", "20", ends=(0, 1))  # most are left
+    deployment.command(
+        "idempotency_privacy", "reencrypt", "--unencrypted", "--max-seconds", "20", ends=(0, 1)
+    )  # most are left
     deployment.page("the list in the admin", LIST)
     deployment.page("a search in the admin, by the beginning of a key", f"{LIST}?q=a1b2")
     deployment.page("the dashboard, of a week", f"{LIST}dashboard/?range=7d")
@@ -175,7 +170,7 @@ def deploy(directory: Path, *, rows: int, callers: int, parts: list[str]) -> Non
         with psycopg.connect(cluster.url(), autocommit=True) as connection:
             fill(connection, rows)
         print(_size(cluster), file=sys.stderr, flush=True)
-        called = stack.enter_context(calling(server.url, directory, callers=callers))
+        called = stack.enter_context(calling(server.url, callers=callers))
         deployment = Deployment(cluster, server, called)
         try:
             deployment.note("nothing, for 20 s", lambda: time.sleep(20))
@@ -209,9 +204,10 @@ def _report(deployment: Deployment) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=3_000_000, help="of the table; default: 3,000,000")
-    parser.add_argument("--callers", type=int, default=8, help="processes with five requests a second each; default: 8")
+    parser.add_argument("--callers", type=int, default=8, help="threads with five requests a second each; default: 8")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="these parts; default: all")
     asked = parser.parse_args()
+    end_on_signals()
     with room() as directory:
         deploy(directory, rows=asked.rows, callers=asked.callers, parts=asked.only)
 

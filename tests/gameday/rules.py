@@ -17,7 +17,8 @@ def quicker(rules: str) -> dict[str, Any]:
     for group in found["groups"]:
         group["interval"] = "1s"
         for rule in group["rules"]:
-            expression = re.sub(r"\[(\d+)([smhd])\]", lambda of: f"[{_divided(of[1], of[2])}]", rule["expr"])
+            times = re.compile(r"(\[|offset )(\d+)([smhd])")
+            expression = times.sub(lambda of: f"{of[1]}{_divided(of[2], of[3])}", rule["expr"])
             if "_seconds" in expression:
                 expression = re.sub(r"> (\d+)$", lambda of: f"> {int(of[1]) / PACE:g}", expression)
             rule["expr"] = expression

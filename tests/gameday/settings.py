@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from django_idempotency import Lease
 from testproject.settings import *  # noqa: F403
 from testproject.settings import IDEMPOTENCY as OF_THE_PROJECT
 
 ROOT_URLCONF = "tests.gameday.urls"
-IDEMPOTENCY = {**OF_THE_PROJECT, "INSTRUMENTATION": ["prometheus"], "ON_CRASH": "hold", "RETENTION": 60, "LEASE": 5}
+IDEMPOTENCY = {
+    **OF_THE_PROJECT,
+    "INSTRUMENTATION": ["prometheus"],
+    "LEASE": Lease(seconds=5, on_crash="hold"),
+    "RETENTION": 60,
+}
 INSTRUMENTATION = ["prometheus"]

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import re
-from threading import Event
 
 import pytest
 from django.contrib import admin
 from django.contrib.auth.admin import UserAdmin
 from django.contrib.auth.models import Permission
 from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpResponse
 from django.test import Client
-from django.urls import path, reverse
+from django.urls import include, path, reverse
 
-from django_idempotency.checks.views import check_views
 from django_idempotency.forms import IdempotentAddMixin
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Policy
 from testproject.admin import LedgerEntryAdmin
 from testproject.models import LedgerEntry, Receipt
-from tests.support.threads import in_threads
-from tests.support.waiting import eventually
+from tests.support.checks import found
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
@@ -111,20 +109,13 @@ def test_a_popup_tells_its_opener_of_the_same_object(anna):
     assert str(LedgerEntry.objects.get().pk) in first.content.decode()
 
 
-def test_without_the_field_each_submission_adds_one(anna):
-    for _time in range(2):
-        add(anna, "")
-    assert LedgerEntry.objects.count() == 2
-    assert not IdempotencyRecord.objects.exists()
-
-
 def test_changing_an_object_has_no_key(anna):
     add(anna, "")
     page = anna.get(f"{LIST}{LedgerEntry.objects.get().pk}/change/")
     assert (page.status_code, keys_in(page)) == (200, [])
 
 
-def test_who_may_add_no_more_gets_no_replay(django_user_model):
+def test_a_user_who_lost_the_add_permission_gets_no_replay(django_user_model):
     clerk = django_user_model.objects.create_user("clerk", is_staff=True)
     clerk.user_permissions.add(Permission.objects.get(codename="add_ledgerentry"))
     client = signed_in(clerk)
@@ -134,21 +125,14 @@ def test_who_may_add_no_more_gets_no_replay(django_user_model):
     assert add(client, key).status_code == 403
 
 
-def test_another_users_submission_is_not_replayed(anna, django_user_model):
-    key = key_in(anna.get(ADD))
-    add(anna, key)
-    thief = signed_in(django_user_model.objects.create_superuser("thief"))
-    assert "Idempotent-Replayed" not in add(thief, key).headers
-
-
 @pytest.mark.usefixtures("atomic_requests")
-def test_it_works_in_atomic_requests(anna):
+def test_an_admin_form_adds_once_under_atomic_requests(anna):
     key = key_in(anna.get(ADD))
     assert [add(anna, key).status_code for _time in range(2)] == [302, 302]
     assert LedgerEntry.objects.count() == 1
 
 
-def test_what_the_project_adds_around_is_done_once(anna, at_admin):
+def test_an_add_view_overridden_by_the_project_runs_once(anna, at_admin):
     class Noting(LedgerEntryAdmin):
         def add_view(self, request, form_url="", extra_context=None):
             if request.method == "POST":
@@ -161,7 +145,7 @@ def test_what_the_project_adds_around_is_done_once(anna, at_admin):
     assert Receipt.objects.count() == 1
 
 
-def test_users_are_added_once_too(anna, at_admin, django_user_model):
+def test_the_add_form_of_users_adds_once(anna, at_admin, django_user_model):
     at_admin(type("Users", (IdempotentAddMixin, UserAdmin), {}), django_user_model)
     at = reverse("admin:auth_user_add")
     page = anna.get(at)
@@ -195,7 +179,7 @@ def test_the_projects_own_template_is_kept(anna, at_admin, settings, template, a
     assert LedgerEntry.objects.count() == 1
 
 
-def test_a_policy_is_heeded(anna, at_admin):
+def test_the_policy_of_a_model_admin_is_in_force(anna, at_admin):
     policy = {"idempotency_policy": Policy(retention=7200)}
     at_admin(type("Kept", (LedgerEntryAdmin,), policy))
     add(anna, key_in(anna.get(ADD)))
@@ -211,8 +195,8 @@ def test_the_mixin_has_to_stand_first():
 def test_effects_in_another_database_are_found_by_the_check(at_admin, settings):
     settings.DATABASE_ROUTERS = [f"{__name__}.Elsewhere"]
     at_admin(LedgerEntryAdmin)
-    (found,) = [message for message in check_views(None) if message.id == "django_idempotency.E005"]
-    assert found.msg.startswith("testproject.admin.LedgerEntryAdmin.add_view is in atomic mode, but writes to")
+    (message,) = found("E019")
+    assert message.msg.startswith("testproject.admin.LedgerEntryAdmin.add_view is in atomic mode, but writes to")
 
 
 class Elsewhere:
@@ -220,24 +204,35 @@ class Elsewhere:
         return "elsewhere" if model is LedgerEntry else None
 
 
-@pytest.mark.row_locks
-def test_a_double_click_adds_one_and_both_get_its_result(anna, user, monkeypatch):
-    key, running = key_in(anna.get(ADD)), Event()
-    clients = [signed_in(user), signed_in(user)]
-    save = LedgerEntryAdmin.save_model
+# --- Under the middleware --------------------------------------------------------------------------------------------
 
-    def slow(self, *args):
-        running.set()
-        eventually(lambda: IdempotencyRecord.objects.filter(status="processing").exists())
-        return save(self, *args)
 
-    monkeypatch.setattr(LedgerEntryAdmin, "save_model", slow)
+class Entries(admin.ModelAdmin):
+    fields = ("kind", "user", "amount", "currency", "reference")
 
-    def click(index):
-        if index:
-            assert running.wait(10)
-        return add(clients[index], key)
+    def get_urls(self):
+        return [path("close/", self.admin_site.admin_view(self.close)), *super().get_urls()]
 
-    answers = in_threads(2, click)
-    assert [answer.status_code for answer in answers] == [302, 302]
+    def close(self, request):
+        return HttpResponse("closed")
+
+
+def test_the_middleware_requires_no_key_of_the_admin(anna, user, at_admin, settings):
+    settings.IDEMPOTENCY = {"REQUIRED": True}
+    at_admin(Entries)
+    user.set_password("secret")
+    user.save()
+    login = anna.post("/admin/login/", {"username": "anna", "password": "secret", "next": "/admin/"})
+    assert (login.status_code, login["Location"]) == (302, "/admin/"), "signed in already, and again"
+    anna.force_login(user)
+    assert add(anna, "").status_code == 302
     assert LedgerEntry.objects.count() == 1
+    assert anna.post(f"{LIST}close/").content == b"closed"
+    assert anna.post("/admin/logout/").status_code == 200
+
+
+def test_the_middleware_requires_a_key_of_pages_below_the_admins_path(anna, settings):
+    settings.IDEMPOTENCY = {"REQUIRED": True}
+    own = [path("report/", lambda request: HttpResponse("done"))]
+    settings.ROOT_URLCONF = (path("admin/", include((own, "admin"))),)
+    assert anna.post("/admin/report/").json()["code"] == "idempotency_key_missing"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+import itertools
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -13,10 +14,10 @@ from django.http import HttpResponse
 
 from django_idempotency import signals
 from django_idempotency.decorators import idempotent
-from django_idempotency.engine.waiters import waiters
+from django_idempotency.engine.waiting import waiters
 from django_idempotency.http.problems import jittered
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Policy
+from django_idempotency.policy import Keys
 from tests.support.callers import SCOPE, Gate, entry_point, heard, is_replay, paying, post
 from tests.support.views import Runs, code
 from tests.support.waiting import eventually
@@ -30,9 +31,9 @@ UUID = "8e03978e-40d5-43dd-bc93-6894a57f9324"
 @pytest.mark.parametrize(
     ("policy", "fitting", "others"),
     [
-        ({"min_key_length": 16}, "k" * 16, ["k" * 15, "k"]),
-        ({"key_pattern": "[0-9a-f-]{36}"}, UUID, [UUID + "0", "x" + UUID, "order-1", UUID.upper()]),
-        ({"key_pattern": "a|b"}, "b", ["ab", "c"]),
+        ({"keys": Keys(min_length=16)}, "k" * 16, ["k" * 15, "k"]),
+        ({"keys": Keys(pattern="[0-9a-f-]{36}")}, UUID, [UUID + "0", "x" + UUID, "order-1", UUID.upper()]),
+        ({"keys": Keys(pattern="a|b")}, "b", ["ab", "c"]),
     ],
     ids=str,
 )
@@ -48,55 +49,60 @@ def test_a_key_that_does_not_fit_is_refused(call, policy, fitting, others):
 
 
 def test_the_form_of_keys_may_be_a_setting(call, settings):
-    settings.IDEMPOTENCY = {"KEY_PATTERN": "order-[0-9]+", "MIN_KEY_LENGTH": 8}
+    settings.IDEMPOTENCY = {"KEYS": Keys(pattern="order-[0-9]+", min_length=8)}
     assert [call(idempotent(Runs().view), key=key).status_code for key in ("order-1", "order-12")] == [400, 200]
 
 
-@pytest.mark.parametrize("wrong", [{"key_pattern": "("}, {"key_pattern": b"a"}, {"min_key_length": 0}])
+@pytest.mark.parametrize("wrong", [{"pattern": "("}, {"pattern": b"a"}, {"min_length": 0}])
 def test_a_form_that_no_key_can_have_is_refused(wrong):
-    with pytest.raises(ImproperlyConfigured, match=next(iter(wrong))):
-        Policy(**wrong)
+    with pytest.raises(ImproperlyConfigured, match=rf"Keys\.{next(iter(wrong))}"):
+        Keys(**wrong)
 
 
 # --- Waiters ---------------------------------------------------------------------------------------------------------
 
-WAIT = {"mode": "lease", "on_conflict": "wait", "wait_timeout": 30}
+WAIT = {"mode": "lease", "wait": 30}
 
 
-def one_waits(**policy):
+def one_waits(key="k"):
     try:
-        return entry_point(paying, **WAIT, **policy)()
+        return entry_point(paying, **WAIT)(key)
     finally:
         connections.close_all()
 
 
 @pytest.mark.usefixtures("payer")
-def test_no_more_callers_wait_for_a_key_than_may():
+def test_callers_beyond_max_waiters_do_not_wait(settings):
+    settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "MAX_WAITERS": 2}
     gate = Gate()
     with ThreadPoolExecutor(3) as pool:
         with gate.running(mode="lease") as first:
-            waiting = [pool.submit(one_waits, max_waiters=2) for _ in range(2)]
+            waiting = [pool.submit(one_waits) for _ in range(2)]
             eventually(lambda: len(waiters) == 2)
             with heard(signals.request_rejected) as rejected:
-                refused = one_waits(max_waiters=2)
+                refused = one_waits()
             assert (refused.status_code, code(refused)) == (409, "idempotency_key_in_use")
             assert int(refused.headers["Retry-After"]) >= 1
             assert [named["reason"] for named in rejected] == ["in_flight"], "it did not wait"
             assert not any(caller.done() for caller in waiting)
-            with Gate().running_with("other", mode="lease"):
-                other = pool.submit(another_waits, max_waiters=2)
-                eventually(lambda: len(waiters) == 3)
-        answers = [caller.result(30) for caller in (*waiting, other)]
-    assert [answer.content for answer in answers[:2]] == [first.result().content] * 2
+        answers = [caller.result(30) for caller in waiting]
+    assert [answer.content for answer in answers] == [first.result().content] * 2
     assert all(map(is_replay, answers))
     assert len(waiters) == 0
 
 
-def another_waits(**policy):
-    try:
-        return entry_point(paying, **WAIT, **policy)("other")
-    finally:
-        connections.close_all()
+@pytest.mark.usefixtures("payer")
+def test_two_keys_block_no_more_threads_than_may_wait():
+    """Eight threads of a server; four stay free for other requests, whichever keys are sent again."""
+    with ThreadPoolExecutor(8) as pool:
+        with Gate().running(mode="lease"), Gate().running_with("other", mode="lease"):
+            retries = [pool.submit(one_waits, key) for key in ("k", "other") * 4]
+            refused = [retry.result(30) for retry in itertools.islice(as_completed(retries, timeout=30), 4)]
+            assert {answer.status_code for answer in refused} == {409}
+            assert len(waiters) == 4
+            assert sum(not retry.done() for retry in retries) == 4
+        assert sum(is_replay(retry.result(30)) for retry in retries) == 4
+    assert len(waiters) == 0
 
 
 @pytest.mark.usefixtures("payer")
@@ -107,39 +113,40 @@ def test_a_caller_that_is_interrupted_waits_no_more(monkeypatch, raised):
         raise raised
 
     with Gate().running(mode="lease"):
-        monkeypatch.setattr("django_idempotency.engine.claims.time.sleep", interrupt)
+        monkeypatch.setattr("django_idempotency.engine.waiting.time.sleep", interrupt)
         with pytest.raises(raised):
             entry_point(paying, **WAIT)()
     assert len(waiters) == 0
 
 
 @pytest.mark.usefixtures("payer")
-def test_an_async_caller_that_hangs_up_waits_no_more():
+def test_in_an_event_loop_each_key_has_a_count_of_its_own(settings):
+    settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "MAX_WAITERS": 1}
+
     async def main():
-        entered, let_go = asyncio.Event(), asyncio.Event()
+        entered, let_go = asyncio.Semaphore(0), asyncio.Event()
 
         async def view(request):
-            entered.set()
+            entered.release()
             await let_go.wait()
             return HttpResponse(b"done")
 
-        send = idempotent(scope=SCOPE, max_waiters=1, **WAIT)(view)
-        owner = asyncio.ensure_future(send(post()))
-        await asyncio.wait_for(entered.wait(), 30)
-        waiter = asyncio.ensure_future(send(post()))
-        while not len(waiters):
+        send = idempotent(scope=SCOPE, **WAIT)(view)
+        owners = [asyncio.ensure_future(send(post(key))) for key in ("a", "b")]
+        for _owner in owners:
+            await asyncio.wait_for(entered.acquire(), 30)
+        retries = [asyncio.ensure_future(send(post(key))) for key in ("a", "b")]
+        while len(waiters) < 2:
             await asyncio.sleep(0.01)
-        refused = await send(post())
-        waiter.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiter
-        left = len(waiters)
+        refused = await send(post("a"))
         let_go.set()
-        await owner
+        answers = await asyncio.gather(*owners, *retries)
         await sync_to_async(connections.close_all)()
-        return refused.status_code, left
+        return refused.status_code, [is_replay(answer) for answer in answers]
 
-    assert asyncio.run(main()) == (409, 0)
+    assert asyncio.run(main()) == (409, [False, False, True, True])
+    assert len(waiters) == 0
+    assert not waiters._waiting, "an id stays in memory"
 
 
 # --- Coming back -----------------------------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from django.http import HttpResponse
 
 from django_idempotency import engine
 from django_idempotency.decorators import idempotent
-from django_idempotency.engine.waiters import waiters
+from django_idempotency.engine.waiting import waiters
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Policy
-from django_idempotency.scopes import BuiltInScope
+from django_idempotency.policy import Body, Lease, Policy
+from django_idempotency.values.scopes import BuiltInScope
 from tests.support.callers import SCOPE, is_replay, operation, post, record
 from tests.support.loops import run, waiting_for_an_owner
 
@@ -76,7 +76,7 @@ def test_after_the_view_returned_its_response_is_stored_and_replayed(on_crash, t
     view, stop = View(), Stop()
 
     async def main():
-        await cancelled_at(stop, protected(view, redact=stop, on_crash=on_crash)(post()), times)
+        await cancelled_at(stop, protected(view, body=Body(redact=stop), mode=Lease(on_crash=on_crash))(post()), times)
         return await protected(view)(post())
 
     retried = run(main)
@@ -111,9 +111,9 @@ def test_during_the_claim_the_key_is_free_again(on_crash, times):
     view, stop = View(), Stop(BuiltInScope(SCOPE))
 
     async def main():
-        await cancelled_at(stop, protected(view, scope=stop, on_crash=on_crash)(post()), times)
+        await cancelled_at(stop, protected(view, scope=stop, mode=Lease(on_crash=on_crash))(post()), times)
         assert not await IdempotencyRecord.objects.aexists()
-        return await protected(view, on_crash=on_crash)(post())
+        return await protected(view, mode=Lease(on_crash=on_crash))(post())
 
     retried = run(main)
     assert (view.runs, retried.status_code, is_replay(retried)) == (1, 201, False)
@@ -122,7 +122,7 @@ def test_during_the_claim_the_key_is_free_again(on_crash, times):
 def test_a_caller_cancelled_before_it_waits_is_not_counted():
     engine.claim(operation(), Policy(mode="lease"))
     view, stop = View(), Stop(BuiltInScope(SCOPE))
-    run(lambda: cancelled_at(stop, protected(view, scope=stop, on_conflict="wait")(post())))
+    run(lambda: cancelled_at(stop, protected(view, scope=stop, wait=10)(post())))
     assert (view.runs, len(waiters)) == (0, 0)
 
 
@@ -151,7 +151,7 @@ def test_during_the_view_it_counts_as_a_crash():
         await asyncio.Event().wait()
 
     async def main():
-        task = asyncio.ensure_future(protected(slow, on_crash="hold")(post()))
+        task = asyncio.ensure_future(protected(slow, mode=Lease(on_crash="hold"))(post()))
         await asyncio.wait_for(entered.wait(), 30)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -173,11 +173,13 @@ def test_a_caller_that_waits_and_hangs_up_leaves_nothing_behind(monkeypatch):
     async def main():
         owner = asyncio.ensure_future(protected(slow)(post()))
         await asyncio.wait_for(entered.wait(), 30)
-        waiter = asyncio.ensure_future(protected(view, on_conflict="wait", wait_timeout=30)(post()))
+        waiter = asyncio.ensure_future(protected(view, wait=30)(post()))
         await asyncio.wait_for(waits.wait(), 30)
+        assert len(waiters) == 1
         waiter.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiter
+        assert len(waiters) == 0
         let_go.set()
         return await owner
 

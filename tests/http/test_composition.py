@@ -69,6 +69,8 @@ def function(runs):
 
 
 WAYS = {
+    "function": lambda runs: leased(runs.view),
+    "subclass": lambda runs: type("Own", (leased(Order),), {"runs": runs}).as_view(),
     "api_view": lambda runs: leased(function(runs)),
     "csrf_exempt api_view": lambda runs: leased(csrf_exempt(function(runs))),
     "APIView.as_view()": lambda runs: leased(made(ApiOrder, runs).as_view()),

@@ -12,7 +12,7 @@ from django.test.client import encode_multipart
 
 from django_idempotency.decorators import idempotent
 from tests.support.callers import entry_point, is_replay, post, record
-from tests.support.views import Runs, code
+from tests.support.views import Runs, api_class, code
 
 pytestmark = pytest.mark.django_db
 
@@ -34,7 +34,7 @@ def cut(body, content_type, by):
 @pytest.mark.parametrize("mode", ["atomic", "lease"])
 @pytest.mark.parametrize(("body", "content_type"), BODIES.values(), ids=BODIES)
 @pytest.mark.parametrize("by", [1, 3])
-def test_it_is_refused_and_the_whole_request_runs(body, content_type, by, mode):
+def test_a_cut_body_is_refused_and_the_whole_request_runs(body, content_type, by, mode):
     runs = Runs()
     protected = idempotent(scope="public", mode=mode)(runs.view)
     refused = protected(cut(body, content_type, by))
@@ -43,7 +43,7 @@ def test_it_is_refused_and_the_whole_request_runs(body, content_type, by, mode):
     assert (whole.status_code, is_replay(whole), runs.count) == (200, False, 1)
 
 
-def test_a_view_that_has_read_it_itself_is_told_too():
+def test_a_cut_body_that_was_read_before_is_refused():
     runs = Runs()
     protected = idempotent(scope="public")(runs.view)
     request = cut(*BODIES["form"], 3)
@@ -56,18 +56,12 @@ def test_a_view_that_has_read_it_itself_is_told_too():
 
 @pytest.mark.drf
 @pytest.mark.parametrize("name", BODIES)
-def test_rest_framework_refuses_it_too(name):
+def test_rest_framework_refuses_a_cut_body(name):
     from rest_framework.parsers import FileUploadParser, FormParser, JSONParser, MultiPartParser
-    from rest_framework.views import APIView
 
     runs = Runs()
-    attributes = {
-        "post": lambda self, request: runs.view(request),
-        "authentication_classes": (),
-        "permission_classes": (),
-        "parser_classes": (JSONParser, FormParser, MultiPartParser, FileUploadParser),
-    }
-    protected = idempotent(scope="public")(type("Charge", (APIView,), attributes)).as_view()
+    parsers = (JSONParser, FormParser, MultiPartParser, FileUploadParser)
+    protected = idempotent(scope="public")(api_class(runs.view, parser_classes=parsers)).as_view()
     assert code(protected(cut(*BODIES[name], 3)).render()) == "request_incomplete"
     assert (runs.count, record()) == (0, None)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from rest_framework.authentication import SessionAuthentication
 from rest_framework.renderers import BrowsableAPIRenderer, JSONRenderer
@@ -10,7 +12,7 @@ from rest_framework.views import APIView
 
 from django_idempotency.decorators import idempotent
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Policy
+from django_idempotency.policy import Body, Policy
 from django_idempotency.rest_framework import IdempotentMixin
 from tests.support.callers import is_replay
 from tests.support.views import Runs, code
@@ -36,7 +38,7 @@ class Envelope(IdempotentMixin, APIView):
 
 def envelope(answer, **attributes):
     runs = Runs(lambda request: answer())
-    attributes = {"runs": runs, "idempotency_policy": Policy(scope="public", max_body_size=1000)} | attributes
+    attributes = {"runs": runs, "idempotency_policy": Policy(scope="public", body=Body(limit=1000))} | attributes
     return runs, type("Charge", (Envelope,), attributes).as_view()
 
 
@@ -71,7 +73,7 @@ def test_data_of_what_is_no_json_is_none(call):
     assert call(view).data is None
 
 
-def test_what_was_too_large_to_keep_says_so_past_the_envelope(call):
+def test_a_replay_of_a_body_too_large_to_store_says_so_past_the_envelope(call):
     runs, view = envelope(lambda: Response({"long": "x" * 2000}, status=201))
     first, second = call(view), call(view)
     assert (first.status_code, second.status_code, runs.count) == (201, 201, 1)
@@ -146,6 +148,12 @@ def test_of_a_page_of_the_browsable_api_the_data_is_stored(call, base, wrap):
     assert bytes(IdempotencyRecord.objects.get().response_body) == b'{"entry":7}', "no page with a CSRF token"
 
 
+def test_a_page_whose_data_is_of_exactly_the_limit_is_replayed(call):
+    _runs, view = browsable(base=Protected, idempotency_policy=Policy(body=Body(limit=len(b'{"entry":7}'))))
+    _first, second = call(view, headers=HTML), call(view)
+    assert second.json() == {"entry": 7}
+
+
 def test_a_page_for_an_empty_response_is_replayed_as_204(call):
     _runs, view = browsable(lambda request: Response(status=204), Protected)
     assert [call(view, headers=headers).status_code for headers in (HTML, {})] == [200, 204]
@@ -160,7 +168,7 @@ class OnlyInPages(JSONRenderer):
     "attributes",
     [
         {"renderer_classes": [BrowsableAPIRenderer]},
-        {"idempotency_policy": Policy(max_body_size=5)},
+        {"idempotency_policy": Policy(body=Body(limit=5))},
         {"renderer_classes": [OnlyInPages, BrowsableAPIRenderer]},
     ],
     ids=["no other renderer", "too large", "its renderer raises"],
@@ -170,3 +178,51 @@ def test_a_page_without_data_to_store_is_not_replayed(call, attributes):
     first, second = call(view, headers=HTML), call(view, headers=HTML)
     assert (first.status_code, second.status_code, code(second)) == (201, 201, "response_not_stored")
     assert runs.count == 1
+
+
+def test_a_problem_is_a_page_of_the_browsable_api(call):
+    _runs, view = browsable(base=Protected)
+    call(view, headers=HTML)
+    mismatch = call(view, {"amount": 5}, headers=HTML)
+    assert (mismatch.status_code, b"idempotency_key_reused" in mismatch.content) == (422, True)
+
+
+# --- Other mixins ----------------------------------------------------------------------------------------------------
+
+
+class Tracing:
+    """Another mixin that has its hands in everything."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.trace = []
+
+    def dispatch(self, request, *args, **kwargs):
+        response = super().dispatch(request, *args, **kwargs)
+        response.headers["X-Trace"] = " ".join(self.trace)
+        return response
+
+    def initial(self, request, *args, **kwargs):
+        self.trace.append("initial")
+        super().initial(request, *args, **kwargs)
+
+    def handle_exception(self, exc):
+        self.trace.append(type(exc).__name__)
+        return super().handle_exception(exc)
+
+    def finalize_response(self, request, response, *args, **kwargs):
+        self.trace.append("finalize")
+        response.headers["X-Finalized"] = "yes"
+        return super().finalize_response(request, response, *args, **kwargs)
+
+
+@pytest.mark.parametrize("bases", [(IdempotentMixin, Tracing, Browsable), (Tracing, IdempotentMixin, Browsable)])
+def test_mixins_that_override_what_it_overrides_still_work_beside_it(call, bases):
+    runs = Runs(lambda request: Response({"run": runs.count}))
+    view = type("View", bases, {"runs": runs}).as_view()
+    first, second, refused = call(view), call(view), call(view, {"amount": 5})
+    assert (first.content, is_replay(second), runs.count) == (second.content, True, 1)
+    assert first.headers["X-Finalized"] == second.headers["X-Finalized"] == "yes"
+    assert first.headers["X-Trace"] == "initial finalize"
+    assert refused.headers["X-Trace"] == "initial IdempotencyProblem finalize"
+    assert json.loads(refused.content)["code"] == "idempotency_key_reused"

@@ -8,9 +8,10 @@ from django.http import HttpResponse
 from django.urls import path
 from django.views import View
 
-from django_idempotency.checks.views import check_views
 from django_idempotency.decorators import idempotent
+from django_idempotency.policy import Keys
 from tests.support.callers import effects, entry_point, pay, record
+from tests.support.checks import ids_found
 
 
 def durable(request):
@@ -58,13 +59,13 @@ class ClassBased(View):
 @pytest.mark.parametrize(
     ("view", "ids"),
     [
-        (idempotent(decorated), ["django_idempotency.E042"]),
-        (idempotent(ClassBased).as_view(), ["django_idempotency.E042"]),
-        (idempotent(scope="public", min_key_length=32)(decorated), ["django_idempotency.E042"]),
+        (idempotent(decorated), ["E018"]),
+        (idempotent(ClassBased).as_view(), ["E018"]),
+        (idempotent(scope="public", keys=Keys(min_length=32))(decorated), ["E018"]),
         (idempotent(mode="lease")(decorated), []),
         (idempotent(transaction.atomic(lambda request: HttpResponse())), []),
     ],
 )
 def test_a_durable_decorator_below_the_entry_point_is_an_error(settings, view, ids):
     settings.ROOT_URLCONF = (path("view/", view),)
-    assert [message.id for message in check_views(None)] == ids
+    assert ids_found(databases=()) == ids

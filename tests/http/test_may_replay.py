@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uuid import uuid4
+from functools import partial
 
 import pytest
 from django.contrib.auth.models import Permission
@@ -10,17 +10,17 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.views import View
 
-from django_idempotency import signals
+from django_idempotency import engine, signals
 from django_idempotency.decorators import idempotent
-from django_idempotency.exceptions import ClaimLost
+from django_idempotency.exceptions import ReplayForbidden
 from django_idempotency.http.requests import identify
-from django_idempotency.http.runner import after_losing
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.outcomes import StoredRecord, StoredResponse
 from django_idempotency.policy import Policy
 from django_idempotency.stores import store_for
+from django_idempotency.values.outcomes import StoredRecord, StoredResponse
 from tests.support.callers import heard, is_replay
-from tests.support.views import Runs, code
+from tests.support.pages import FENCE, section
+from tests.support.views import Runs, api_class, code
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 ALLOWED = "X-Allowed"  # what the header of a request says, its callable says
@@ -54,9 +54,11 @@ aby_object = AsyncByHeader()
 aby_object.__name__ = "aby_object"
 
 
-@pytest.fixture(params=[by_header, aby_header, aby_object], ids=["sync", "async", "async object"])
-def may_replay(request):
-    return request.param
+SENT = pytest.mark.parametrize(
+    ("send", "may_replay"),
+    [("__call__", by_header), ("asgi", aby_header), ("__call__", aby_object)],
+    ids=["wsgi", "asgi", "async object"],
+)
 
 
 # --- Entry points ----------------------------------------------------------------------------------------------------
@@ -64,13 +66,9 @@ def may_replay(request):
 
 def of_rest_framework(runs, policy):
     from rest_framework.authentication import SessionAuthentication
-    from rest_framework.views import APIView
 
-    from django_idempotency.rest_framework import IdempotentMixin
-
-    attributes = {"authentication_classes": [SessionAuthentication], "post": lambda view, request: runs.view(request)}
-    bases = (APIView,) if policy is None else (IdempotentMixin, APIView)
-    return type("Payments", bases, attributes | ({} if policy is None else {"idempotency_policy": policy})).as_view()
+    view = api_class(runs.view, authentication_classes=[SessionAuthentication])
+    return (view if policy is None else idempotent(policy=policy)(view)).as_view()
 
 
 def of_a_class(runs):
@@ -81,7 +79,7 @@ DECORATED = {
     "function": lambda runs, policy: idempotent(policy=policy)(runs.view),
     "in lease mode": lambda runs, policy: idempotent(policy=policy.derive(mode="lease"))(runs.view),
     "async function": lambda runs, policy: idempotent(policy=policy.derive(mode="lease"))(runs.aview),
-    "waiting": lambda runs, policy: idempotent(policy=policy.derive(mode="lease", on_conflict="wait"))(runs.aview),
+    "waiting": lambda runs, policy: idempotent(policy=policy.derive(mode="lease", wait=10))(runs.aview),
     "class": lambda runs, policy: idempotent(policy=policy)(of_a_class(runs)),
     "mixin": pytest.param(of_rest_framework, marks=pytest.mark.drf),
 }
@@ -108,42 +106,27 @@ def holds(send, runs):
     assert (allowed.content, is_replay(allowed), runs.count) == (b"run 1", True, 1)
 
 
+@SENT
 @pytest.mark.parametrize("make", DECORATED.values(), ids=DECORATED)
-@pytest.mark.parametrize("server", ["wsgi", "asgi"])
-def test_every_entry_point_asks_before_a_replay(call, make, server, may_replay):
+def test_every_entry_point_asks_before_a_replay(call, make, send, may_replay):
     runs = Runs()
-    view = make(runs, Policy(may_replay=may_replay))
-    send = call if server == "wsgi" else call.asgi
-    holds(lambda **options: send(view, **options), runs)
+    holds(partial(getattr(call, send), make(runs, Policy(may_replay=may_replay))), runs)
 
 
+@SENT
 @pytest.mark.parametrize("make", COVERED.values(), ids=COVERED)
-@pytest.mark.parametrize("server", ["wsgi", "asgi"])
-def test_the_middleware_asks_before_a_replay(call, make, server, may_replay, settings):
+def test_the_middleware_asks_before_a_replay(call, make, send, may_replay, settings):
     settings.IDEMPOTENCY = {"MAY_REPLAY": f"{__name__}.{may_replay.__name__}"}
     runs = Runs()
-    view = make(runs)
-    send = call if server == "wsgi" else call.asgi
-    holds(lambda **options: send(view, **options), runs)
+    holds(partial(getattr(call, send), make(runs)), runs)
 
 
-def test_a_store_behind_a_cache_asks_before_a_replay(call, settings):
-    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": uuid4().hex}}
-    settings.IDEMPOTENCY = {"STORES": {"default": {"BACKEND": "django_idempotency.stores.cached.CachedStore"}}}
-    runs = Runs()
-    view = idempotent(may_replay=by_header)(runs.view)
-    holds(lambda **options: call(view, **options), runs)
-    IdempotencyRecord.objects.all().delete()
-    assert is_refused(call(view)), "from the cache, too"
-    assert is_replay(call(view, headers={ALLOWED: "yes"}))
-
-
-def test_a_caller_that_lost_its_claim_is_asked_for_too(rf, alice):
+def test_may_replay_is_asked_about_a_caller_that_lost_its_claim(rf, alice):
     policy = Policy(may_replay=by_header)
     idempotent(policy=policy)(Runs().view)(asking(rf, alice))
     operation = identify(asking(rf, alice), policy, sender=None)
-    refused = after_losing(ClaimLost(), operation, policy)
-    assert type(refused).__name__ == "ReplayForbidden"
+    with pytest.raises(ReplayForbidden):
+        engine.duplicate(operation, policy)
 
 
 def asking(rf, user):
@@ -202,7 +185,7 @@ def test_a_coroutine_that_is_not_awaited_is_no(call):
 
 
 @pytest.mark.parametrize("make", [DECORATED["function"], DECORATED["async function"], DECORATED["mixin"]])
-def test_it_may_deny_by_exception(call, make):
+def test_may_replay_may_deny_by_exception(call, make):
     def deny(request, record):
         raise PermissionDenied
 
@@ -214,7 +197,7 @@ def test_it_may_deny_by_exception(call, make):
 
 
 @pytest.mark.drf
-def test_rest_framework_handles_its_exception_after_a_loss_too(call):
+def test_rest_framework_handles_an_exception_of_may_replay_after_a_loss(call):
     from rest_framework.exceptions import NotFound
 
     def deny(request, record):
@@ -237,7 +220,7 @@ def test_a_refusal_is_counted_as_one(call):
     assert ([named["reason"] for named in rejected], replayed) == (["forbidden"], [])
 
 
-def test_a_refusal_is_no_response_of_the_view_around_it(call):
+def test_a_refused_replay_is_not_stored_by_the_view_around_it(call):
     runs = Runs()
     inner = idempotent(may_replay=by_header, scope=lambda request: "inner", mode="lease")(runs.view)
     outer = idempotent(mode="lease")(lambda request: inner(request))
@@ -249,18 +232,13 @@ def test_a_refusal_is_no_response_of_the_view_around_it(call):
 # --- Recipes ---------------------------------------------------------------------------------------------------------
 
 
-def recipes():
-    from tests.unit.test_docs import FENCE, section
-
+@pytest.fixture
+def recipe():
+    """The names that the page's code defines."""
     (block,) = [text for _language, text in FENCE.findall(section("replays.md", "Recipes"))]
     names = {}
     exec(block, names)
     return names
-
-
-@pytest.fixture
-def recipe():
-    return recipes()
 
 
 def test_a_revoked_permission_ends_replays(call, alice, recipe):

@@ -65,7 +65,7 @@ def test_a_wrong_policy_on_an_action_is_refused_with_its_route():
         Charges.as_view({"post": "settle"}, **Charges.settle.kwargs)
 
 
-@pytest.mark.parametrize("name", ["idempotency", "idempotent_policy", "idempotency_policies"])
+@pytest.mark.parametrize("name", ["policy", "idempotency", "idempotent_policy", "idempotency_policies"])
 def test_the_policy_under_a_name_that_nothing_reads_is_refused(name):
     with refused(ImproperlyConfigured, match=rf"Nothing reads Charge\.{name}: write idempotency_policy"):
         type("Charge", (IdempotentMixin, APIView), {name: Policy(required=True)})
@@ -73,6 +73,7 @@ def test_the_policy_under_a_name_that_nothing_reads_is_refused(name):
 
 def test_a_class_may_keep_the_policies_of_its_actions():
     policy = Policy(required=True)
+    type("Charge", (IdempotentMixin, APIView), {"policy": "a project's own"})
     type("Charge", (IdempotentMixin, APIView), {"idempotency_refund": policy, "idempotency_policy": policy})
 
 
@@ -92,7 +93,7 @@ def test_the_decorator_on_a_method_is_refused_where_it_is_written():
                 return HttpResponse()
 
 
-def test_below_api_view_it_is_refused_before_the_view_runs():
+def test_an_entry_point_below_api_view_is_refused_before_the_view_runs():
     runs = Runs(lambda request: Response())
     inner = idempotent(scope="public")(lambda request: runs.view(request))
     wrong = api_view(["POST"])(permission_classes([])(inner))
@@ -119,7 +120,7 @@ def test_a_policy_is_given_by_name(call):
     runs = Runs()
     protected = idempotent(policy=Policy(mode="lease"))(runs.view)
     assert is_replay([call(protected) for _ in range(2)][1])
-    assert runs.contexts[0].policy.mode == "lease"
+    assert not runs.contexts[0].policy.is_atomic
     with refused(TypeError, match="policy="):
         idempotent(policy=Policy(), required=True)
     with refused(TypeError, match="policy="):
@@ -140,7 +141,7 @@ def test_a_second_entry_point_is_refused_where_it_is_written(make):
         make()
 
 
-def test_what_is_no_request_is_refused():
+def test_an_argument_that_is_not_a_request_is_refused():
     with refused(ImproperlyConfigured, match="HttpRequest"):
         idempotent(view)(object())
     assert idempotent(scope="public")(view)(RequestFactory().get("/")).status_code == 200

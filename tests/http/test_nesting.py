@@ -14,7 +14,7 @@ from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Policy
 from tests.support.callers import SCOPE, effects, is_replay, operation, pay, paying, post, record
 from tests.support.loops import run
-from tests.support.views import Runs, code
+from tests.support.views import Runs, api_class, code
 
 pytestmark = pytest.mark.usefixtures("payer")
 
@@ -104,11 +104,9 @@ def test_the_same_key_sent_anew_from_inside_is_a_duplicate():
 @pytest.mark.parametrize("outer", [atomic, leased], ids=["atomic", "lease"])
 def test_a_rest_framework_view_inside_passes_through(outer):
     from rest_framework.response import Response
-    from rest_framework.views import APIView
 
     runs = Runs(lambda request: Response({"run": runs.count}))
-    attributes = {"post": lambda self, request: runs.view(request), "permission_classes": ()}
-    inner = outer(type("Inner", (APIView,), attributes)).as_view()
+    inner = outer(api_class(runs.view)).as_view()
 
     def calling(request):
         return inner(request)
@@ -121,18 +119,13 @@ def test_a_rest_framework_view_inside_passes_through(outer):
 @pytest.mark.drf
 def test_a_terminal_failure_of_a_rest_framework_view_inside_undoes_what_both_wrote():
     from rest_framework.response import Response
-    from rest_framework.views import APIView
 
-    def failing(view, request):
+    def failing(request):
         pay()
         raise TerminalFailure(Response({"declined": True}, status=402))
 
-    attributes = {
-        "post": failing,
-        "permission_classes": (),
-        "get_exception_handler": lambda view: lambda error, context: Response(status=500),
-    }
-    inner = atomic(type("Inner", (APIView,), attributes)).as_view()
+    handler = {"get_exception_handler": lambda view: lambda error, context: Response(status=500)}
+    inner = atomic(api_class(failing, **handler)).as_view()
 
     def calling(request):
         pay()

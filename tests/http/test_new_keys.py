@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from uuid import uuid4
 
 import pytest
@@ -14,12 +13,12 @@ from django.db import connections
 from django.http import HttpResponse
 
 from django_idempotency import signals
-from django_idempotency.consumers import AlreadyDone, Done, Message, consume
 from django_idempotency.decorators import idempotent
 from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.http import admission
+from django_idempotency.messages import AlreadyDone, Done, Message, consume
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Policy
+from django_idempotency.policy import Atomic, Lease, Limits, Policy
 from tests.http.test_may_replay import COVERED, DECORATED
 from tests.stores.memory import MemoryStore
 from tests.support.callers import Gate, effects, entry_point, heard, is_replay, operation, paying, shift
@@ -76,33 +75,29 @@ def holds(send, runs):
 
 
 @pytest.mark.parametrize("make", DECORATED.values(), ids=DECORATED)
-@pytest.mark.parametrize("server", ["wsgi", "asgi"])
-def test_every_entry_point_asks_before_a_new_key(call, make, server):
+@pytest.mark.parametrize("send", ["__call__", "asgi"])
+def test_every_entry_point_asks_before_a_new_key(call, make, send):
     runs = Runs()
-    view = make(runs, Policy(admit=by_key))
-    send = call if server == "wsgi" else call.asgi
-    holds(functools.partial(send, view), runs)
+    holds(functools.partial(getattr(call, send), make(runs, Policy(admit=by_key))), runs)
 
 
 @pytest.mark.parametrize("make", COVERED.values(), ids=COVERED)
-@pytest.mark.parametrize(("server", "admit"), [("wsgi", by_key), ("asgi", aby_key)], ids=["wsgi", "asgi"])
-def test_the_middleware_asks_before_a_new_key(call, make, server, admit, settings):
+@pytest.mark.parametrize(("send", "admit"), [("__call__", by_key), ("asgi", aby_key)], ids=["wsgi", "asgi"])
+def test_the_middleware_asks_before_a_new_key(call, make, send, admit, settings):
     settings.IDEMPOTENCY = {"ADMIT": f"{__name__}.{admit.__name__}"}
     runs = Runs()
-    view = make(runs)
-    send = call if server == "wsgi" else call.asgi
-    holds(functools.partial(send, view), runs)
+    holds(functools.partial(getattr(call, send), make(runs)), runs)
 
 
 def test_messages_are_not_asked_for(settings):
-    settings.IDEMPOTENCY = {"ADMIT": f"{__name__}.nobody", "MAX_NEW_KEYS": 1}
+    settings.IDEMPOTENCY = {"ADMIT": f"{__name__}.nobody"}
     messages = [Message("queue", id, b"{}") for id in ("a", "b", "a")]
     told = [type(consume(message, lambda message, context: None)) for message in messages]
     assert told == [Done, Done, AlreadyDone]
 
 
-@pytest.mark.parametrize("answer", [False, None, 0, -1, float("nan"), "yes"], ids=repr)
-def test_what_is_neither_true_nor_a_time_refuses_for_a_minute(call, answer):
+@pytest.mark.parametrize("answer", [False, None, 0, -1, float("nan"), float("inf"), "yes"], ids=repr)
+def test_an_admit_that_returns_neither_true_nor_a_time_refuses_for_a_minute(call, answer):
     refused = call(idempotent(admit=lambda operation: answer)(Runs().view))
     assert is_refused(refused)
     assert int(refused.headers["Retry-After"]) >= 60
@@ -135,11 +130,16 @@ def test_a_known_key_is_never_refused():
 
 @pays
 @pytest.mark.parametrize(
-    "policy", [{"mode": "atomic"}, {"mode": "lease"}, pytest.param({"claim": "lock"}, marks=pytest.mark.postgresql)]
+    "mode",
+    [
+        Atomic(takeover_grace=0),
+        Lease(),
+        pytest.param(Atomic(claim="lock", takeover_grace=0), marks=pytest.mark.postgresql),
+    ],
 )
-def test_a_key_that_runs_is_never_refused(policy):
-    with Gate().running(**policy):
-        assert code(refusing(**policy, takeover_grace=0)()) == "idempotency_key_in_use"
+def test_a_key_that_runs_is_never_refused(mode):
+    with Gate().running(mode=mode):
+        assert code(refusing(mode=mode)()) == "idempotency_key_in_use"
 
 
 @pays
@@ -158,25 +158,39 @@ def test_a_key_that_was_released_or_has_expired_is_new():
     assert effects() == 1
 
 
+def other_request():
+    try:
+        return entry_point(paying)()
+    finally:
+        connections.close_all()
+
+
 @pays
 @pytest.mark.parametrize("answer", [False, True])
-def test_a_key_that_becomes_known_while_it_is_asked_for(answer, counts):
-    """Another request with it is done by the time that the answer comes: no refusal, and no count."""
-
-    def other_request():
-        try:
-            return entry_point(paying)()
-        finally:
-            connections.close_all()
+def test_a_key_that_becomes_known_while_it_is_asked_for_is_not_refused(answer):
+    """Another request with it is done by the time that the answer comes."""
 
     def admit(operation):
-        if operation.key == "k":
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(other_request).result(30).status_code == 201
+        return answer
+
+    assert is_replay(entry_point(paying, admit=admit)())
+
+
+@pays
+def test_a_key_that_becomes_known_while_it_is_counted_counts_no_more(counts, monkeypatch):
+    raced, read = [], admission.Count.add
+
+    def add(count, amount):
+        if not raced:
+            raced.append(amount)
             with ThreadPoolExecutor(1) as pool:
                 assert pool.submit(other_request).result(30).status_code == 201
-            return answer
-        return True
+        return read(count, amount)
 
-    send = entry_point(paying, admit=admit, max_new_keys=2)
+    monkeypatch.setattr(admission.Count, "add", add)
+    send = entry_point(paying, admit=Limits(new_keys=2))
     assert is_replay(send())
     assert [send(key).status_code for key in ("a", "b", "c")] == [201, 201, 429]
 
@@ -205,10 +219,12 @@ def test_a_key_that_was_known_a_moment_ago_is_not_refused(settings):
 
 
 def test_a_scope_has_so_many_new_keys_a_minute(call, counts):
-    limited = idempotent(max_new_keys=2)(Runs().view)
+    limited = idempotent(admit=Limits(new_keys=2))(Runs().view)
     assert [call(limited, key=key).status_code for key in ("a", "b", "c", "d")] == [200, 200, 429, 429]
     assert is_replay(call(limited, key="a"))
-    assert call(idempotent(max_new_keys=2, scope="public")(Runs().view), key="c").status_code == 200, "another scope"
+    assert call(idempotent(admit=Limits(new_keys=2), scope="public")(Runs().view), key="c").status_code == 200, (
+        "another scope"
+    )
     counts(6059.5)
     assert int(call(limited, key="c").headers["Retry-After"]) in (1, 2)
     counts(6060.0)
@@ -216,20 +232,20 @@ def test_a_scope_has_so_many_new_keys_a_minute(call, counts):
 
 
 def test_the_limits_may_be_settings(call, counts, settings):
-    settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "MAX_NEW_KEYS": 1}
+    settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "ADMIT": Limits(new_keys=1)}
     view = idempotent(Runs().view)
     assert [call(view, key=key).status_code for key in ("a", "b")] == [200, 429]
 
 
 @pays
-def test_no_more_keys_are_admitted_to_callers_at_once(counts):
+def test_concurrent_callers_get_no_more_new_keys_than_max_new_keys(counts):
     callers, most, view = 8, 3, Runs().view
     barrier = threading.Barrier(callers)
 
     def send(number):
         barrier.wait(30)
         try:
-            return entry_point(view, max_new_keys=most, mode="lease")(f"k{number}").status_code
+            return entry_point(view, admit=Limits(new_keys=most), mode="lease")(f"k{number}").status_code
         finally:
             connections.close_all()
 
@@ -240,8 +256,8 @@ def test_no_more_keys_are_admitted_to_callers_at_once(counts):
 
 
 def test_a_key_that_was_refused_does_not_count(counts):
-    policy = Policy(max_new_keys=1)
-    first, second, third = (admission.admission_of(policy) for _ in range(3))
+    policy = Policy(admit=Limits(new_keys=1))
+    first, second, third = (admission.Admission(policy) for _ in range(3))
     assert first.refused_for(operation()) is None
     assert second.refused_for(operation("other")) == 60
     first.give_back()
@@ -263,7 +279,7 @@ class ReadOnly(MemoryStore):
 def test_retries_while_nothing_can_be_stored_do_not_count(counts, settings, monkeypatch):
     settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "STORES": {"default": {"BACKEND": f"{__name__}.ReadOnly"}}}
     MemoryStore.rows.clear()
-    send = entry_point(paying, mode="lease", max_new_keys=2)
+    send = entry_point(paying, mode="lease", admit=Limits(new_keys=2))
     assert [send().status_code for _retry in range(3)] == [503] * 3
     monkeypatch.setattr(ReadOnly, "is_over", True)
     assert [send(key).status_code for key in ("k", "other", "third")] == [201, 201, 429]
@@ -272,7 +288,7 @@ def test_retries_while_nothing_can_be_stored_do_not_count(counts, settings, monk
 def test_a_scope_stores_so_many_bytes(call, counts):
     """More than that by the last response, as its size is not known before."""
     runs = Runs(lambda request: HttpResponse(b"x" * 1000))
-    limited = idempotent(max_stored_bytes=1500, retention=3600)(runs.view)
+    limited = idempotent(admit=Limits(bytes=1500), retention=3600)(runs.view)
     assert [call(limited, key=key).status_code for key in ("a", "b", "c")] == [200, 200, 429]
     assert is_replay(call(limited, key="a"))
     assert int(call(limited, key="c").headers["Retry-After"]) >= 1200, "the hour that it is has 20 minutes more"
@@ -283,17 +299,17 @@ def test_a_scope_stores_so_many_bytes(call, counts):
 def test_a_cache_that_fails_limits_nothing(call, settings, caplog):
     settings.CACHES = {"default": {"BACKEND": f"{__name__}.NoCache"}}
     admission._guards.clear()
-    limited = idempotent(max_new_keys=1, max_stored_bytes=1)(Runs().view)
+    limited = idempotent(admit=Limits(new_keys=1, bytes=1))(Runs().view)
     assert [call(limited, key=key).status_code for key in ("a", "b")] == [200, 200]
     assert [record.event for record in caplog.records] == ["cache_error"]
 
 
-def test_what_is_no_count_limits_nothing(call, counts, caplog):
+def test_a_cached_count_that_is_not_a_number_limits_nothing(call, counts, caplog):
     """Another program writes to the same cache, or another version of the cache's client."""
-    policy = Policy(max_stored_bytes=100, retention=3600)
-    key = admission.admission_of(policy)._bytes_of(operation()).key
+    policy = Policy(admit=Limits(bytes=100), retention=3600)
+    key = admission.Admission(policy)._bytes_of(operation()).key
     caches["counts"].set(key, "no number")
-    limited = idempotent(policy=replace(policy, scope="public"))(Runs().view)
+    limited = idempotent(policy=policy.derive(scope="public"))(Runs().view)
     assert call(limited).status_code == 200
     assert [record.event for record in caplog.records] == ["cache_error"]
 
@@ -326,10 +342,10 @@ def test_a_refusal_is_an_event(call):
 @pays
 @pytest.mark.parametrize(
     "policy",
-    [{"admit": by_key}, {"max_new_keys": 100}, {"max_stored_bytes": 10**9}],
+    [{"admit": by_key}, {"admit": Limits(new_keys=100)}, {"admit": Limits(bytes=10**9)}],
     ids=lambda policy: next(iter(policy)),
 )
-def test_it_costs_one_look_and_without_it_nothing(counts, policy):
+def test_admission_costs_one_more_statement_a_request(counts, policy):
     def statements(send, key):
         with sent_statements() as sent:
             send(key)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from functools import cache
+from collections.abc import Iterator
+from functools import cache, wraps
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -20,11 +20,12 @@ from django_idempotency.decorators import idempotency_exempt, idempotent
 from django_idempotency.forms import idempotent_form
 from django_idempotency.models import IdempotencyRecord
 from tests.support.callers import effects, is_replay
+from tests.support.checks import found
 from tests.support.views import book, code
 
 pytestmark = pytest.mark.filterwarnings("ignore:Returning tuple:DeprecationWarning")
 
-KNOWN = {"right"}
+KNOWN = {"right", "other"}
 
 
 class ApiKey(APIKeyHeader):
@@ -55,12 +56,12 @@ def api():
 
 @pytest.fixture
 def post(call, settings, api):
-    """POSTs to /api/pay, behind the middleware."""
+    """POSTs to the API, behind the middleware."""
     mounted = cache(lambda: api.urls)
 
-    def send(api_key="right", *, query="amount=5", asgi=False, **options):
+    def send(api_key="right", *, to="pay", query="amount=5", asgi=False, **options):
         settings.ROOT_URLCONF = (path("api/", mounted()),)
-        sent = call.request(path=f"/api/pay?{query}", headers={"X-API-Key": api_key}, **options)
+        sent = call.request(path=f"/api/{to}?{query}", headers={"X-API-Key": api_key}, **options)
         if not asgi:
             return call.client.generic(**sent)
         from asgiref.sync import async_to_sync
@@ -105,7 +106,7 @@ def test_a_view_returns_with_a_key_what_it_returns_without(api, post, answer, re
 
 
 @pytest.mark.parametrize("asgi", [True, False], ids=["asgi", "wsgi"])
-def test_an_async_operation_too(api, post, asgi):
+def test_an_async_operation_runs_once(api, post, asgi):
     @api.post("/pay", auth=ApiKey(), response=RESPONSES)
     @by_key_leased
     async def pay(request, amount: int):
@@ -113,6 +114,16 @@ def test_an_async_operation_too(api, post, asgi):
 
     first, second = post(asgi=asgi), post(asgi=asgi)
     assert (first.status_code, second.content, is_replay(second)) == (201, first.content, True)
+
+
+def test_an_error_of_an_async_operation_is_stored_as_ninja_renders_it(api, post):
+    @api.post("/pay", auth=ApiKey(), response=RESPONSES)
+    @by_key_leased
+    async def pay(request, amount: int):
+        raise HttpError(402, "no")
+
+    first, second = post(), post()
+    assert (first.status_code, second.content, is_replay(second)) == (402, first.content, True)
 
 
 def test_a_replay_comes_after_ninjas_own_authentication(api, post):
@@ -140,7 +151,7 @@ def test_a_router_that_is_mounted_twice_keeps_its_entry_points(api, post):
     assert effects() == 1
 
 
-def test_what_the_view_sets_on_ninjas_response_is_replayed(api, post):
+def test_headers_set_on_ninjas_response_are_replayed(api, post):
     @api.post("/pay", auth=ApiKey(), response=RESPONSES)
     @by_key
     def pay(request, response: HttpResponse, amount: int):
@@ -150,7 +161,7 @@ def test_what_the_view_sets_on_ninjas_response_is_replayed(api, post):
     assert [post().headers["X-Paid"] for _ in range(2)] == ["5", "5"]
 
 
-def test_what_ninja_refuses_leaves_the_key_free(api, post):
+def test_a_request_that_ninja_refuses_leaves_the_key_free(api, post):
     @api.post("/pay", auth=ApiKey(), response=RESPONSES)
     @by_key
     def pay(request, amount: int):
@@ -182,6 +193,7 @@ def test_a_failure_is_treated_by_the_outcome_policy(api, post, status, runs, rai
 ENTRY_POINTS = {
     "middleware": lambda api, pay: api.post("/pay")(pay),
     "operation": lambda api, pay: api.post("/pay")(idempotent(pay)),
+    "decorate_view": lambda api, pay: api.post("/pay")(decorate_view(idempotent)(pay)),
     "API": lambda api, pay: (api.add_decorator(idempotent, mode="view"), api.post("/pay")(pay)),
 }
 
@@ -224,25 +236,6 @@ def test_a_result_that_ninja_cannot_render_undoes_the_effects(api, post):
         with pytest.raises(Exception, match="validation error"):
             post()
     assert (len(call_count), effects()) == (2, 0)
-
-
-def test_above_the_operation_it_does_the_same(api, post):
-    @by_key
-    @api.post("/pay", auth=ApiKey(), response=RESPONSES)
-    def pay(request, amount: int):
-        return 201, paid(request, amount)
-
-    assert [is_replay(post()) for _ in range(2)] == [False, True]
-    assert post("wrong").status_code == 401
-
-
-def test_around_the_whole_operation_by_ninjas_own_means(api, post):
-    @api.post("/pay", response=RESPONSES)
-    @decorate_view(idempotent)
-    def pay(request, amount: int):
-        return 201, paid(request, amount)
-
-    assert [is_replay(post()) for _ in range(2)] == [False, True]
 
 
 FORMS = {
@@ -306,22 +299,6 @@ def test_a_stream_beside_an_operation_is_no_obstacle_to_the_middleware(api, post
             post(method="PUT")
 
 
-@pytest.mark.parametrize("asgi", [True, False], ids=["asgi", "wsgi"])
-@pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
-def test_a_stream_that_is_only_watched_is_sent(api, post, settings, is_async, asgi):
-    settings.IDEMPOTENCY = {"OBSERVE": 60}
-
-    async def asynchronous(request) -> AsyncIterator[Paid]:
-        yield Paid(amount=1, entry="")
-
-    def synchronous(request) -> Iterator[Paid]:
-        yield Paid(amount=1, entry="")
-
-    api.post("/pay", response=JSONL[Paid])(asynchronous if is_async else synchronous)
-    response = post(asgi=asgi)
-    assert (response.status_code, response.streaming) == (200, True)
-
-
 def test_behind_the_middleware_its_own_policy_counts(api, post, settings):
     settings.IDEMPOTENCY = {"REQUIRED": True, "SCOPE": "public"}
 
@@ -334,3 +311,180 @@ def test_behind_the_middleware_its_own_policy_counts(api, post, settings):
     record = IdempotencyRecord.objects.get()
     assert (record.scope, record.mode) == ("custom:right", "lease")
     assert code(post(key=None)) == "idempotency_key_missing"
+
+
+# --- One line for an API or a router ---------------------------------------------------------------------------------
+
+
+def protecting(router, **options):
+    router.add_decorator(idempotent(scope=lambda request: request.auth, **options), mode="view")
+
+
+@pytest.fixture
+def without_middleware(settings):
+    settings.MIDDLEWARE = [each for each in settings.MIDDLEWARE if not each.endswith("IdempotencyMiddleware")]
+
+
+def pay(request, amount: int):
+    return Status(201, paid(request, amount))
+
+
+@pytest.mark.usefixtures("without_middleware")
+def test_add_decorator_protects_every_operation_of_an_api(api, post):
+    protecting(api)
+    api.post("/pay", auth=ApiKey(), response={201: Paid})(pay)
+    api.put("/pay", auth=ApiKey(), response={201: Paid})(pay)
+    first, second = post(), post()
+    assert (first.status_code, first.json()["amount"], is_replay(first)) == (201, 5, False), "rendered by Ninja"
+    assert (second.content, is_replay(second), effects()) == (first.content, True, 1)
+    assert [is_replay(post(method="PUT", key="put")) for _ in range(2)] == [False, True]
+
+
+@pytest.mark.usefixtures("without_middleware")
+def test_a_routers_line_protects_its_operations_alone(api, post):
+    router = Router()
+    protecting(router)
+    router.post("/pay", auth=ApiKey(), response={201: Paid})(pay)
+    api.post("/free", auth=ApiKey(), response={201: Paid})(pay)
+    api.add_router("", router)
+    assert [is_replay(post()) for _ in range(2)] == [False, True]
+    assert [is_replay(post(to="free")) for _ in range(2)] == [False, False]
+
+
+@pytest.mark.usefixtures("without_middleware")
+def test_the_narrowest_line_counts(api, post):
+    router = Router()
+    protecting(api)
+    protecting(router, required=True)
+    router.post("/pay", auth=ApiKey(), response={201: Paid})(pay)
+    api.add_router("", router)
+
+    @api.post("/own", auth=ApiKey(), response={201: Paid})
+    @idempotent(scope="public")
+    def own(request, amount: int):
+        return pay(request, amount)
+
+    assert code(post(key=None)) == "idempotency_key_missing"
+    assert post(to="own").status_code == 201
+    assert IdempotencyRecord.objects.get().scope == "public"
+
+
+@pytest.mark.usefixtures("without_middleware")
+def test_a_router_in_two_apis_has_the_decorator_of_each(api, post):
+    router, other = Router(), NinjaAPI(urls_namespace=uuid.uuid4().hex, docs_url=None)
+    router.post("/pay", auth=ApiKey(), response={201: Paid})(pay)
+    protecting(other, required=True)
+    protecting(api)
+    other.add_router("", router)
+    assert other.urls
+    api.add_router("", router)
+    assert [is_replay(post()) for _ in range(2)] == [False, True]
+    assert post(key=None).status_code == 201
+
+
+@pytest.mark.usefixtures("without_middleware")
+def test_an_exempt_operation_is_left_alone(api, post):
+    protecting(api)
+
+    @api.post("/pay", auth=ApiKey(), response={201: Paid})
+    @idempotency_exempt
+    def pay_again(request, amount: int):
+        return pay(request, amount)
+
+    assert [is_replay(post()) for _ in range(2)] == [False, False]
+
+
+@pytest.mark.parametrize("method", ["post", "get"])
+def test_a_stream_is_refused_for_methods_that_take_keys(api, method):
+    @getattr(api, method)("/items", response=JSONL[Paid])
+    def items(request) -> Iterator[Paid]:
+        yield Paid(amount=1, entry="")
+
+    protecting(api)
+    if method == "get":
+        assert api.urls
+    else:
+        with pytest.raises(ImproperlyConfigured, match="idempotency_exempt leaves it out"):
+            _ = api.urls
+
+
+@pytest.mark.usefixtures("without_middleware")
+def test_an_async_operation_is_in_lease_mode(api, post):
+    @api.post("/pay", auth=ApiKey(), response={201: Paid})
+    async def pay_async(request, amount: int):
+        return Status(201, {"amount": amount, "entry": uuid.uuid4().hex})
+
+    protecting(api)
+    first, second = post(), post()
+    assert (first.status_code, second.content, is_replay(second)) == (201, first.content, True)
+    assert IdempotencyRecord.objects.get().mode == "lease"
+
+
+def test_a_decorator_between_two_lines_is_refused(api):
+    def logged(function):
+        return wraps(function)(lambda *args, **values: function(*args, **values))
+
+    router = Router()
+    protecting(api)
+    api.add_decorator(logged)
+    protecting(router)
+    router.post("/pay")(pay)
+    api.add_router("", router)
+    with pytest.raises(ImproperlyConfigured, match="before the others"):
+        _ = api.urls
+
+
+@pytest.mark.parametrize("way", ["above the operation", "default mode"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_entry_point_that_ninja_would_render_outside_of_is_refused(api, is_async, way):
+    async def pay_async(request, amount: int):
+        return {}
+
+    function = api.post("/pay")(pay_async if is_async else lambda request: {})
+    api.add_decorator(idempotent)
+    with pytest.raises(ImproperlyConfigured, match='mode="view"'):
+        _ = idempotent(function) if way == "above the operation" else api.urls
+
+
+# --- A version of Ninja whose operations can't be copied -------------------------------------------------------------
+
+
+@pytest.fixture
+def old_ninja(monkeypatch):
+    monkeypatch.setattr("django_idempotency.ninja.path_view", lambda view: None)
+
+
+@pytest.mark.usefixtures("old_ninja")
+def test_w021_a_replay_before_ninjas_authentication(api, post, settings):
+    @api.post("/pay", auth=ApiKey())
+    def pay(request, amount: int):
+        return paid(request, amount)
+
+    @api.get("/paid/{int:number}", auth=ApiKey())
+    def paid_before(request, number: int):
+        return {}
+
+    settings.IDEMPOTENCY = {"SCOPE": "public"}
+    first, leaked = post("right"), post("wrong")
+    assert (leaked.status_code, leaked.content, is_replay(leaked)) == (200, first.content, True), "what it is about"
+    (message,) = found("W021")
+    assert message.msg.startswith("/api/pay is a view of Django Ninja")
+    assert "EXEMPT_PATHS" in message.hint
+    settings.IDEMPOTENCY = {"SCOPE": "public", "EXEMPT_PATHS": ["^/api/"]}
+    assert found("W021") == []
+    settings.IDEMPOTENCY = {"SCOPE": "public", "METHODS": ["PUT"]}
+    assert found("W021") == []
+    settings.IDEMPOTENCY, settings.MIDDLEWARE = {}, []
+    assert found("W021") == []
+
+
+@pytest.mark.usefixtures("old_ninja")
+@pytest.mark.parametrize("method", ["post", "put"])
+def test_w021_reports_an_async_operation(api, settings, method):
+    @getattr(api, method)("/pay", auth=ApiKey())
+    async def pay(request, amount: int):
+        return {}
+
+    settings.IDEMPOTENCY = {}
+    settings.ROOT_URLCONF = (path("api/", api.urls),)
+    assert [message.id for message in found("W021")] == ["django_idempotency.W021"]

@@ -12,42 +12,36 @@ from django.http import HttpResponse
 
 from django_idempotency import engine
 from django_idempotency.decorators import idempotent
-from django_idempotency.policy import Policy
+from django_idempotency.engine.waiting import waiters as counted
+from django_idempotency.policy import Lease, Policy
 from tests.support.callers import SCOPE, Gate, entry_point, is_replay, operation, post, shift
 from tests.support.loops import waiting_for_an_owner
 
 pytestmark = pytest.mark.usefixtures("payer")
 
-LEASES = (1, 2, 20, 60, 3600)
-
 
 def retry_after(**policy):
-    return int(entry_point(lambda request: HttpResponse(), mode="lease", **policy)().headers["Retry-After"])
+    return int(entry_point(lambda request: HttpResponse(), **policy)().headers["Retry-After"])
 
 
-@pytest.mark.parametrize("lease", LEASES)
-def test_a_duplicate_that_comes_early_is_asked_back_soon(lease):
-    with Gate().running(mode="lease", lease=lease):
-        assert retry_after(lease=lease) in (1, 2)
-
-
-def test_it_grows_with_the_time_the_operation_has_taken_and_is_capped():
-    with Gate().running(mode="lease", lease=60):
+def test_retry_after_grows_with_the_running_time_and_is_capped():
+    with Gate().running(mode=Lease(seconds=60)):
         told = []
         for seconds in (0, 1, 4, 9, 16, 30, 59, 600):
             shift(locked_at=-seconds, locked_until=60)
-            told.append(engine.claim(operation(), Policy(mode="lease", lease=60)).retry_after)
+            told.append(engine.claim(operation(), Policy(mode=Lease(seconds=60))).retry_after)
     assert told == sorted(told), "before it is spread out"
     assert (told[0], told[1]) == (1, 1)
     assert 2 <= told[3] <= 9, "never longer than it has run so far"
     assert max(told) == told[-1] <= 60 / 4
 
 
-@pytest.mark.parametrize("lease", LEASES)
-def test_it_is_well_below_the_lease(lease):
-    with Gate().running(mode="lease", lease=lease):
+@pytest.mark.parametrize("lease", [1, 2, 20, 60, 3600])
+def test_retry_after_is_short_at_first_and_stays_well_below_the_lease(lease):
+    with Gate().running(mode=Lease(seconds=lease)):
+        assert retry_after(mode=Lease(seconds=lease)) in (1, 2)
         shift(locked_at=-86400, locked_until=lease)
-        assert 1 <= retry_after(lease=lease) <= max(2, lease / 4)
+        assert 1 <= retry_after(mode=Lease(seconds=lease)) <= max(2, lease / 4)
 
 
 # --- Async callers that wait -----------------------------------------------------------------------------------------
@@ -72,7 +66,7 @@ def waiting(view):
     async def answer(request):
         return await view(request)
 
-    return idempotent(scope=SCOPE, mode="lease", on_conflict="wait", wait_timeout=60, max_waiters=WAITERS)(answer)
+    return idempotent(scope=SCOPE, mode="lease", wait=60)(answer)
 
 
 async def served(view):
@@ -84,12 +78,6 @@ async def served(view):
             await sync_to_async(connections.close_all)()
 
 
-async def within(seconds, probe):
-    async with asyncio.timeout(seconds):
-        while not await probe():
-            await asyncio.sleep(0.05)
-
-
 def backends():
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
@@ -97,7 +85,9 @@ def backends():
 
 
 @pytest.mark.postgresql
-def test_waiters_have_no_connection_each():
+def test_waiters_have_no_connection_each(settings):
+    settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "MAX_WAITERS": WAITERS}
+
     async def main():
         view = Slow()
         before = await sync_to_async(backends)()
@@ -105,23 +95,16 @@ def test_waiters_have_no_connection_each():
         await asyncio.wait_for(view.entered.wait(), 30)
         waiters = [asyncio.ensure_future(served(waiting(view))) for _ in range(WAITERS)]
 
-        async def few():
-            return asked == WAITERS and await sync_to_async(backends)() <= before + 4
-
-        asked = 0
-        for _ in range(200):
-            await asyncio.sleep(0.05)
-            asked = WAITERS if all(not waiter.done() for waiter in waiters) else 0
-            if _ > 20 and await few():
-                break
-        counted = await sync_to_async(backends)()
+        async with asyncio.timeout(30):
+            while len(counted) < WAITERS or await sync_to_async(backends)() > before + 4:
+                await asyncio.sleep(0.05)
+        assert not any(waiter.done() for waiter in waiters)
         view.let_go.set()
         answers = await asyncio.wait_for(asyncio.gather(owner, *waiters), 60)
         await sync_to_async(connections.close_all)()
-        return before, counted, answers, view.runs
+        return answers, view.runs
 
-    before, counted, answers, runs = asyncio.run(main())
-    assert counted <= before + 4, f"{WAITERS} callers wait"
+    answers, runs = asyncio.run(main())
     assert ([answer.status_code for answer in answers], runs) == ([201] * (WAITERS + 1), 1)
     assert sum(map(is_replay, answers)) == WAITERS
 
@@ -154,7 +137,7 @@ def test_a_waiter_gives_up_in_time():
         async def answer(request):
             raise AssertionError("it must not run")
 
-        policy = {"scope": SCOPE, "mode": "lease", "on_conflict": "wait", "wait_timeout": 0.5}
+        policy = {"scope": SCOPE, "mode": "lease", "wait": 0.5}
         refused = await idempotent(**policy)(answer)(post())
         took = datetime.now(UTC) - began
         view.let_go.set()

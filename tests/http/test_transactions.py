@@ -13,8 +13,8 @@ from django.views.decorators.http import require_POST
 
 from django_idempotency.decorators import idempotent
 from django_idempotency.exceptions import ClaimInsideTransaction
-from django_idempotency.middleware import IdempotencyMiddleware
-from tests.support.callers import SCOPE, effects, is_replay, pay, post
+from tests.support.callers import SCOPE, behind_middleware, effects, is_replay, pay, post
+from tests.support.views import api_class
 
 pytestmark = pytest.mark.usefixtures("payer")
 
@@ -40,16 +40,10 @@ async def atold(request):
     return told(request)
 
 
-def drf(view):
+def drf():
     from rest_framework.response import Response
-    from rest_framework.views import APIView
 
-    attributes = {
-        "permission_classes": (),
-        "authentication_classes": (),
-        "post": lambda self, request: Response(told(request).content.decode()),
-    }
-    return type("Told", (APIView,), attributes)
+    return api_class(lambda request: Response(told(request).content.decode()))
 
 
 NON_ATOMIC = {
@@ -64,10 +58,10 @@ NON_ATOMIC = {
         transaction.non_atomic_requests(type("Told", (View,), {"post": lambda self, request: told(request)}).as_view())
     ),
     "REST framework": lambda **policy: idempotent(**policy)(
-        method_decorator(transaction.non_atomic_requests, name="dispatch")(drf(told))
+        method_decorator(transaction.non_atomic_requests, name="dispatch")(drf())
     ).as_view(),
     "REST framework, around as_view": lambda **policy: idempotent(**policy)(
-        transaction.non_atomic_requests(drf(told).as_view())
+        transaction.non_atomic_requests(drf().as_view())
     ),
 }
 of_each_way = pytest.mark.parametrize("make", NON_ATOMIC.values(), ids=NON_ATOMIC)
@@ -94,7 +88,7 @@ def test_the_claim_is_outside_the_views_transaction(atomic_requests, make):
     assert is_replay(ask(view))
 
 
-def test_an_entry_point_on_a_method_is_told_to_go_on_the_class(atomic_requests):
+def test_an_entry_point_on_a_method_is_an_error_that_names_the_class(atomic_requests):
     on_post = method_decorator(idempotent(scope=SCOPE), name="post")
     view = on_post(type("Told", (View,), {"post": lambda self, request: told(request)})).as_view()
     if not atomic_requests:
@@ -130,29 +124,17 @@ OWN_TRANSACTION = {
 }
 
 
-@pytest.fixture
-def behind_middleware(settings):
-    """Serve a view as Django does behind the middleware alone."""
-    settings.IDEMPOTENCY = {"SCOPE": "public"}
-    middleware = IdempotencyMiddleware(lambda request: HttpResponse(status=404))
-
-    def serve(view, request):
-        wrapped = BaseHandler().make_view_atomic(view)
-        return middleware.process_view(request, view, (), {}) or wrapped(request)
-
-    return serve
-
-
 @pytest.mark.parametrize("make", OWN_TRANSACTION.values(), ids=OWN_TRANSACTION)
-def test_the_middleware_stays_outside_of_a_views_own_transaction(behind_middleware, make):
-    view = make()
-    answers = [behind_middleware(view, post()) for _ in range(2)]
+def test_the_middleware_stays_outside_of_a_views_own_transaction(settings, make):
+    settings.IDEMPOTENCY = {"SCOPE": "public"}
+    view = behind_middleware(make())
+    answers = [view(post()) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [201, 201]
     assert (answers[0].content, is_replay(answers[1]), effects()) == (answers[1].content, True, 1)
 
 
 @pytest.mark.parametrize("make", OWN_TRANSACTION.values(), ids=OWN_TRANSACTION)
-def test_the_decorator_does_too(make):
+def test_the_decorator_stays_outside_of_a_views_own_transaction(make):
     view = idempotent(scope=SCOPE)(make())
     assert [view(post()).status_code for _ in range(2)] == [201, 201]
     assert effects() == 1

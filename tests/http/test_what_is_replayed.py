@@ -8,11 +8,11 @@ from django.http import HttpResponse, JsonResponse
 from django_idempotency.decorators import idempotent
 from django_idempotency.http.problems import problem
 from django_idempotency.http.responses import FILE_HEADERS, replay
-from django_idempotency.maintenance.interventions import Done, resolve
+from django_idempotency.maintenance.decisions import Done, resolve
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.outcomes import OnHold, StoredResponse
+from django_idempotency.values.outcomes import OnHold, StoredResponse
 from tests.support.callers import is_replay
-from tests.support.views import Runs, code
+from tests.support.views import Runs, api_class, code
 
 CACHED = {
     "Cache-Control": "public, max-age=600",
@@ -59,7 +59,7 @@ def test_a_policy_may_have_replays_cached(call):
     assert {name: second.headers.get(name) for name in CACHED} == CACHED
 
 
-def test_what_stands_for_a_body_is_kept_from_caches_in_any_case():
+def test_a_problem_in_place_of_a_body_is_never_cacheable():
     replayed = replay(StoredResponse(201, tuple(CACHED.items()), None), cacheable=True)
     assert (code(replayed), replayed.headers["Cache-Control"]) == ("response_not_stored", "no-store")
     assert "Expires" not in replayed.headers
@@ -72,16 +72,7 @@ def test_a_problem_is_kept_from_caches(call):
 
 @pytest.mark.drf
 def test_a_problem_of_rest_framework_is_kept_from_caches(call):
-    from rest_framework.authentication import SessionAuthentication
-    from rest_framework.views import APIView
-
-    class View(APIView):
-        authentication_classes = (SessionAuthentication,)
-
-        def post(self, request):
-            raise AssertionError("it must not run")
-
-    refused = call(idempotent(required=True)(View).as_view(), key=None)
+    refused = call(idempotent(required=True, scope="public")(api_class(Runs().view)).as_view(), key=None)
     assert (refused.status_code, refused.headers["Cache-Control"]) == (400, "no-store")
 
 

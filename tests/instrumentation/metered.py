@@ -11,12 +11,12 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from django_idempotency.instrumentation import metrics
-from django_idempotency.policy import Policy
+from django_idempotency.policy import Lease, Policy
 from tests.support.callers import claim, entry_point, paying, shift
 
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "docs" / "monitoring"
-LEASE = {"mode": "lease", "lease": 60}
+LEASE = {"mode": Lease(seconds=60)}
 KEY, SECRET_SCOPE, SECRET = "the-raw-key", "user:4711", "s3cret"
 
 

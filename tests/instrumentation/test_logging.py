@@ -9,11 +9,11 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DataError, OperationalError, connection
 
-from django_idempotency import instrumentation
+from django_idempotency import instrumentation, signals
 from django_idempotency.instrumentation import prometheus
-from django_idempotency.logs import cause
+from django_idempotency.reporting.logs import cause
 from tests.instrumentation.metered import KEY, SECRET, SECRET_SCOPE, everything, scraped
-from tests.support.callers import operation
+from tests.support.callers import entry_point, heard, operation, paying
 
 pytestmark = pytest.mark.usefixtures("payer")
 
@@ -33,15 +33,24 @@ def test_log_records_have_fields_and_no_secret(caplog, registry):
     assert [secret for secret in (KEY, SECRET_SCOPE, SECRET) if secret in told] == []
 
 
+def test_a_refusal_that_a_caller_repeats_is_logged_once_a_minute(caplog):
+    send = entry_point(paying)
+    send("first"), send("second")
+    with caplog.at_level(logging.WARNING, "django_idempotency"), heard(signals.request_rejected) as rejected:
+        statuses = {send(key, body=b"{}").status_code for key in ("first", "second") for _time in range(3)}
+    assert (statuses, len(rejected)) == ({422}, 6)
+    assert [record.reason for record in caplog.records] == ["key_reused"] * 2
+
+
 @pytest.mark.postgresql
-def test_an_error_of_the_database_is_told_without_what_it_quotes():
+def test_an_error_of_the_database_is_logged_without_what_it_quotes():
     with pytest.raises(DataError) as raised, connection.cursor() as cursor:
         cursor.execute("SELECT %s::integer", [SECRET])
     assert SECRET in str(raised.value)
     assert cause(raised.value) == "DataError 22P02"
 
 
-def test_an_error_on_the_way_to_the_database_is_told_as_it_is(other_thread, monkeypatch):
+def test_an_error_on_the_way_to_the_database_is_logged_as_it_is(other_thread, monkeypatch):
     def fail():
         with pytest.raises(OperationalError) as raised:
             connection.ensure_connection()
@@ -53,7 +62,7 @@ def test_an_error_on_the_way_to_the_database_is_told_as_it_is(other_thread, monk
 
 
 @pytest.mark.parametrize("wrong", ["prometheus", ["prometeus"], [1]])
-def test_what_there_is_not_is_left_to_the_checks(wrong, settings):
+def test_an_unknown_instrumentation_is_left_to_the_checks(wrong, settings):
     settings.IDEMPOTENCY = {"INSTRUMENTATION": wrong}
     instrumentation.install()
 

@@ -6,24 +6,21 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from django_idempotency.stats import formatting
-from django_idempotency.stats.formatting import amount, duration, share, volume
-from django_idempotency.stats.queries import (
-    DAY,
-    HOUR,
+from django_idempotency.contrib.dashboard import formatting as of_counters
+from django_idempotency.contrib.dashboard.activity import (
     Activity,
-    Due,
     Projection,
-    Size,
     activity,
     busiest,
     history,
     project,
     projection,
-    size,
     spans,
     views,
 )
+from django_idempotency.stats import formatting
+from django_idempotency.stats.formatting import amount, duration, share, volume
+from django_idempotency.stats.queries import DAY, HOUR, Due, Size, size
 from tests.support.happening import happen
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -32,43 +29,30 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 # --- Activity --------------------------------------------------------------------------------------------------------
 
 
-def test_the_share_of_replays():
-    found = Activity.of(
-        {
-            "key_claimed": 90,
-            "key_taken_over": 1,
-            "response_replayed": 5,
-            "request_rejected.in_flight": 2,
-            "request_rejected.key_reused": 1,
-            "request_rejected.on_hold": 1,
-        }
-    )
-    assert (found.requests, found.replays, found.deduplicated) == (100, 5, 0.05)
+REJECTED = {f"request_rejected.{why}": count for why, count in (("in_flight", 2), ("key_reused", 1), ("on_hold", 1))}
+ENDED = {"key_completed": 9, "key_failed": 1, "key_released": 2, "key_reaped": 3, "stale_write_rejected": 4}
 
 
-def test_a_duplicate_that_waited_in_vain_is_a_conflict_too():
-    assert Activity.of({"request_rejected.in_flight": 2, "request_rejected.wait_timeout": 3}).conflicts == 5
-
-
-def test_what_is_no_request_does_not_count_as_one():
-    found = Activity.of(
-        {
-            "key_completed": 9,
-            "key_failed": 1,
-            "key_released": 2,
-            "key_reaped": 3,
-            "stale_write_rejected": 4,
-            "store_failed": 5,
-        }
-    )
-    assert (found.requests, found.deduplicated) == (0, 0.0)
-    assert (found.completed, found.failed, found.released) == (9, 1, 2)
-    assert (found.reaped, found.stale_writes, found.store_errors) == (3, 4, 5)
-
-
-def test_a_claim_that_a_rival_was_quicker_to_run_is_one_request():
-    found = Activity.of({"key_claimed": 2, "claim_lost": 1, "response_replayed": 1})
-    assert (found.requests, found.replays, found.lost) == (2, 1, 1)
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        (
+            {"key_claimed": 90, "key_taken_over": 1, "response_replayed": 5} | REJECTED,
+            {"requests": 100, "replays": 5, "deduplicated": 0.05},
+        ),
+        ({"request_rejected.in_flight": 2, "request_rejected.wait_timeout": 3}, {"conflicts": 5}),
+        (
+            ENDED | {"store_failed": 5},
+            {"requests": 0, "deduplicated": 0.0, "completed": 9, "failed": 1, "released": 2, "reaped": 3}
+            | {"stale_writes": 4, "store_errors": 5},
+        ),
+        ({"key_claimed": 2, "claim_lost": 1, "response_replayed": 1}, {"requests": 2, "replays": 1, "lost": 1}),
+    ],
+    ids=["replays", "waited in vain", "outcomes of runs are no requests", "a rival was quicker"],
+)
+def test_an_activity_sums_up_what_was_counted(counts, expected):
+    found = Activity.of(counts)
+    assert {name: getattr(found, name) for name in expected} == expected
 
 
 @pytest.mark.django_db
@@ -126,7 +110,7 @@ def test_without_counters_there_is_no_history():
 # --- Projection ------------------------------------------------------------------------------------------------------
 
 
-def test_a_day_s_answers_kept_for_two_days_are_twice_as_many_rows():
+def test_the_projection_of_a_day_kept_for_two_days_is_twice_the_rows():
     found = project(Size(rows=100, bytes=5000), 1000, seconds=DAY, kept_for=2 * DAY)
     assert found == Projection(rows_per_day=1000, expected_rows=2000, expected_bytes=2000 * 50)
 
@@ -184,15 +168,15 @@ def test_amounts_shares_and_volumes():
 
 
 def test_every_figure_of_an_activity_has_a_name():
-    assert formatting.NAMES.keys() | formatting.OUTBOX_NAMES.keys() == Activity.__dataclass_fields__.keys()
+    assert of_counters.NAMES.keys() | {"of_wings"} == Activity.__dataclass_fields__.keys()
 
 
-def test_what_somebody_should_look_at_is_marked():
+def test_figures_that_need_attention_are_marked():
     marked = [
         figure.name
-        for figure in formatting.happened(Activity(requests=3, on_hold=1, lost=1, stale_writes=1))
+        for figure in of_counters.happened(Activity(requests=3, on_hold=1, lost=1, stale_writes=1))
         if figure.alarming
     ]
     assert len(marked) == 2
-    assert not any(figure.alarming for figure in formatting.happened(Activity(requests=3, replays=3)))
+    assert not any(figure.alarming for figure in of_counters.happened(Activity(requests=3, replays=3)))
     assert [formatting.backlog(Due(due=1, lag=lag), 10)[1].alarming for lag in (1800, 1801)] == [False, True]

@@ -13,13 +13,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from django_idempotency import engine
-from django_idempotency.checks.settings import check_settings
 from django_idempotency.decorators import idempotent
 from django_idempotency.instrumentation import opentelemetry
 from django_idempotency.maintenance import erase
-from django_idempotency.policy import Policy
-from django_idempotency.traces import Trace
+from django_idempotency.policy import Lease, Policy
+from django_idempotency.reporting.traces import Trace
 from tests.support.callers import SCOPE, claim, entry_point, operation, paying, post, record, shift
+from tests.support.checks import found
 
 pytestmark = pytest.mark.usefixtures("payer")
 
@@ -65,11 +65,11 @@ def test_a_replay_links_to_the_run_that_it_is_of(spans, mode):
         assert replay.context.trace_id != run.context.trace_id
 
 
-def test_an_async_view_has_the_trace_too(spans):
+def test_the_record_of_an_async_view_has_the_trace(spans):
     async def view(request):
         return HttpResponse("done")
 
-    protected = idempotent(scope=SCOPE, mode="lease", on_crash="retry")(view)
+    protected = idempotent(scope=SCOPE, mode=Lease(on_crash="retry"))(view)
 
     async def send(name):
         with spans(name):
@@ -82,7 +82,7 @@ def test_an_async_view_has_the_trace_too(spans):
     assert [link.context.span_id for link in replay.links] == [run.context.span_id]
 
 
-def test_claims_of_a_batch_have_the_trace_too(spans):
+def test_the_records_of_a_batch_have_the_trace(spans):
     wanted = [operation(key) for key in ("a", "b")]
     with spans("batch"):
         engine.claim_many(wanted, Policy(mode="lease"))
@@ -112,7 +112,7 @@ def test_without_a_span_or_the_setting_nothing_is_stored(spans, settings):
     assert [list(span.links) for span in spans.ended()] == [[]]
 
 
-def test_what_is_erased_leads_to_no_trace(spans):
+def test_an_erased_record_has_no_trace(spans):
     with spans("run"):
         entry_point(paying)()
     erase(SCOPE, bodies=True)
@@ -124,15 +124,15 @@ def test_the_command_leads_to_the_trace(spans, capsys):
         entry_point(paying)()
     (run,) = map(of, spans.ended())
     url = URL.replace("{trace_id}", run.trace_id).replace("{span_id}", run.span_id)
-    call_command("idempotency_show", "k")
+    call_command("idempotency_keys", "show", "k")
     assert f"trace           {run.trace_id} {url}\n" in capsys.readouterr().out
-    call_command("idempotency_show", "k", "--json")
+    call_command("idempotency_keys", "show", "k", "--json")
     shown = json.loads(capsys.readouterr().out)["trace"]
     assert shown == {"trace_id": run.trace_id, "span_id": run.span_id, "url": url}
 
 
 @pytest.mark.parametrize("stored", [None, b"", b"short", bytes(25)])
-def test_what_is_no_trace_is_none(stored):
+def test_stored_bytes_that_are_not_a_trace_are_none(stored):
     assert Trace.of(stored) is None
 
 
@@ -141,5 +141,5 @@ def test_what_is_no_trace_is_none(stored):
 )
 def test_a_url_that_leads_to_no_trace_is_refused(settings, url):
     settings.IDEMPOTENCY = {"TRACE_URL": url}
-    (error,) = check_settings(None)
+    (error,) = found(databases=())
     assert (error.id, "TRACE_URL" in error.msg) == ("django_idempotency.E001", True)

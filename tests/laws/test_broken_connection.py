@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import subprocess
 import sys
 
 import pytest
 from django.db import ProgrammingError, connection, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.utils.connection import ConnectionDoesNotExist
 
-from django_idempotency.consumers import Ack, Message, consume
+from django_idempotency import engine
+from django_idempotency.conf import resolve
 from django_idempotency.exceptions import ClaimInsideTransaction
+from django_idempotency.messages import Ack, Message, consume
 from django_idempotency.policy import Policy
-from django_idempotency.stores.database import DatabaseStore
-from django_idempotency.stores.transactions import atomic
-from tests.support.callers import MODES, effects, entry_point, pay, paying
+from django_idempotency.stores.transactions import Transaction
+from tests.support.callers import MODES, effects, entry_point, operation, pay, paying
 from tests.support.databases import environment
 from tests.support.requirements import ROOT
 
@@ -55,35 +54,22 @@ def in_the_exit_of_an_inner_block(monkeypatch):
         raise Interrupted
 
 
-def between_a_block_and_its_with(monkeypatch):
-    """As in ``ExitStack.enter_context``, before it knows how to leave the block."""
-    transaction.atomic().__enter__()
+def between_the_begin_of_a_transaction_and_its_end(monkeypatch):
+    """Before there is a try statement to end it."""
+    Transaction("default").begin()
     pay("half")
 
 
-def in_a_block_that_a_cycle_holds(monkeypatch):
-    """As an exception and the frames of its traceback do."""
-    gc.disable()
-    block = transaction.atomic()
-    block.__enter__()
+def between_the_begin_of_a_run_and_its_end(monkeypatch):
+    """As between the two calls of an entry point."""
+    assert isinstance(engine.begin(operation("left"), resolve(Policy())), engine.Run)
     pay("half")
-    cycle = [block]
-    cycle.append(cycle)
 
 
-def in_a_generator_that_a_cycle_holds(monkeypatch):
-    """As a context manager of a generator, on the way into whose exit the exception struck."""
-    gc.disable()
-
-    def transacting():
-        with transaction.atomic():
-            yield
-
-    generator = transacting()
-    next(generator)
+def in_a_batch(monkeypatch):
+    claims = engine.claim_many([operation("left")], resolve(Policy()))
+    engine.Batch(claims, resolve(Policy())).begin()
     pay("half")
-    cycle = [generator]
-    cycle.append(cycle)
 
 
 def closed_meanwhile(monkeypatch):
@@ -102,9 +88,9 @@ def between_the_drivers_note_and_djangos(monkeypatch):
 IN_A_BLOCK = (
     in_enter_before_the_block_is_noted,
     in_the_exit_of_an_inner_block,
-    between_a_block_and_its_with,
-    in_a_block_that_a_cycle_holds,
-    in_a_generator_that_a_cycle_holds,
+    between_the_begin_of_a_transaction_and_its_end,
+    between_the_begin_of_a_run_and_its_end,
+    in_a_batch,
     closed_meanwhile,
 )
 LEFT = [pytest.param(act, id=act.__name__) for act in IN_A_BLOCK]
@@ -117,7 +103,6 @@ def half_inside(request, monkeypatch):
     request.param(monkeypatch)
     assert connection.in_atomic_block == (request.param in IN_A_BLOCK)
     yield
-    gc.enable()
     connection.in_atomic_block = connection.closed_in_transaction = False
     connection.close()
 
@@ -161,15 +146,6 @@ def test_a_transaction_that_is_managed_by_hand_is_left_alone():
 
 
 # --- Our own block ---------------------------------------------------------------------------------------------------
-
-
-def test_a_block_on_an_unknown_alias_is_not_left(monkeypatch):
-    unraisable: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
-    with contextlib.suppress(ConnectionDoesNotExist):
-        atomic("nowhere")
-    gc.collect()
-    assert unraisable == []
 
 
 @pytest.mark.parametrize("moment", ["set_autocommit", "commit", "rollback"])
@@ -217,23 +193,11 @@ def test_an_interrupted_run_leaves_no_broken_connection(monkeypatch, other_threa
     assert other_thread(effects) == 1
 
 
-class StruckInItsExit:
-    """A block whose exit an exception strikes before its first statement."""
-
-    def __init__(self, block):
-        self.block = block
-
-    def __enter__(self):
-        return self.block.__enter__()
-
-    def __exit__(self, *_error):
-        raise Interrupted
-
-
-def test_nothing_is_told_of_a_transaction_whose_exit_was_struck(monkeypatch, other_thread):
-    real = DatabaseStore.transaction
+def test_a_transaction_whose_commit_was_interrupted_reports_no_success(monkeypatch, other_thread):
+    """Where it goes out alone. With the write before it, it takes place: tests/laws/test_pipelines.py."""
     with monkeypatch.context() as patch:
-        patch.setattr(DatabaseStore, "transaction", lambda store: StruckInItsExit(real(store)))
+        patch.setattr(Transaction, "end_with_next_write", lambda _transaction: None)
+        patch.setattr(Transaction, "commit", interrupt)
         with pytest.raises(Interrupted):
             entry_point(paying)()
     assert not connection.in_atomic_block

@@ -8,8 +8,9 @@ from django.db import OperationalError, connections
 from django.http import HttpResponse
 
 from django_idempotency import signals
-from django_idempotency.keys import record_id
 from django_idempotency.models import IdempotencyRecord
+from django_idempotency.policy import Atomic
+from django_idempotency.values.keys import record_id
 from tests.faults.cluster import room, running_cluster
 from tests.support.aliases import alias_of_cluster
 from tests.support.callers import SCOPE, entry_point
@@ -74,3 +75,24 @@ def test_a_crashed_run_is_not_taken_for_one_that_committed_early(server):
     assert (crashed.status, crashed.on_hold, crashed.reason) == ("failed", False, "OperationalError")
     assert pay("k").status_code == 201
     assert server.execute("SELECT array_agg(attempt) FROM effect") == ([2],)
+
+
+@pytest.mark.parametrize("claim", ["record", "lock"])
+def test_a_released_key_is_not_reported_if_its_commit_was_lost(server, monkeypatch, claim):
+    """The number of its transaction is given to another one, be it the next look at the key."""
+
+    def crash():
+        server.kill()
+        server.start()
+        commit()
+
+    def view(request):
+        with connections[PRIVATE].cursor() as cursor:
+            cursor.execute("INSERT INTO effect VALUES (1)")
+        monkeypatch.setattr(connections[PRIVATE], "_commit", crash)
+        return HttpResponse(status=404)
+
+    connections[PRIVATE].ensure_connection()
+    commit = connections[PRIVATE]._commit
+    response = entry_point(view, using=PRIVATE, mode=Atomic(claim=claim))("k")
+    assert (response.status_code, server.execute("SELECT count(*) FROM effect")) == (503, (0,))

@@ -8,8 +8,8 @@ import pytest
 from django.db import OperationalError, connection, transaction
 from django.http import Http404, HttpResponse
 
-from django_idempotency.consumers import Ack, Message, Retry, consume
 from django_idempotency.exceptions import TransactionEnded
+from django_idempotency.messages import Ack, Message, Retry, consume
 from django_idempotency.models import IdempotencyRecord
 from testproject.models import LedgerEntry
 from tests.support.callers import effects, entry_point, pay, record
@@ -86,7 +86,7 @@ def test_after_a_commit_nothing_is_stored_and_an_operator_decides(end, finish):
     assert effects("before") == 1
 
 
-def test_an_exception_after_a_commit_puts_it_on_hold():
+def test_an_exception_after_a_commit_puts_the_key_on_hold():
     def view(request):
         pay("before")
         COMMITTED["COMMIT"]()

@@ -9,6 +9,7 @@ import pytest
 from django.db import OperationalError, connections
 from django.http import HttpResponse
 
+from django_idempotency.policy import Atomic
 from tests.faults.cluster import room, running_cluster
 from tests.support.aliases import alias_of_cluster
 from tests.support.callers import entry_point
@@ -61,7 +62,7 @@ def effects(server):
 
 @CLAIMS
 def test_a_claim_that_gets_no_lock_is_refused_and_its_retry_runs(server, claim):
-    pay = entry_point(writing, using=PRIVATE, claim=claim)
+    pay = entry_point(writing, using=PRIVATE, mode=Atomic(claim=claim))
     assert pay("before").status_code == 201
     with full_lock_table(server):
         refused = pay("k")
@@ -88,7 +89,7 @@ def test_a_run_during_which_the_table_fills_up_has_one_effect(server, claim, whe
         return response
 
     times, filled = [], ExitStack()
-    pay = entry_point(view, using=PRIVATE, claim=claim)
+    pay = entry_point(view, using=PRIVATE, mode=Atomic(claim=claim))
     with filled:
         try:
             done = pay("k").status_code == 201

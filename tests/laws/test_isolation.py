@@ -23,6 +23,7 @@ from rest_framework.views import APIView
 
 from django_idempotency.decorators import idempotent
 from django_idempotency.models import IdempotencyRecord
+from django_idempotency.policy import Atomic
 from django_idempotency.rest_framework import IdempotentMixin
 from tests.support.callers import all_effects as effects
 from tests.support.callers import is_replay
@@ -78,11 +79,18 @@ ENTRY_POINTS: dict[str, Callable[[MayCome], Any]] = {
     "decorator": lambda may_come: decorated(idempotent(handler), may_come),
     "decorator, class": lambda may_come: idempotent(plain_class(may_come)).as_view(),
     "mixin": lambda may_come: api_class(may_come, IdempotentMixin).as_view(),
+    "decorator, claim by lock": lambda may_come: decorated(idempotent(mode=Atomic(claim="lock"))(handler), may_come),
     "middleware": lambda may_come: decorated(handler, may_come),
     "middleware, class": lambda may_come: plain_class(may_come).as_view(),
     "middleware, REST framework": lambda may_come: api_class(may_come).as_view(),
 }
-through_each_entry_point = pytest.mark.parametrize("entry_point", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
+through_each_entry_point = pytest.mark.parametrize(
+    "entry_point",
+    [
+        pytest.param(each, id=name, marks=[pytest.mark.postgresql] if "lock" in name else [])
+        for name, each in ENTRY_POINTS.items()
+    ],
+)
 
 
 def anybody(user: Any) -> bool:
@@ -120,7 +128,7 @@ def tenant(request: Any) -> str:
 
 
 @through_each_entry_point
-def test_one_user_in_two_tenants_has_two_operations(call, settings, entry_point):
+def test_a_user_in_two_tenants_has_two_operations(call, settings, entry_point):
     settings.IDEMPOTENCY = {"SCOPE": tenant}
     view = entry_point(anybody)
     red, blue, again = (call(view, headers={"X-Tenant": name}) for name in ("red", "blue", "red"))
@@ -160,7 +168,7 @@ def loses_the_role(client: Any, user: Any) -> None:
 
 @through_each_entry_point
 @pytest.mark.parametrize("happens", [signs_out, is_deactivated, loses_the_role])
-def test_who_would_not_be_let_in_now_gets_no_stored_response(call, client, alice, entry_point, happens):
+def test_a_caller_who_would_not_be_let_in_now_gets_no_stored_response(call, client, alice, entry_point, happens):
     alice.is_staff = True
     alice.save()
     view = entry_point(lambda user: user.is_active and user.is_staff)
@@ -174,7 +182,7 @@ def test_who_would_not_be_let_in_now_gets_no_stored_response(call, client, alice
 
 
 @through_each_entry_point
-def test_who_may_come_in_again_gets_the_response(call, client, alice, entry_point):
+def test_a_caller_who_is_let_in_again_gets_the_response(call, client, alice, entry_point):
     let_in = {"alice"}
     view = entry_point(lambda user: user.username in let_in)
     first = call(view)

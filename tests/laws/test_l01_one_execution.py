@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_idempotency.policy import Policy
-from tests.support.callers import (
-    claim,
-    effects,
-    entry_point,
-    paying,
-    record,
-    shift,
-)
+from tests.support.callers import claim, effects, entry_point, paying, record, shift
 from tests.support.proxy import Cut
 from tests.support.threads import in_threads
 from tests.support.views_of_laws import HOUR, in_both_modes, postgresql, row_locks
@@ -22,9 +15,9 @@ pytestmark = pytest.mark.usefixtures("payer")
 
 @row_locks
 @in_both_modes
-@pytest.mark.parametrize("lock", ["nowait", "skip_locked"])
+@pytest.mark.parametrize("lock", ["nowait", "skip_locked"], indirect=True)
 def test_l1_of_many_who_find_a_dead_owner_one_runs(mode, lock):
-    policy = {"mode": mode, "lock": lock}
+    policy = {"mode": mode}
     claim(policy=Policy(**policy))
     shift(locked_at=-HOUR, locked_until=-HOUR)
     answers = in_threads(12, lambda _: entry_point(paying, **policy)())

@@ -5,12 +5,8 @@ from __future__ import annotations
 import pytest
 from django.http import HttpResponse, HttpResponseRedirect
 
-from tests.support.callers import (
-    OF_A_REPLAY,
-    entry_point,
-    is_replay,
-)
-from tests.support.views_of_laws import in_both_modes
+from tests.support.callers import OF_A_REPLAY, entry_point, is_replay
+from tests.support.views_of_laws import in_each_mode
 
 pytestmark = pytest.mark.usefixtures("payer")
 
@@ -28,7 +24,7 @@ RESPONSES = {
 }
 
 
-@in_both_modes
+@in_each_mode
 @pytest.mark.parametrize("answer", RESPONSES.values(), ids=RESPONSES)
 def test_l2_a_replay_is_the_first_response(mode, answer):
     send = entry_point(lambda request: answer(), mode=mode)

@@ -8,16 +8,10 @@ from django.http import HttpResponse
 
 from django_idempotency.models import Status
 from testproject.models import LedgerEntry
-from tests.support.callers import (
-    effects,
-    entry_point,
-    pay,
-    paying,
-    record,
-)
+from tests.support.callers import effects, entry_point, pay, paying, record
 from tests.support.proxy import Cut
 from tests.support.threads import in_threads
-from tests.support.views_of_laws import postgresql, terminate
+from tests.support.views_of_laws import BY_LOCK, postgresql, terminate
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -30,11 +24,14 @@ def paying_with_nobodys_money(request):
 
 
 @postgresql
-def test_l3_a_constraint_that_fails_at_commit_leaves_no_response():
+@pytest.mark.parametrize("mode", ["atomic", BY_LOCK])
+def test_l3_a_constraint_that_fails_at_commit_leaves_no_response(mode):
     with pytest.raises(Exception, match="foreign key"):
-        entry_point(paying_with_nobodys_money)()
-    assert (record().status, record().response_status) == (Status.FAILED, None)
-    assert entry_point(paying)().status_code == 201
+        entry_point(paying_with_nobodys_money, mode=mode)()
+    left = record()
+    assert left is None if mode != "atomic" else (left.status, left.response_status) == (Status.FAILED, None)
+    assert effects() == 0
+    assert entry_point(paying, mode=mode)().status_code == 201
     assert effects() == 1
 
 

@@ -8,17 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, transaction
 
 from django_idempotency import engine
 from django_idempotency.models import IdempotencyRecord
-from tests.support.callers import (
-    effects,
-    entry_point,
-    is_replay,
-    paying,
-    record,
-)
+from tests.support.callers import effects, entry_point, is_replay, paying, record
 from tests.support.owner_process import AFTER_EFFECT, holding
 from tests.support.proxy import Cut
 from tests.support.views_of_laws import completed, postgresql, row_locks
@@ -44,7 +39,7 @@ def test_l4_a_response_lost_at_commit_is_found_again(proxy, caplog):
 
 
 @postgresql
-@pytest.mark.parametrize("lock", ["nowait", "skip_locked"])
+@pytest.mark.parametrize("lock", ["nowait", "skip_locked"], indirect=True)
 def test_l4_the_response_is_found_once_the_lock_is_released(proxy, lock, monkeypatch, other_thread):
     """As the server does that is not done with the transaction."""
     let_go, sleep = threading.Event(), time.sleep
@@ -67,8 +62,8 @@ def test_l4_the_response_is_found_once_the_lock_is_released(proxy, lock, monkeyp
         return paying(request)
 
     locked = []
-    monkeypatch.setattr(engine.claims.time, "sleep", let_go_and_sleep)
-    first = entry_point(view, lock=lock)()
+    monkeypatch.setattr(engine.waiting.time, "sleep", let_go_and_sleep)
+    first = entry_point(view)()
     assert (first.status_code, is_replay(first), effects(), proxy.cuts) == (201, False, 1, 1)
     locked[0].result(10)
     lockers.shutdown()
@@ -89,7 +84,7 @@ class Clock:
 @postgresql
 def test_l4_while_a_commit_is_unknown_no_new_key_is_safe(proxy, monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(engine.executions, "time", clock)
+    monkeypatch.setattr(engine.atomic_runs, "time", clock)
 
     def view(request):
         proxy.cut, proxy.away_once_cut = Cut.AFTER_COMMIT, True
@@ -109,7 +104,8 @@ def test_l4_effects_whose_response_cannot_be_stored_are_not_committed():
         IdempotencyRecord.objects.update(token=uuid4())
         return paying(request)
 
-    assert entry_point(view)().status_code == 409
+    with pytest.raises(ImproperlyConfigured, match="has changed the record"):
+        entry_point(view)()
     assert effects() == 0
 
 

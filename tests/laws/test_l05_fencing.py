@@ -7,24 +7,14 @@ from django.db import connection
 from django.http import HttpResponse
 
 from django_idempotency import engine, signals
-from django_idempotency.engine.executions import Execution
+from django_idempotency.engine.run import Run
 from django_idempotency.exceptions import ClaimLost, StoreConflict, TerminalFailure
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.outcomes import Keep, StoredResponse
-from django_idempotency.policy import Policy
+from django_idempotency.policy import Atomic, Lease, Policy
 from django_idempotency.stores import store_for
-from tests.support.callers import (
-    claim,
-    effects,
-    entry_point,
-    heard,
-    is_replay,
-    pay,
-    paying,
-    record,
-    row,
-    shift,
-)
+from django_idempotency.values.outcomes import Keep, StoredResponse
+from tests.support.callers import claim, effects, entry_point, heard, is_replay, pay, paying, record, row, shift
+from tests.support.modes import mode_of
 from tests.support.owner_process import AFTER_EFFECT, holding
 from tests.support.proxy import Cut
 from tests.support.threads import in_threads, just_before
@@ -46,7 +36,7 @@ WRITES = {
 @in_both_modes
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_l5_no_write_of_a_lost_claim_reaches_the_record(mode, write):
-    policy = Policy(mode=mode, takeover_grace=0)
+    policy = Policy(mode=mode_of(mode, takeover_grace=0))
     stale = claim(policy=policy)
     shift(locked_until=-1)
     claim(policy=policy)  # takes it over
@@ -68,19 +58,19 @@ def test_l5_a_key_released_and_claimed_anew_is_nobody_elses(mode, write):
 
 
 def test_l5_whoever_is_overtaken_before_the_row_lock_does_not_run():
-    policy = Policy(takeover_grace=0)
+    policy = Policy(mode=Atomic(takeover_grace=0))
     overtaken, owner = claim(policy=policy), claim(policy=policy)
     with pytest.raises(ClaimLost), engine.execution(overtaken, policy):
         pay()
     assert effects() == 0
     with engine.execution(owner, policy) as run:
-        run.settle(Keep(StoredResponse(201)))
+        run.verdict = Keep(StoredResponse(201))
     assert record().response_status == 201
 
 
 @row_locks
 def test_l5_a_zombie_cannot_complete_what_another_took_over():
-    with holding(mode="lease", lease=1) as zombie:
+    with holding(mode=Lease(seconds=1)) as zombie:
         zombie.stop()
         owner = eventually(lambda: completed(entry_point(paying, mode="lease")()))
         before = row()
@@ -94,7 +84,7 @@ def test_l5_a_zombie_cannot_complete_what_another_took_over():
 
 @row_locks
 def test_l5_a_zombie_that_asks_before_its_effect_learns_that_it_lost():
-    with holding(mode="lease", lease=1, renews=True) as zombie:
+    with holding(mode=Lease(seconds=1), renews=True) as zombie:
         zombie.stop()
         owner = eventually(lambda: completed(entry_point(paying, mode="lease")()))
         zombie.resume()
@@ -126,21 +116,22 @@ def holders_of_row_locks():
 
 
 @postgresql
-def test_l5_cut_off_before_commit_and_overtaken_answers_as_the_winner(proxy):
+@pytest.mark.parametrize(("mode", "attempts"), [(Atomic(takeover_grace=0), 2), (Atomic(claim="lock"), 1)])
+def test_l5_an_owner_cut_off_before_commit_and_overtaken_sends_the_winners_response(proxy, mode, attempts):
     won = []
 
     def rival(_index):
-        return eventually(lambda: completed(entry_point(paying, takeover_grace=0)()))
+        return eventually(lambda: completed(entry_point(paying, mode=mode)()))
 
     def view(request):
         proxy.cut, proxy.meanwhile = Cut.BEFORE_COMMIT, lambda: won.extend(in_threads(1, rival))
         return paying(request)
 
     with heard(signals.stale_write_rejected) as rejected:
-        lost = entry_point(view)()
+        lost = entry_point(view, mode=mode)()
     assert is_replay(lost)
     assert lost.content == won[0].content
-    assert (effects(), len(rejected), record().attempts) == (1, 1, 2)
+    assert (effects(), len(rejected), record().attempts) == (1, 1, attempts)
 
 
 @postgresql
@@ -163,7 +154,7 @@ def test_l5_a_lost_claims_terminal_failure_yields_to_the_winner():
         raise TerminalFailure(HttpResponse("declined", status=402))
 
     def rival():
-        in_threads(1, lambda _: entry_point(paying, takeover_grace=0)())
+        in_threads(1, lambda _: entry_point(paying, mode=Atomic(takeover_grace=0))())
 
     with just_before(COMPLETION, rival):
         answer = entry_point(view)()
@@ -171,9 +162,9 @@ def test_l5_a_lost_claims_terminal_failure_yields_to_the_winner():
 
 
 @pytest.mark.parametrize(("times", "status"), [(1, 402), (1000, 503)])
-def test_l2_a_terminal_failure_is_not_told_before_it_is_stored(monkeypatch, times, status):
+def test_l2_a_terminal_failure_is_not_sent_before_it_is_stored(monkeypatch, times, status):
     """Another transaction may be in the way; told all the same, it would not be what a retry gets."""
-    conflicts, write = iter(range(times)), Execution.write
+    conflicts, write = iter(range(times)), Run.write
 
     def in_the_way(run, verdict):
         if next(conflicts, None) is not None:
@@ -183,5 +174,5 @@ def test_l2_a_terminal_failure_is_not_told_before_it_is_stored(monkeypatch, time
     def view(request):
         raise TerminalFailure(HttpResponse("declined", status=402))
 
-    monkeypatch.setattr(Execution, "write", in_the_way)
+    monkeypatch.setattr(Run, "write", in_the_way)
     assert entry_point(view)().status_code == status

@@ -13,18 +13,9 @@ from django.http import HttpResponse
 
 from django_idempotency import engine, signals
 from django_idempotency.models import Status
-from django_idempotency.outcomes import Keep, StoredResponse
-from django_idempotency.policy import Policy
-from tests.support.callers import (
-    Gate,
-    claim,
-    effects,
-    entry_point,
-    is_replay,
-    paying,
-    record,
-    shift,
-)
+from django_idempotency.policy import Atomic, Lease, Policy
+from django_idempotency.values.outcomes import Keep, StoredResponse
+from tests.support.callers import Gate, claim, effects, entry_point, is_replay, paying, record, shift
 from tests.support.owner_process import AFTER_EFFECT, holding
 from tests.support.proxy import Cut
 from tests.support.threads import in_threads
@@ -36,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("payer")
 
 @row_locks
 def test_l6_in_atomic_mode_a_live_owner_is_never_taken_over():
-    gate, policy = Gate(), {"takeover_grace": 0}
+    gate, policy = Gate(), {"mode": Atomic(takeover_grace=0)}
 
     def grow_old(**_named):
         shift(locked_at=-HOUR, locked_until=-HOUR)
@@ -54,9 +45,9 @@ def test_l6_in_atomic_mode_a_live_owner_is_never_taken_over():
 
 @row_locks
 def test_l6_a_process_that_is_stopped_in_atomic_mode_is_alive():
-    with holding(lease=1, takeover_grace=0) as owner:
+    with holding(mode=Atomic(takeover_grace=0)) as owner:
         owner.stop()
-        duplicates = in_threads(5, lambda _: entry_point(paying, lease=1, takeover_grace=0)().status_code)
+        duplicates = in_threads(5, lambda _: entry_point(paying, mode=Atomic(takeover_grace=0))().status_code)
         owner.resume()
         owner.go_on()
         assert owner.says() == AFTER_EFFECT
@@ -68,7 +59,7 @@ def test_l6_a_process_that_is_stopped_in_atomic_mode_is_alive():
 
 @row_locks
 def test_l6_in_atomic_mode_a_dead_owner_is_taken_over_at_once():
-    with holding(lease=HOUR) as owner:
+    with holding() as owner:
         assert entry_point(paying)().status_code == 409
         owner.kill()
     answer = eventually(lambda: completed(entry_point(paying)()))  # once the database sees that it is gone
@@ -78,7 +69,7 @@ def test_l6_in_atomic_mode_a_dead_owner_is_taken_over_at_once():
 
 @row_locks
 def test_l6_in_lease_mode_a_dead_owner_is_taken_over():
-    with holding(mode="lease", lease=HOUR) as owner:
+    with holding(mode=Lease(seconds=HOUR)) as owner:
         owner.kill()
     refused = entry_point(paying, mode="lease")()
     assert refused.status_code == 409
@@ -89,7 +80,7 @@ def test_l6_in_lease_mode_a_dead_owner_is_taken_over():
 @row_locks
 def test_l6_a_heartbeat_keeps_the_lease_of_a_view_that_outlasts_it():
     lease = timedelta(seconds=2)
-    with Gate().running(mode="lease", lease=lease.seconds) as answer:
+    with Gate().running(mode=Lease(seconds=lease.seconds)) as answer:
         first = record()
         eventually(lambda: record().locked_until > first.locked_until + lease)
         assert entry_point(paying, mode="lease")().status_code == 409
@@ -98,14 +89,14 @@ def test_l6_a_heartbeat_keeps_the_lease_of_a_view_that_outlasts_it():
 
 
 @row_locks
-def test_l6_a_heartbeat_keeps_the_lease_of_an_async_view_too():
+def test_l6_a_heartbeat_keeps_the_lease_of_an_async_view():
     async def view(request):
         claimed = await sync_to_async(record)()
         await sync_to_async(eventually)(lambda: record().locked_until > claimed.locked_until)
         return HttpResponse(status=201)
 
     async def send():
-        return await entry_point(view, mode="lease", lease=1)()
+        return await entry_point(view, mode=Lease(seconds=1))()
 
     assert async_to_sync(send)().status_code == 201
 
@@ -118,18 +109,18 @@ def test_l6_a_twin_leaves_a_claim_time_to_lock_its_row(monkeypatch):
         looked.set()
         sleep(seconds)
 
-    monkeypatch.setattr(engine.claims.time, "sleep", look_and_sleep)
+    monkeypatch.setattr(engine.waiting.time, "sleep", look_and_sleep)
     with ThreadPoolExecutor(1) as pool:
-        twin = pool.submit(in_threads, 1, lambda _: entry_point(paying, takeover_grace=10)())
+        twin = pool.submit(in_threads, 1, lambda _: entry_point(paying, mode=Atomic(takeover_grace=10))())
         assert looked.wait(5)
         with engine.execution(first, Policy()) as run:
             assert twin.result(5)[0].status_code == 409
-            run.settle(Keep(StoredResponse(201)))
+            run.verdict = Keep(StoredResponse(201))
     assert effects() == 0
 
 
 def test_l6_a_crash_in_lease_mode_can_be_left_to_an_operator():
-    policy = {"mode": "lease", "on_crash": "hold"}
+    policy = {"mode": Lease(on_crash="hold")}
     claim(policy=Policy(**policy))
     shift(locked_until=-1)
     for _attempt in range(2):
@@ -149,7 +140,7 @@ def test_l6_only_an_interrupted_run_is_put_on_hold_and_only_if_asked(error, on_c
         raise error
 
     with pytest.raises(error):
-        entry_point(view, mode="lease", on_crash=on_crash)()
+        entry_point(view, mode=Lease(on_crash=on_crash))()
     assert (record().status, record().on_hold, record().reason) == (Status.FAILED, on_hold, error.__name__)
 
 
@@ -162,7 +153,7 @@ def test_l6_a_takeover_whose_commit_is_not_answered_runs_all_the_same(proxy, on_
     def view(_request):
         return HttpResponse(status=next(statuses))
 
-    policy = {"mode": "lease", "on_crash": on_crash}
+    policy = {"mode": Lease(on_crash=on_crash)}
     assert entry_point(view, **policy)().status_code == 500
     proxy.cut = Cut.AFTER_COMMIT
     assert entry_point(view, **policy)().status_code == 201

@@ -12,30 +12,23 @@ from django.template.response import SimpleTemplateResponse
 from django_idempotency import engine, signals
 from django_idempotency.exceptions import TerminalFailure
 from django_idempotency.models import IdempotencyRecord, Status
-from django_idempotency.policy import Policy
-from tests.support.callers import (
-    claim,
-    effects,
-    entry_point,
-    heard,
-    is_replay,
-    pay,
-    paying,
-    record,
-)
+from django_idempotency.policy import Atomic, Body, Lease, Policy
+from tests.laws.test_lock_claims import once_rolled_back
+from tests.support.callers import claim, effects, entry_point, heard, is_replay, pay, paying, record
 from tests.support.threads import just_before
-from tests.support.views_of_laws import COMPLETION, fail, in_both_modes, postgresql
+from tests.support.views_of_laws import BY_LOCK, COMPLETION, fail, in_both_modes, in_each_mode, postgresql
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("payer")
 
 
-def test_l8_a_failing_commit_hook_keeps_the_response():
+@pytest.mark.parametrize("mode", ["atomic", BY_LOCK])
+def test_l8_a_failing_commit_hook_keeps_the_response(mode):
     def view(request):
         transaction.on_commit(fail)
         return paying(request)
 
-    send = entry_point(view)
+    send = entry_point(view, mode=mode)
     first, second = send(), send()
     assert (first.status_code, second.content, effects()) == (201, first.content, 1)
 
@@ -58,14 +51,14 @@ UNSTORED = {
 }
 
 
-@in_both_modes
+@in_each_mode
 @pytest.mark.parametrize("answer", UNSTORED.values(), ids=UNSTORED)
 def test_l8_a_response_that_cannot_be_kept_is_not_made_twice(mode, answer):
     def view(request):
         pay()
         return answer()
 
-    send = entry_point(view, mode=mode, max_body_size=1000)
+    send = entry_point(view, mode=mode, body=Body(limit=1000))
     first, second = send(), send()
     assert first.getvalue() == answer().getvalue()
     assert (second.status_code, is_replay(second), effects()) == (201, True, 1)
@@ -110,7 +103,7 @@ def test_l8_lease_mode_writes_the_response_after_an_outage(proxy):
         return response
 
     with heard(signals.store_failed) as failures:
-        first = entry_point(view, mode="lease", lease=1)()
+        first = entry_point(view, mode=Lease(seconds=1))()
     assert first.status_code == 201
     assert len(failures) == 1
     connection.close()
@@ -120,18 +113,54 @@ def test_l8_lease_mode_writes_the_response_after_an_outage(proxy):
     assert effects() == 1
 
 
+@pytest.mark.parametrize("status", [201, 402, 422])
+def test_l8_a_record_that_the_store_has_lost_takes_no_response_back(status):
+    """As after a failover of Redis. No other attempt has run."""
+
+    def view(request):
+        IdempotencyRecord.objects.all().delete()
+        pay()
+        return HttpResponse(status=status)
+
+    send = entry_point(view, mode="lease")
+    first, second = send(), send()
+    assert (first.status_code, second.status_code, effects()) == (status, status, 1 if status != 422 else 2)
+    assert (is_replay(first), is_replay(second)) == (False, status != 422)
+
+
+def test_l5_a_record_that_was_lost_and_claimed_by_another_attempt_is_not_written():
+    def view(request):
+        if request.idempotency.attempt == 1 and not IdempotencyRecord.objects.filter(reason="rival").exists():
+            IdempotencyRecord.objects.all().delete()
+            claim("k", policy=Policy(mode="lease"))
+            IdempotencyRecord.objects.update(reason="rival")
+        return HttpResponse(status=201)
+
+    assert entry_point(view, mode="lease")("k").status_code == 409
+    assert record("k").response_status is None
+
+
 @postgresql
-def test_l8_a_terminal_failure_that_is_not_kept_is_sent(proxy):
+@pytest.mark.parametrize("claim", ["record", "lock"])
+def test_l2_a_terminal_failure_that_could_not_be_stored_is_not_sent(proxy, claim):
+    """Nothing has committed, and a retry may get another response."""
+    responses = iter([402, 201])
+
     def view(request):
         pay()
-        raise TerminalFailure(HttpResponse("declined", status=402))
+        status = next(responses)
+        if status == 402:
+            raise TerminalFailure(HttpResponse("declined", status=402))
+        return HttpResponse(status=status)
 
-    with heard(signals.store_failed) as failures, just_before(COMPLETION, proxy.go_away):
-        answer = entry_point(view)()
-    assert (answer.status_code, len(failures)) == (402, 1)
+    send = entry_point(view, mode=Atomic(claim=claim, takeover_grace=0))
+    written = once_rolled_back if claim == "lock" else partial(just_before, COMPLETION)
+    with heard(signals.store_failed) as failures, written(proxy.go_away):
+        answer = send()
+    assert (answer.status_code, len(failures)) == (503, 1)
     proxy.come_back()
     connection.close()
-    assert effects() == 0
+    assert (send().status_code, effects()) == (201, 1)
 
 
 @postgresql

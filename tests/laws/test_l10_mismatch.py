@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from django_idempotency.policy import Policy
+from django_idempotency.policy import Lease, Policy
 from django_idempotency.stores import store_for
-from tests.support.callers import (
-    Gate,
-    claim,
-    entry_point,
-    paying,
-    row,
-    shift,
-)
+from tests.support.callers import Gate, claim, entry_point, paying, row, shift
 from tests.support.views_of_laws import HOUR, OTHER_BODY, in_both_modes, on_hold, row_locks
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -29,7 +22,7 @@ def failed(mode):
 
 
 def crashed_and_to_be_held(mode):
-    claim(policy=Policy(mode="lease", on_crash="hold"))
+    claim(policy=Policy(mode=Lease(on_crash="hold")))
     shift(locked_until=-HOUR)
 
 

@@ -15,6 +15,7 @@ from django_idempotency.models import IdempotencyRecord, RecordQuerySet
 from tests.support.callers import effects, entry_point, is_replay, paying, record, shift
 from tests.support.maintained import HOUR, LOCKING, done, keys, postgresql, row_locks, run_sql
 from tests.support.threads import in_threads, just_after, just_before
+from tests.support.views_of_laws import in_each_mode
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -63,7 +64,7 @@ DELETING = r"DELETE|\s*WITH picked.*DELETE"
 
 
 @row_locks
-@pytest.mark.parametrize("mode", ["atomic", "lease"])
+@in_each_mode
 @pytest.mark.parametrize("cleans", [False, True], ids=["reused", "deleted"])
 def test_l11_two_retries_as_the_key_expires_or_is_deleted_run_once(mode, cleans):
     for number in range(8):
@@ -86,12 +87,12 @@ def until_answered(view, key):
 
 
 @row_locks
-@pytest.mark.parametrize("lock", ["nowait", "skip_locked"])
+@pytest.mark.parametrize("lock", ["nowait", "skip_locked"], indirect=True)
 def test_l11_a_record_deleted_before_its_reuse_runs_once(other_thread, lock):
     done()
     cleaned = []
     with just_before(LOCKING, lambda: cleaned.append(other_thread(cleanup).rows)):
-        answer = entry_point(paying, lock=lock)()
+        answer = entry_point(paying)()
     assert cleaned == [1]
     assert (answer.status_code, is_replay(answer), effects()) == (201, False, 2)
     assert record().attempts == 1

@@ -7,19 +7,13 @@ from django.db import connection
 from django.http import HttpResponse
 
 from django_idempotency import signals
-from django_idempotency.consumers import Message, RetryLater, consume
-from django_idempotency.policy import Policy
-from django_idempotency.stores import distribution
-from tests.support.callers import (
-    effects,
-    entry_point,
-    heard,
-    pay,
-    paying,
-)
-from tests.support.pgbouncer import free_port
+from django_idempotency.messages import Ack, Message, RetryLater, consume
+from django_idempotency.messages.message import StoreAway
+from django_idempotency.policy import Atomic, Policy
+from tests.support.callers import effects, entry_point, heard, pay, paying
+from tests.support.private_servers import free_port
 from tests.support.threads import just_before
-from tests.support.views_of_laws import COMPLETION, fail, in_both_modes, postgresql
+from tests.support.views_of_laws import COMPLETION, fail, in_both_modes, in_each_mode, postgresql
 
 pytestmark = pytest.mark.usefixtures("payer")
 
@@ -50,7 +44,7 @@ def refused_without_store(mode):
 
 
 @postgresql
-@in_both_modes
+@in_each_mode
 def test_l12_when_the_store_cannot_be_reached_the_request_is_refused(mode, proxy):
     proxy.go_away()
     answer = refused_without_store(mode)
@@ -60,16 +54,8 @@ def test_l12_when_the_store_cannot_be_reached_the_request_is_refused(mode, proxy
 
 
 @postgresql
-@pytest.mark.parametrize("claim", ["record", "lock"])
-def test_l12_the_first_request_of_a_process_is_refused_too(claim, proxy, monkeypatch):
-    monkeypatch.setattr(distribution, "_distributed", {})  # what a process asks once
-    proxy.go_away()
-    assert entry_point(paying, claim=claim)().status_code == 503
-
-
-@postgresql
 @in_both_modes
-def test_l12_a_store_that_nobody_listens_for_is_refused_too(mode, proxy, monkeypatch):
+def test_l12_a_request_to_a_store_without_a_listener_is_refused(mode, proxy, monkeypatch):
     with monkeypatch.context() as patch:  # ended before the proxy's own
         patch.setitem(connection.settings_dict, "PORT", free_port())
         assert refused_without_store(mode).status_code == 503
@@ -89,7 +75,7 @@ def test_l12_a_store_lost_before_the_row_lock(proxy):
 
 
 @postgresql
-@in_both_modes
+@in_each_mode
 def test_l12_fail_open_runs_unprotected(mode, proxy):
     proxy.go_away()
     send = entry_point(lambda request: HttpResponse(str(request.idempotency), status=201), mode=mode, fail_open=True)
@@ -106,10 +92,47 @@ def test_l12_a_message_is_left_to_a_redelivery(mode, proxy):
 
 @postgresql
 @in_both_modes
-def test_l12_a_connection_gone_stale_is_not_a_store_that_is_away(mode, proxy):
+def test_l12_a_connection_gone_stale_is_not_an_unavailable_store(mode, proxy):
     send = entry_point(paying, mode=mode)
     pay("so that there is a connection")
     proxy.go_away()
     proxy.come_back()
     assert send().status_code == 201
+    assert effects() == 1
+
+
+CLAIMS = pytest.mark.parametrize("claim", ["record", "lock"])
+
+
+@postgresql
+@CLAIMS
+def test_l12_a_request_whose_store_is_lost_before_its_response_is_written_is_refused(claim, proxy):
+    def view(request):
+        response = paying(request)
+        proxy.go_away()
+        return response
+
+    send = entry_point(view, mode=Atomic(claim=claim))
+    assert send().status_code == 503
+    proxy.come_back()
+    assert effects() == 0
+
+
+@postgresql
+@CLAIMS
+@pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])
+def test_l12_a_store_lost_before_the_result_is_written_is_no_failure_of_the_handler(claim, raises, proxy):
+    def handle(message, context):
+        pay()
+        proxy.go_away()
+        if raises:
+            connection.cursor().execute("SELECT 1")
+
+    delivery = consume(Message("queue", "1"), handle, policy=Policy(mode=Atomic(claim=claim)), max_attempts=1)
+    assert isinstance(delivery, StoreAway)
+    proxy.come_back()
+    assert effects() == 0
+    assert isinstance(
+        consume(Message("queue", "1"), lambda *_: pay() and None, policy=Policy(mode=Atomic(claim=claim))), Ack
+    )
     assert effects() == 1

@@ -56,6 +56,14 @@ def test_l1_of_50_duplicates_at_once_one_takes_effect(serving, path, reference):
     assert done == {send(serving, path, reference).content}
 
 
+def test_l1_different_keys_are_not_in_each_others_way(server, reference):
+    def send_one(index):
+        return server.post("/orders/", payment(reference), key=f"{reference}-{index}", simulate={"delay_ms": 100})
+
+    assert {answer.status_code for answer in in_threads(16, send_one)} == {201}
+    assert server.ledger(reference) == 16
+
+
 @of_each_door
 def test_l2_a_replay_is_the_first_response(server, path, reference):
     first, second = (send(server, path, reference) for _ in range(2))

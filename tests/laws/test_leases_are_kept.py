@@ -16,7 +16,8 @@ from django.core import mail
 from django.db import connection, connections, transaction
 
 from django_idempotency.engine.workers import Worker
-from django_idempotency.models import IdempotencyCounter, IdempotencyRecord
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.policy import Lease
 from tests.support.aliases import another_alias
 from tests.support.callers import Gate, effects, entry_point, is_replay, paying, record
 from tests.support.threads import OtherThread, in_threads
@@ -65,25 +66,13 @@ def renewed(key: str = "k") -> None:
 @pytest.mark.usefixtures("outside_a_test_run")
 def test_a_locked_row_whose_replays_are_counted_costs_no_lease():
     assert entry_point(paying)("done").status_code == 201
-    with Gate().running(mode="lease", lease=LEASE):
+    with Gate().running(mode=Lease(seconds=LEASE)):
         table = IdempotencyRecord._meta.db_table
         key = connection.ops.quote_name("key")
         with locked(f"SELECT 1 FROM {table} WHERE {key} = 'done' FOR UPDATE"):
             assert is_replay(entry_point(paying)("done"))
             renewed()
             renewed()
-
-
-@pytest.mark.postgresql
-@pytest.mark.usefixtures("outside_a_test_run")
-def test_a_locked_table_of_counters_costs_no_lease(monkeypatch):
-    monkeypatch.setattr("django_idempotency.stats.counters.FLUSH_EVERY", 0.1)
-    with (
-        locked(f"LOCK TABLE {IdempotencyCounter._meta.db_table} IN ACCESS EXCLUSIVE MODE"),
-        Gate().running(mode="lease", lease=LEASE),
-    ):
-        renewed()
-        renewed()
 
 
 @pytest.mark.usefixtures("outside_a_test_run")
@@ -101,7 +90,7 @@ def test_a_replay_is_answered_though_no_thread_can_be_started():
 def test_a_connection_that_hangs_costs_no_short_lease_beside_a_long_one(proxy, owns_both):
     """The thread that keeps the leases waits no longer for a connection than the shortest lease allows."""
     direct = {"HOST": proxy.upstream[0], "PORT": proxy.upstream[1]}
-    long, short = {"mode": "lease", "lease": 60 * LEASE}, {"mode": "lease", "lease": LEASE}
+    long, short = {"mode": Lease(seconds=60 * LEASE)}, {"mode": Lease(seconds=LEASE)}
     gates = Gate(), Gate()
     with (
         another_alias("direct", **direct) as alias,
@@ -121,7 +110,7 @@ def test_a_connection_that_hangs_costs_no_short_lease_beside_a_long_one(proxy, o
 @pytest.mark.psycopg_pool
 def test_a_pool_that_the_views_use_up_costs_no_lease(pooled):
     first, second = Gate(), Gate()
-    policy = {"mode": "lease", "lease": LEASE, "using": pooled}
+    policy = {"mode": Lease(seconds=LEASE), "using": pooled}
     with first.running(**policy):
         renewed()
         with second.running_with("other", **policy):
@@ -142,7 +131,7 @@ def pooled(payer):
 @pytest.mark.postgresql
 def test_a_connection_that_leads_nowhere_costs_no_lease(proxy):
     """Nobody says that it is broken: what is sent is accepted, and nothing comes back."""
-    with Gate().running(mode="lease", lease=LEASE):
+    with Gate().running(mode=Lease(seconds=LEASE)):
         renewed()
         proxy.swallow()
         renewed()
@@ -152,7 +141,7 @@ def test_a_connection_that_leads_nowhere_costs_no_lease(proxy):
 @pytest.mark.postgresql
 def test_a_locked_row_does_not_delay_other_leases():
     table = IdempotencyRecord._meta.db_table
-    policy = {"mode": "lease", "lease": LEASE}
+    policy = {"mode": Lease(seconds=LEASE)}
     other = Gate()
     with (
         Gate().running(**policy),
@@ -165,7 +154,7 @@ def test_a_locked_row_does_not_delay_other_leases():
 
 def test_two_heartbeats_may_fail_before_a_lease_runs_out():
     """It is renewed when two thirds of it are left."""
-    with Gate().running(mode="lease", lease=6):
+    with Gate().running(mode=Lease(seconds=6)):
         before = record()
         eventually(lambda: record().locked_until > before.locked_until)
         assert record().locked_until - before.locked_until < timedelta(seconds=3.5)
@@ -190,7 +179,7 @@ def logging_that_fails():
 @pytest.mark.postgresql
 @pytest.mark.usefixtures("logging_that_fails")
 def test_logging_that_fails_costs_no_lease(proxy):
-    with Gate().running(mode="lease", lease=LEASE):
+    with Gate().running(mode=Lease(seconds=LEASE)):
         wires = len(proxy.wires)
         proxy.go_away()
         refused = proxy.refused
@@ -211,7 +200,7 @@ def end_abruptly(thread: threading.Thread) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_is_ended_costs_no_lease():
-    with Gate().running(mode="lease", lease=LEASE):
+    with Gate().running(mode=Lease(seconds=LEASE)):
         renewed()
         for thread in ours():
             end_abruptly(thread)
@@ -222,7 +211,7 @@ def test_a_thread_that_is_ended_costs_no_lease():
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_the_next_claim_restarts_a_dead_thread(monkeypatch):
     monkeypatch.setattr(Worker, "_leave_to_a_successor", lambda worker: None)
-    policy = {"mode": "lease", "lease": LEASE}
+    policy = {"mode": Lease(seconds=LEASE)}
     with Gate().running(**policy):
         ended = ours()
         for thread in ended:
@@ -251,7 +240,7 @@ def test_without_a_thread_for_leases_nothing_is_run():
         ran.append(True)
         return paying(request)
 
-    send = entry_point(view, mode="lease", lease=LEASE)
+    send = entry_point(view, mode=Lease(seconds=LEASE))
     with without_new_threads():
         answer = send()
     assert (answer.status_code, ran, record()) == (503, [], None)
@@ -260,7 +249,7 @@ def test_without_a_thread_for_leases_nothing_is_run():
 
 def test_many_leases_are_renewed_by_one_thread_and_one_connection():
     def hold(number: int) -> Any:
-        with Gate().running_with(str(number), mode="lease", lease=LEASE):
+        with Gate().running_with(str(number), mode=Lease(seconds=LEASE)):
             renewed(str(number))
             return {thread.ident for thread in ours()}
 

@@ -10,9 +10,12 @@ import pytest
 from django.db import connection
 
 from django_idempotency import engine
-from django_idempotency.policy import Policy
+from django_idempotency.engine.decisions import ASK_AGAIN
+from django_idempotency.policy import Atomic, Policy
+from django_idempotency.stores.claim_function import MEET
 from django_idempotency.stores.lock_claims import LockClaimStore
 from django_idempotency.stores.transactions import discard
+from django_idempotency.values.outcomes import Claimed
 from tests.laws.test_lock_claims import KINDS, by_lock, elsewhere
 from tests.support.callers import effects, entry_point, is_replay, operation, pay, paying, record
 from tests.support.owner_process import AFTER_EFFECT, IN_VIEW, stopping
@@ -29,8 +32,8 @@ BEFORE, AFTER = f"before {CLAIM}", "after COMMIT"
 
 @pytest.mark.parametrize(("point", "other"), [*zip((BEFORE, *RUNNING, AFTER), cycle(KINDS), strict=False)])
 def test_an_owner_that_is_killed_leaves_all_or_nothing(point, other):
-    retry = entry_point(paying, claim=other)
-    with stopping(point, claim="lock") as owner:
+    retry = entry_point(paying, mode=Atomic(claim=other))
+    with stopping(point, mode=Atomic(claim="lock")) as owner:
         if point in RUNNING:
             assert (record(), effects()) == (None, 0)
             assert retry().status_code == 409
@@ -80,19 +83,19 @@ def uncollected():
 @pytest.mark.parametrize(
     ("forget", "kind"), [(claim_and_forget, "lock"), (run_and_forget, "lock"), (run_and_forget, "record")]
 )
-def test_what_nobody_ends_is_no_end_for_other_threads(other_thread, forget, kind):
+def test_an_abandoned_claim_ends_no_run_of_another_thread(other_thread, forget, kind):
     """Whichever thread collects it, as it may in the middle of a view."""
-    policy = Policy(claim=kind, scope="public")
+    policy = Policy(mode=Atomic(claim=kind), scope="public")
     other_thread(forget, policy)
-    assert entry_point(collecting, claim=kind)().status_code == 201
+    assert entry_point(collecting, mode=Atomic(claim=kind))().status_code == 201
     assert (effects(), record().response_status) == (1, 201)
-    assert other_thread(entry_point(paying, claim=kind), "next").status_code == 201
+    assert other_thread(entry_point(paying, mode=Atomic(claim=kind)), "next").status_code == 201
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_what_nobody_ends_is_no_end_for_later_transactions():
+def test_an_abandoned_claim_ends_no_later_transaction_of_its_thread():
     """Of its own thread, whenever it is collected."""
-    claim_and_forget(Policy(claim="lock", scope="public"))
+    claim_and_forget(Policy(mode=Atomic(claim="lock"), scope="public"))
     discard(connection)
     assert by_lock(collecting)().status_code == 201
     assert (effects(), record().response_status) == (1, 201)
@@ -114,3 +117,24 @@ def test_an_error_after_a_claim_ends_its_transaction(monkeypatch):
     assert elsewhere(effects, "without a key") == 1
     claimed.clear()
     assert by_lock(paying)().status_code == 201
+
+
+def test_who_asks_of_another_request_does_not_take_its_own_for_one(other_thread):
+    """The owner ends while it is asked about, and the same request comes again."""
+    op = operation()
+    policy = Policy(mode=Atomic(claim="lock"), scope="public")
+    owner = connection.copy()
+    came = []
+
+    def come():
+        cursor.execute("ROLLBACK")
+        came.append(other_thread(engine.claim, op, policy))
+
+    with owner.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute(MEET, [1, op.id, op.id])  # the locks of another request, and of the key
+        with just_before(r"\s*SELECT EXISTS", come):
+            outcome = engine.claim(op, policy.by_record)  # by waiting for a moment
+    owner.close()
+    assert came == [ASK_AGAIN]
+    assert isinstance(outcome, Claimed)

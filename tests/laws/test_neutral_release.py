@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from django.core.exceptions import BadRequest, PermissionDenied
+from django.core.exceptions import BadRequest, ImproperlyConfigured, PermissionDenied
 from django.db import DatabaseError, connection, transaction
 from django.http import Http404, HttpResponse
 from django.views import View
 
-from django_idempotency import signals
 from django_idempotency.decorators import idempotency_exempt, idempotent
 from django_idempotency.exceptions import TerminalFailure
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Policy
+from django_idempotency.policy import Atomic, Policy
 from testproject.models import LedgerEntry
 from tests.support.callers import all_effects as effects
 from tests.support.callers import effects as paid
-from tests.support.callers import entry_point, heard, pay, record
+from tests.support.callers import entry_point, pay, record
 from tests.support.statements import sent_statements
-from tests.support.views import book
+from tests.support.views import book, own_dispatch
 
 pytestmark = pytest.mark.usefixtures("atomic_requests")
 
@@ -85,9 +84,12 @@ ENTRY_POINTS = {
     "middleware, class": class_based,
     "non_atomic_requests": lambda act: idempotent(transaction.non_atomic_requests(function(act))),
 }
+BY_LOCK = pytest.param(
+    lambda act: idempotent(mode=Atomic(claim="lock"))(function(act)), id="by lock", marks=pytest.mark.postgresql
+)
 
 
-@pytest.mark.parametrize("protected", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
+@pytest.mark.parametrize("protected", [*(pytest.param(each, id=id) for id, each in ENTRY_POINTS.items()), BY_LOCK])
 @pytest.mark.parametrize("act", (RELEASED | STORED).values(), ids=RELEASED | STORED)
 def test_l13_a_plain_views_writes_stand_or_fall_as_without_a_key(call, protected, act):
     assert_neutral(call, protected(act))
@@ -147,15 +149,6 @@ def rest_framework_view(name, by, non_atomic):
     return Charges.as_view()
 
 
-def own_dispatch(cls):
-    """Not the one it inherits: the mark would be on every view of REST framework."""
-
-    def dispatch(self, request, *args, **kwargs):
-        return super(cls, self).dispatch(request, *args, **kwargs)
-
-    return dispatch
-
-
 @pytest.mark.drf
 def test_l13_an_exception_handler_may_keep_the_writes(call, settings):
     settings.REST_FRAMEWORK = settings.REST_FRAMEWORK | {"EXCEPTION_HANDLER": f"{__name__}.keeping_handler"}
@@ -213,13 +206,13 @@ def test_a_success_from_a_failed_transaction_is_refused(payer):
 
 @pytest.mark.parametrize("act", RELEASED.values(), ids=RELEASED)
 def test_on_release_rollback_undoes_what_the_view_wrote(call, act):
-    view = idempotent(on_release="rollback")(function(act))
+    view = idempotent(mode=Atomic(on_release="rollback"))(function(act))
     call(view)
     assert (effects(), IdempotencyRecord.objects.count()) == (0, 0)
 
 
 @pytest.mark.parametrize("act", [returns(500), raises(LookupError()), returns(503)])
-def test_what_a_retry_runs_again_is_rolled_back(call, act):
+def test_a_response_that_a_retry_runs_again_is_rolled_back(call, act):
     call(idempotent(function(act)))
     assert effects() == 0
     assert IdempotencyRecord.objects.get().status == "failed"
@@ -239,9 +232,9 @@ def test_a_terminal_failure_is_rolled_back_and_stored(call):
 def test_the_record_is_removed_in_the_transaction_of_the_writes(call):
     with sent_statements() as statements:
         call(idempotent(function(returns(422))))
-    sent = [statement.split()[0] for statement in statements.all]
-    sent = sent[len(sent) - sent[::-1].index("BEGIN") - 1 :]
-    assert sent[-2:] == ["DELETE", "COMMIT"]
+    release, commit = statements.round_trips[-1]
+    assert ("DELETE FROM django_idempotency_record" in release, commit) == (True, "COMMIT")
+    assert statements.transaction == ["BEGIN", "COMMIT"]
     assert statements.on('INSERT INTO "testproject')
 
 
@@ -251,9 +244,9 @@ def test_a_released_key_whose_claim_was_lost_commits_nothing(payer):
         IdempotencyRecord.objects.all().delete()
         return HttpResponse(status=422)
 
-    with heard(signals.stale_write_rejected) as rejected:
-        assert entry_point(view)().status_code == 409
-    assert (paid(), len(rejected)) == (0, 1)
+    with pytest.raises(ImproperlyConfigured, match="has changed the record"):
+        entry_point(view)()
+    assert paid() == 0
 
 
 def test_exempt_views_are_left_alone(call):

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from django.core import mail
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, connections
 from django.http import HttpResponse
 
-from django_idempotency.engine.waiters import waiters
+from django_idempotency.engine.waiting import waiters
 from django_idempotency.models import IdempotencyRecord
+from django_idempotency.policy import Atomic, Lease
 from tests.support.aliases import another_alias
 from tests.support.callers import Gate, entry_point, is_replay
 from tests.support.waiting import eventually
@@ -58,10 +60,10 @@ def tenants(request, payer) -> Iterator[Any]:
 
 def test_tenants_with_a_schema_each_have_the_locks_of_their_claims_to_themselves(tenants):
     alias, switch = tenants
-    policy = {"claim": "lock", "using": alias}
+    policy = {"mode": Atomic(claim="lock"), "using": alias}
     entry_point(answering, **policy)("opened")  # this session has the function planned for the other schema
     switch(alias)
-    with Gate().running(claim="lock"):
+    with Gate().running(mode=Atomic(claim="lock")):
         assert entry_point(answering, **policy)(body=b"{}").status_code == 201
     assert is_replay(entry_point(answering, **policy)(body=b"{}"))
     assert row("response_status") == 201
@@ -76,7 +78,8 @@ def test_a_view_that_goes_to_another_schema_leaves_no_response_there(tenants, ki
         switch(alias)
         return HttpResponse("ours", status=201)
 
-    assert entry_point(view, claim=kind, using=alias)().status_code == 409
+    with pytest.raises(ImproperlyConfigured, match="search_path"):
+        entry_point(view, mode=Atomic(claim=kind), using=alias)()
     assert row("count(*)") == 0
 
 
@@ -105,7 +108,7 @@ def in_the_view(tenants: Any) -> Iterator[list[Any]]:
     def run() -> None:
         try:
             switch(alias)
-            answers.append(entry_point(view, mode="lease", lease=LEASE, using=alias)())
+            answers.append(entry_point(view, mode=Lease(seconds=LEASE), using=alias)())
         finally:
             connections.close_all()
 
@@ -129,7 +132,7 @@ def test_a_lease_is_renewed_in_the_schema_of_its_claim(tenants):
         eventually(lambda: row("locked_until") > before, within=LEASE * 3)
         alias, switch = tenants
         switch(alias)
-        assert entry_point(never, mode="lease", lease=LEASE, using=alias)().status_code == 409
+        assert entry_point(never, mode=Lease(seconds=LEASE), using=alias)().status_code == 409
 
 
 def test_a_caller_that_waits_comes_back_to_its_schema(tenants):
@@ -139,7 +142,7 @@ def test_a_caller_that_waits_comes_back_to_its_schema(tenants):
         try:
             alias, switch = tenants
             switch(alias)
-            return entry_point(never, mode="lease", lease=LEASE, using=alias, on_conflict="wait", wait_timeout=60)()
+            return entry_point(never, mode=Lease(seconds=LEASE), using=alias, wait=60)()
         finally:
             connections.close_all()
 
@@ -166,5 +169,5 @@ def test_replays_are_counted_in_the_schema_of_the_record(tenants, monkeypatch):
     with in_the_view(tenants):
         pass
     switch(alias)
-    assert is_replay(entry_point(never, mode="lease", lease=LEASE, using=alias)())
+    assert is_replay(entry_point(never, mode=Lease(seconds=LEASE), using=alias)())
     assert eventually(lambda: row("replays")) == 1

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from django.test import modify_settings
+
+from django_idempotency.maintenance import history
 
 
 @pytest.fixture(autouse=True)
 def no_long_watch(short_watch):
     """No test here is about how long leases are watched."""
+
+
+@pytest.fixture
+def no_history(monkeypatch):
+    """Neither the admin nor an app keeps a history."""
+    with modify_settings(INSTALLED_APPS={"remove": ["django.contrib.admin"]}):  # apps get ready again, and register
+        monkeypatch.setattr(history, "_logs", [])
+        yield

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from django.db import connection
 from kombu import Connection, Exchange, Queue
 
-from django_idempotency import tasks
+from django_idempotency.maintenance import passes
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Policy
 from django_idempotency.tasks import BEAT_SCHEDULE, BODIES_BEAT_SCHEDULE
 from testproject.celery import app
 from tests.support.callers import claim, entry_point, paying, record, shift
-from tests.support.databases import database_url
+from tests.support.databases import environment
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.celery, pytest.mark.usefixtures("payer")]
@@ -53,29 +52,33 @@ def test_a_scheduled_run_is_over_before_the_next_begins(entry):
     assert entry["kwargs"]["max_seconds"] < limits["soft_time_limit"] < limits["time_limit"]
 
 
-def test_every_scheduled_task_is_one():
+def test_the_tasks_take_what_their_schedule_gives_do_the_work_and_return_json():
     app.loader.import_default_modules()
-    assert {entry["task"] for entry in ENTRIES.values()} <= app.tasks.keys()
-
-
-@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
-def test_a_task_takes_what_its_schedule_gives_and_returns_json(entry):
     work_for_all()
-    result = app.tasks[entry["task"]].apply(kwargs=entry["kwargs"], throw=True).get()
-    assert result["finished"]
-    assert json.loads(json.dumps(result)) == result
-
-
-def test_the_tasks_do_the_work():
-    work_for_all()
-    assert tasks.reap()["failed"] == 1
-    assert tasks.cleanup()["rows"] == 1
-    assert tasks.drop_bodies()["rows"] == 1
+    results = {name: app.tasks[entry["task"]].apply(kwargs=entry["kwargs"]).get() for name, entry in ENTRIES.items()}
+    assert {name: result["done"] for name, result in results.items()} == {
+        "idempotency-reap": {"failed": 1, "on_hold": 0},
+        "idempotency-cleanup": {"deleted": 1},
+        "idempotency-drop-bodies": {"dropped": 1},
+    }
+    assert all(result["finished"] for result in results.values())
+    assert json.loads(json.dumps(results)) == results
     assert all_done()
 
 
+def test_a_pass_that_an_app_registers_later_is_a_task_too(monkeypatch):
+    monkeypatch.setattr(passes, "PASSES", dict(passes.PASSES))
+    passes.register(replace(passes.CLEANUP, name="later"))
+    entry_point(paying)("due")
+    shift("due", expires_at=-HOUR, purge_at=-HOUR)
+    assert app.tasks["django_idempotency.later"](max_seconds=1)["done"] == {"deleted": 1}
+
+
 def test_the_schedule_can_be_imported_by_the_settings():
-    program = "from django_idempotency.tasks import BEAT_SCHEDULE; from django.apps import apps; assert not apps.ready"
+    program = (
+        "from django_idempotency.tasks import BEAT_SCHEDULE; from django_idempotency.contrib.outbox import tasks;"
+        "from django_idempotency.contrib.partitions import tasks; from django.apps import apps; assert not apps.ready"
+    )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
 
@@ -83,15 +86,13 @@ def test_the_schedule_can_be_imported_by_the_settings():
 def running(broker_url, directory):
     """A worker and a beat on a queue of their own, and the file that both log to."""
     queue = f"idempotency-test-{uuid4().hex}"
-    environment = os.environ | {
-        "DATABASE_URL": database_url(connection.settings_dict, connection.settings_dict["NAME"]),
+    given = environment() | {
         "DJANGO_SETTINGS_MODULE": "tests.support.settings.beat",
         "CELERY_BROKER_URL": broker_url,
         "TEST_QUEUE": queue,
         "DEBUG": "1",
     }
     celery = [sys.executable, "-m", "celery", "--app", "testproject"]
-    # RabbitMQ takes no second worker of one name, and other runs of the suite have theirs there.
     worker = ["worker", "--hostname", f"{queue}@tests", "--concurrency", "1", "--loglevel", "INFO"]
     worker += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
     beat = ["beat", "--schedule", str(directory / "schedule"), "--pidfile", "", "--max-interval", "1"]
@@ -101,7 +102,7 @@ def running(broker_url, directory):
         log = stack.enter_context(log_file.open("wb"))
         stack.callback(forget, broker_url, queue)
         for command in (worker, beat):
-            process = subprocess.Popen([*celery, *command], cwd=ROOT, env=environment, stdout=log, stderr=log)
+            process = subprocess.Popen([*celery, *command], cwd=ROOT, env=given, stdout=log, stderr=log)
             stack.callback(process.wait)
             stack.callback(process.terminate)
             processes.append(process)
@@ -116,14 +117,11 @@ def forget(broker_url, queue):
         bound.exchange.delete()
 
 
-@pytest.mark.parametrize(
-    "broker",
-    [pytest.param("rabbitmq", marks=pytest.mark.rabbitmq), pytest.param("redis", marks=pytest.mark.redis)],
-)
-def test_a_real_worker_and_beat_do_the_work(request, broker, tmp_path):
+@pytest.mark.redis
+def test_a_real_worker_and_beat_do_the_work(redis_url, tmp_path):
     """At once, though each interval is an hour."""
     work_for_all()
-    with running(request.getfixturevalue(f"{broker}_url"), tmp_path) as (processes, log):
+    with running(redis_url, tmp_path) as (processes, log):
         with suppress(TimeoutError):
             eventually(lambda: all_done() or any(process.poll() is not None for process in processes), within=150)
         assert all_done(), log.read_text(errors="replace")[-5000:]

@@ -9,32 +9,32 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from django_idempotency.keys import record_id
 from django_idempotency.management.commands import idempotency_consume
 from django_idempotency.models import IdempotencyRecord
+from django_idempotency.values.keys import record_id
 from tests.support.aliases import another_alias, role
-from tests.support.pgbouncer import free_port
+from tests.support.private_servers import free_port
 
 COMMANDS = {
-    "idempotency_list": (),
-    "idempotency_show": ("k",),
-    "idempotency_allow_retry": ("k",),
-    "idempotency_fail": ("k",),
-    "idempotency_resolve": ("k", "--status=200"),
-    "idempotency_extend": ("k",),
+    "idempotency_keys list": (),
+    "idempotency_keys show": ("k",),
+    "idempotency_keys allow-retry": ("k",),
+    "idempotency_keys fail": ("k",),
+    "idempotency_keys resolve": ("k", "--status=200"),
+    "idempotency_keys extend": ("k",),
     "idempotency_reap": (),
     "idempotency_cleanup": (),
-    "idempotency_erase": ("--scope=public",),
+    "idempotency_privacy erase": ("--scope=public",),
     "idempotency_stats": (),
     "idempotency_partitions": ("status",),
-    "idempotency_outbox": ("status",),
+    "idempotency_outbox status": (),
 }
 
 
 def told(capsys, name, *arguments):
     """The error that the command ends with, and what it said in JSON."""
     with pytest.raises(CommandError) as ended:
-        call_command(name, *arguments, "--json", *COMMANDS[name])
+        call_command(*name.split(), *arguments, "--json", *COMMANDS[name])
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line) == {"error": str(ended.value)}
     return ended.value
@@ -51,7 +51,7 @@ def without_rights():
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.postgresql if "partitions" in name else ()) for name in COMMANDS]
 )
-def test_a_database_that_is_away_ends_it_in_a_line(transactional_db, capsys, name):
+def test_an_unavailable_database_ends_a_command_with_one_line(transactional_db, capsys, name):
     with another_alias("away", HOST="127.0.0.1", PORT=str(free_port())):
         error = told(capsys, name, "--database=away")
     assert str(error).startswith("The database failed, or can't be reached: OperationalError")
@@ -60,41 +60,19 @@ def test_a_database_that_is_away_ends_it_in_a_line(transactional_db, capsys, nam
 
 @pytest.mark.postgresql
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "idempotency_partitions"])
-def test_a_right_that_is_missing_ends_it_in_a_line(transactional_db, capsys, name):
+def test_a_missing_privilege_ends_a_command_with_one_line(transactional_db, capsys, name):
     with without_rights():
         assert (
-            str(told(capsys, name)) == "The database refused it: its role lacks a privilege (ProgrammingError 42501)."
+            str(told(capsys, name)) == "The database refused it: the role lacks a privilege (ProgrammingError 42501)."
         )
-
-
-@pytest.fixture
-def publishers(settings):
-    settings.IDEMPOTENCY = {"OUTBOX": {"PUBLISHERS": {"default": {"BACKEND": "tests.outbox.receiver.Receiver"}}}}
-
-
-@pytest.mark.row_locks
-@pytest.mark.parametrize("option", ["--once", "--health"])
-def test_a_relay_without_its_database_ends_in_a_line(transactional_db, publishers, option):
-    away = another_alias("away", HOST="127.0.0.1", PORT=str(free_port()))
-    with away, pytest.raises(CommandError, match=r"^The database failed, or can't be reached: OperationalError[^\n]*$"):
-        call_command("idempotency_relay", option, "--database=away")
-
-
-@pytest.mark.postgresql
-@pytest.mark.parametrize("option", ["--once", "--health"])
-def test_a_relay_without_rights_ends_in_a_line(transactional_db, publishers, option):
-    refused = pytest.raises(CommandError, match=r"^The database refused it: its role lacks a privilege \(.* 42501\)\.$")
-    options = connection.settings_dict["OPTIONS"]
-    with role() as name, another_alias("clerk", OPTIONS=options | {"options": f"-c role={name}"}), refused:
-        call_command("idempotency_relay", option, "--database=clerk")
 
 
 class Unfit:
     """A runner whose handler's database is away."""
 
-    concurrency = 1
+    batch = 1
 
-    def run(self, patience):
+    def run(self):
         IdempotencyRecord.objects.using("away").exists()
 
     def stop(self):
@@ -110,7 +88,7 @@ def test_a_consumer_without_its_database_ends_in_a_line(transactional_db, monkey
 
 
 @pytest.mark.row_locks
-def test_a_check_of_a_database_that_is_away_exits_with_3(transactional_db, capsys):
+def test_a_check_of_an_unavailable_database_exits_with_3(transactional_db, capsys):
     with another_alias("away", HOST="127.0.0.1", PORT=str(free_port())):
         assert told(capsys, "idempotency_stats", "--database=away", "--check").returncode == 3
 
@@ -120,7 +98,7 @@ def test_a_table_that_is_missing_is_named(transactional_db, capsys):
     with connection.cursor() as cursor:
         cursor.execute("SET search_path TO pg_catalog")
         try:
-            error = told(capsys, "idempotency_list")
+            error = told(capsys, "idempotency_keys list")
         finally:
             cursor.execute("RESET search_path")
     assert str(error) == "A table is missing: run migrate (ProgrammingError 42P01)."
@@ -128,19 +106,19 @@ def test_a_table_that_is_missing_is_named(transactional_db, capsys):
 
 def test_an_id_that_nothing_has_is_no_error_of_the_database(transactional_db, capsys):
     assert not IdempotencyRecord.objects.filter(pk=record_id("public", "k")).exists()
-    assert str(told(capsys, "idempotency_show")).startswith("Unknown key")
+    assert str(told(capsys, "idempotency_keys show")).startswith("Unknown key")
 
 
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("idempotency_show", ("\udcff",)),
-        ("idempotency_erase", ("--scope=\udcff",)),
-        ("idempotency_fail", ("k", "--detail=\udcff")),
+        ("idempotency_keys show", ("\udcff",)),
+        ("idempotency_privacy erase", ("--scope=\udcff",)),
+        ("idempotency_keys fail", ("k", "--detail=\udcff")),
     ],
     ids=["a key", "a scope", "a detail"],
 )
-def test_an_argument_that_is_not_utf_8_ends_it_in_a_line(capsys, name, arguments):
+def test_an_argument_that_is_not_utf_8_ends_a_command_with_one_line(capsys, name, arguments):
     with pytest.raises(CommandError, match=r"^The argument \w+ is not UTF-8\.$") as ended:
-        call_command(name, *arguments, "--json")
+        call_command(*name.split(), *arguments, "--json")
     assert json.loads(capsys.readouterr().out) == {"error": str(ended.value)}

@@ -27,7 +27,7 @@ def test_the_tasks_can_be_enqueued_and_do_the_work(tasks):
     for key, purge_at in (("due", -HOUR), ("audit_retention", HOUR)):
         entry_point(paying)(key)
         shift(key, expires_at=-HOUR, purge_at=purge_at)
-    results = [task.enqueue(max_seconds=30) for task in (tasks.reap, tasks.cleanup, tasks.drop_bodies)]
+    results = [tasks.run_pass.enqueue(name, max_seconds=30) for name in ("reap", "cleanup", "drop_bodies")]
     for result in results:
         assert result.status == "SUCCESSFUL", result.errors
         assert json.loads(json.dumps(result.return_value))["finished"]

@@ -9,12 +9,11 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 
-from django_idempotency.keys import record_id
-from django_idempotency.maintenance.lock_owners import lock_owners, told_lock_owners
-from django_idempotency.maintenance.owners import Owner
-from django_idempotency.policy import Policy
+from django_idempotency.maintenance.owners import Owner, lock_owners, shown_lock_owners
+from django_idempotency.policy import Atomic, Policy
 from django_idempotency.stats.sessions import ByLock, by_lock
 from django_idempotency.stores.postgresql import OWNER_LOCK
+from django_idempotency.values.keys import record_id
 from tests.support.callers import SCOPE, Gate, claim, entry_point, paying, record
 from tests.support.threads import OtherThread
 
@@ -51,7 +50,10 @@ def lock_of(key):
 
 def test_a_run_is_counted_from_its_claim_to_its_end():
     assert by_lock() == NONE
-    with Gate().running_with("k", claim="lock") as answer, Gate().running_with("other", claim="lock"):
+    with (
+        Gate().running_with("k", mode=Atomic(claim="lock")) as answer,
+        Gate().running_with("other", mode=Atomic(claim="lock")),
+    ):
         found = by_lock()
         assert (found.pending_by_lock, 0 <= found.pending_by_lock_oldest < 60) == (2, True)
         assert record() is None
@@ -60,7 +62,7 @@ def test_a_run_is_counted_from_its_claim_to_its_end():
 
 
 def test_a_key_is_found_in_any_scope_or_in_its_own():
-    with Gate().running(claim="lock"):
+    with Gate().running(mode=Atomic(claim="lock")):
         (owner,) = lock_owners("default")
         assert [found.pid for found in lock_owners("default", "k")] == [owner.pid]
         assert [found.pid for found in lock_owners("default", "k", SCOPE)] == [owner.pid]
@@ -69,11 +71,11 @@ def test_a_key_is_found_in_any_scope_or_in_its_own():
     assert lock_owners("default") == []
 
 
-def test_a_look_takes_no_lock_and_keeps_nobody_from_claiming(other_thread):
+def test_listing_lock_owners_takes_no_lock_and_blocks_no_claim(other_thread):
     with transaction.atomic():
         assert lock_owners("default", "k") == []
         assert run("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()") == [(0,)]
-        assert other_thread(entry_point(paying, claim="lock")).status_code == 201
+        assert other_thread(entry_point(paying, mode=Atomic(claim="lock"))).status_code == 201
 
 
 def test_a_claim_that_is_a_record_is_counted_among_the_records_alone():
@@ -82,9 +84,9 @@ def test_a_claim_that_is_a_record_is_counted_among_the_records_alone():
         assert by_lock() == NONE
 
 
-def test_a_replay_is_over_when_it_is_answered():
+def test_a_replay_by_lock_leaves_no_owner():
     for _twice in range(2):
-        assert entry_point(paying, claim="lock")().status_code == 201
+        assert entry_point(paying, mode=Atomic(claim="lock"))().status_code == 201
     assert (by_lock(), lock_owners("default", "k")) == (NONE, [])
 
 
@@ -102,7 +104,7 @@ def test_advisory_locks_of_the_application_are_not_counted(taken):
         assert by_lock() == NONE
 
 
-def test_what_another_tenant_runs_is_not_counted(other_thread):
+def test_runs_of_another_tenant_are_not_counted(other_thread):
     """Its locks are numbered by its own table, which is what its transaction reads."""
     other_thread(run, f"CREATE SCHEMA tenant; CREATE TABLE tenant.{TABLE} (LIKE public.{TABLE})")
     try:
@@ -127,47 +129,47 @@ def as_clerk(*rights):
 
 
 def test_a_role_without_rights_sees_that_a_key_is_in_flight():
-    with Gate().running(claim="lock"):
+    with Gate().running(mode=Atomic(claim="lock")):
         with as_clerk():
             (owner,) = lock_owners("default", "k")
             assert (owner.state, owner.transaction) == (None, None)
             assert by_lock() == ByLock(pending_by_lock=1, pending_by_lock_oldest=None)
-            assert "hidden from this role" in told_lock_owners([owner], "k")[1]
+            assert "hidden from this role" in shown_lock_owners([owner], "k")[1]
         with as_clerk("GRANT pg_read_all_stats TO idempotency_clerk"):
             assert by_lock().pending_by_lock_oldest >= 0
 
 
-def test_a_role_that_may_not_read_the_locks_is_told_nothing():
-    with Gate().running(claim="lock"), as_clerk("REVOKE SELECT ON pg_locks FROM PUBLIC"):
+def test_a_role_that_may_not_read_the_locks_sees_no_owners():
+    with Gate().running(mode=Atomic(claim="lock")), as_clerk("REVOKE SELECT ON pg_locks FROM PUBLIC"):
         assert (by_lock(), lock_owners("default")) == (ByLock(), [])
 
 
-def test_the_commands_tell_of_it(capsys):
-    with Gate().running_with("made", claim="lock"):
+def test_the_commands_show_a_run_claimed_by_lock(capsys):
+    with Gate().running_with("made", mode=Atomic(claim="lock")):
         (owner,) = lock_owners("default")
         told = f"The key is in flight without a record: its claim is a lock.\n  PID {owner.pid} of the database"
         for scope in (None, SCOPE):
             with pytest.raises(CommandError, match=told):
-                call_command("idempotency_show", "made", scope=scope)
+                call_command("idempotency_keys", "show", "made", scope=scope)
         with pytest.raises(CommandError, match="Unknown key"):
-            call_command("idempotency_show", "made", scope="auth.user:7")
-        call_command("idempotency_list", "--situation", "live")
+            call_command("idempotency_keys", "show", "made", scope="auth.user:7")
+        call_command("idempotency_keys", "list", "--situation", "live")
         listed = capsys.readouterr().out
         assert f"1 run is in flight without a record: its claim is a lock.\n  PID {owner.pid} of the" in listed
         call_command("idempotency_stats")
         assert re.search(r"^  pending by lock +1$", capsys.readouterr().out, re.M)
 
 
-def test_a_scope_without_a_record_is_told_of_beside_others():
+def test_a_run_by_lock_is_shown_though_other_scopes_have_records():
     claim("made", policy=Policy(scope=SCOPE))
-    with Gate().running_with("made", claim="lock", scope=lambda request: "7"):
-        call_command("idempotency_show", "made", scope=SCOPE)
+    with Gate().running_with("made", mode=Atomic(claim="lock"), scope=lambda request: "7"):
+        call_command("idempotency_keys", "show", "made", scope=SCOPE)
         with pytest.raises(CommandError, match="in flight without a record"):
-            call_command("idempotency_show", "made", scope="custom:7")
+            call_command("idempotency_keys", "show", "made", scope="custom:7")
 
 
 def test_many_are_counted_and_the_first_are_named():
     owner = Owner(pid=7, user="u", application="", address="", state="idle", transaction=3, in_state=2, waits_for=None)
-    title, *owners, rest = told_lock_owners([owner] * 12)
+    title, *owners, rest = shown_lock_owners([owner] * 12)
     assert (title[:19], len(owners), rest) == ("12 runs are in flig", 10, "and 2 more")
-    assert told_lock_owners([]) == []
+    assert shown_lock_owners([]) == []

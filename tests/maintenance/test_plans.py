@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import connection
 
-from django_idempotency.maintenance import reap
-from django_idempotency.maintenance.cleaner import cleanup_in_batches, drop_bodies_in_batches
-from django_idempotency.maintenance.reaper import reap_in_batches
+from django_idempotency.maintenance import cleanup, drop_bodies, reap
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Policy
 from django_idempotency.stats.queries import stats, totals
@@ -105,7 +103,7 @@ def indexes(plan):
 @pytest.mark.plain_table  # it names the indexes; test_partitions has the like
 @pytest.mark.usefixtures("large_table")
 def test_the_reaper_reads_by_the_partial_index_alone():
-    *watch, look, write = plans(lambda: next(reap_in_batches(batch=STUCK)))
+    *watch, look, write = plans(lambda: next(reap.in_steps(batch=STUCK)))
     assert all(indexes(plan) == {"idempotency_record_reap"} for plan in watch)
     assert indexes(look) == {"idempotency_record_reap"}
     assert indexes(write) == {f"{TABLE}_pkey"}
@@ -119,7 +117,7 @@ def test_the_reaper_reads_by_the_partial_index_alone():
 @pytest.mark.usefixtures("large_table")
 @pytest.mark.parametrize(
     ("steps", "index", "most"),
-    [(cleanup_in_batches, "idempotency_record_purge", 6), (drop_bodies_in_batches, "idempotency_record_bodies", 20)],
+    [(cleanup.in_steps, "idempotency_record_purge", 6), (drop_bodies.in_steps, "idempotency_record_bodies", 20)],
 )
 def test_a_sweep_is_one_statement_by_the_partial_index(steps, index, most):
     (sweep,) = plans(lambda: next(steps(batch=100)))
@@ -133,7 +131,7 @@ def test_a_sweep_is_one_statement_by_the_partial_index(steps, index, most):
 def test_a_later_batch_skips_what_was_deleted(other_thread):
     """While somebody's old snapshot keeps the dead rows, each batch would walk all of those before it."""
     other_thread(take_a_snapshot)
-    steps = cleanup_in_batches(batch=1000, pause=0)
+    steps = cleanup.in_steps(batch=1000, pause=0)
     (first,) = plans(lambda: next(steps))
     for _ in range(6):
         next(steps)

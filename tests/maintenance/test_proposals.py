@@ -1,4 +1,4 @@
-"""With REQUIRE_SECOND one operator alone decides nothing, whatever they try."""
+"""Where a second operator is required, one operator alone decides nothing, whatever they try."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from datetime import timedelta
 from functools import partial
 
 import pytest
-from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission
-from django.test import modify_settings
 
 from django_idempotency import signals
 from django_idempotency.http.problems import marked_failed
-from django_idempotency.maintenance.interventions import Act, Refusal, allow_retry, fail, resolve
+from django_idempotency.maintenance import history
+from django_idempotency.maintenance.decisions import Act, Refusal, allow_retry, fail, resolve
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stores.database import ahead
-from tests.maintenance.test_interventions import ACTS, ENDING, RESPONSE, K, dead, done, on_hold, refused
+from tests.maintenance.test_decisions import ACTS, ENDING, RESPONSE, K, dead, done, on_hold, refused
 from tests.support.callers import heard, row
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("payer")
 
 @pytest.fixture(autouse=True)
 def two(settings):
-    settings.IDEMPOTENCY = {"REQUIRE_SECOND": True}
+    settings.IDEMPOTENCY = {"DECISIONS": ["second_operator"]}
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def operators(django_user_model):
 
 
 @pytest.mark.parametrize("act", ENDING)
-def test_one_proposes_and_another_decides_the_same(act, operators):
+def test_a_decision_needs_the_same_proposal_by_another_operator(act, operators):
     alice, bob, _carol = operators
     on_hold()
     before = row()
@@ -48,8 +47,13 @@ def test_one_proposes_and_another_decides_the_same(act, operators):
         assert (row(), sent) == (before, [])
         done(ACTS[act](by=bob))
     assert [told["by"] for told in sent] == [bob]
-    proposed = LogEntry.objects.filter(user=alice).first()
+    proposed = entries().filter(user_id=alice.pk).first()
     assert (proposed.object_id, proposed.change_message.endswith("asked the bank")) == (str(K), True)
+
+
+def entries():
+    """Those of the log that is read."""
+    return history.logs()[-1].entries(IdempotencyRecord)
 
 
 OTHERS = {
@@ -81,7 +85,7 @@ def test_a_proposal_ends_when_something_happens_to_the_record(operators):
     refused(allow_retry(K, by=alice))
     IdempotencyRecord.objects.update(updated_at=ahead(-60))
     assert refused(allow_retry(K, by=bob)) == Refusal.PROPOSED
-    LogEntry.objects.update(action_time=ahead(-60))
+    entries().update(action_time=ahead(-60))
     IdempotencyRecord.objects.update(created_at=ahead(0))
     assert refused(allow_retry(K, by=carol)) == Refusal.PROPOSED, "it is another life of the key"
 
@@ -91,7 +95,7 @@ def test_a_proposal_ends_after_a_day(operators):
     on_hold()
     IdempotencyRecord.objects.update(created_at=ahead(-2 * 86400))
     refused(allow_retry(K, by=alice))
-    LogEntry.objects.update(action_time=LogEntry.objects.get().action_time - timedelta(days=1, seconds=1))
+    entries().update(action_time=entries().get().action_time - timedelta(days=1, seconds=1))
     assert refused(allow_retry(K, by=bob)) == Refusal.PROPOSED
     done(allow_retry(K, by=carol))
 
@@ -112,8 +116,8 @@ def test_a_note_makes_no_proposal_of_an_entry(operators):
     alice, bob, _carol = operators
     on_hold()
     refused(allow_retry(K, by=alice))
-    text = LogEntry.objects.get().change_message
-    LogEntry.objects.all().delete()
+    text = entries().get().change_message
+    entries().delete()
     refused(fail(K, by=alice, note=text))
     assert refused(allow_retry(K, by=bob)) == Refusal.PROPOSED
 
@@ -121,27 +125,21 @@ def test_a_note_makes_no_proposal_of_an_entry(operators):
 def test_a_proposal_is_known_by_a_whole_digest(operators):
     on_hold()
     refused(resolve(K, RESPONSE, by=operators[0]))
-    assert re.match("Proposed [0-9a-f]{64}: ", LogEntry.objects.get().change_message), "a shorter one can be met twice"
+    assert re.match("Proposed [0-9a-f]{64}: ", entries().get().change_message), "a shorter one can be met twice"
 
 
 @pytest.mark.parametrize("by", [None, "alice"])
-def test_who_is_no_user_decides_nothing_then(by):
+def test_a_decision_without_a_user_is_refused(by):
     on_hold()
     assert refused(allow_retry(K, by=by)) == Refusal.NO_SECOND
 
 
+@pytest.mark.usefixtures("no_history")
 def test_without_a_history_nothing_is_decided(operators):
     on_hold()
-    with modify_settings(INSTALLED_APPS={"remove": ["django.contrib.admin"]}):
-        assert {refused(allow_retry(K, by=user)) for user in operators} == {Refusal.NO_SECOND}
+    assert {refused(allow_retry(K, by=user)) for user in operators} == {Refusal.NO_SECOND}
 
 
 def test_a_lease_is_extended_by_one(operators):
     dead()
     done(ACTS[Act.EXTEND](by=operators[0]))
-
-
-def test_without_the_setting_one_decides(operators, settings):
-    settings.IDEMPOTENCY = {}
-    on_hold()
-    done(allow_retry(K, by=operators[0]))

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from django.db import DatabaseError, OperationalError, connection, transaction
 
 from django_idempotency import engine, signals
 from django_idempotency.maintenance import cleanup, drop_bodies, reap, reaper
-from django_idempotency.maintenance.reaper import reap_in_batches
 from django_idempotency.models import IdempotencyRecord, Status
-from django_idempotency.outcomes import Keep, StoredResponse
 from django_idempotency.policy import Policy
 from django_idempotency.stores import store_for
-from tests.support.callers import claim, effects, entry_point, paying, record, row, shift
-from tests.support.databases import database_url
+from django_idempotency.values.outcomes import Keep, StoredResponse
+from tests.support.callers import claim, effects, entry_point, heard, paying, record, row, shift
 from tests.support.maintained import (
     DAY,
     HOLD,
@@ -36,6 +28,7 @@ from tests.support.maintained import (
     row_locks,
     run_sql,
 )
+from tests.support.owner_process import commanding
 from tests.support.refusals import updates_refused
 from tests.support.threads import in_threads, just_before
 from tests.support.waiting import eventually
@@ -43,49 +36,32 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.usefixtures("payer")
 
 
-ROOT = Path(__file__).parents[2]
-
-
-@contextmanager
-def heard(sent_by):
-    sent = []
-
-    def hear(**named):
-        sent.append(named | {"committed": not connection.in_atomic_block})
-
-    sent_by.connect(hear)
-    try:
-        yield sent
-    finally:
-        sent_by.disconnect(hear)
-
-
 @pytest.mark.parametrize("mode", ["atomic", "lease"])
 def test_a_key_whose_lease_ran_out_is_free_to_retry(mode):
     dead(mode=mode)
     reaped = reap()
-    assert (reaped.failed, reaped.on_hold, reaped.finished) == (1, 0, True)
+    assert (reaped.done["failed"], reaped.done["on_hold"], reaped.finished) == (1, 0, True)
     found = row()
     assert (found["status"], found["on_hold"], found["token"], found["locked_until"]) == ("failed", False, None, None)
     assert entry_point(paying, mode=mode)().status_code == 201
     assert record().attempts == 2
 
 
-def test_a_key_that_was_accepted_but_never_begun_is_freed_too():
+def test_a_key_that_was_accepted_but_never_begun_is_reaped():
     dead(mode="lease")
     IdempotencyRecord.objects.update(status=Status.STARTED)
-    assert reap().failed == 1
+    assert reap().done["failed"] == 1
 
 
 def test_a_key_with_on_crash_hold_is_put_on_hold():
     dead(**HOLD)
-    assert (reap().failed, record().on_hold, record().reason) == (0, True, engine.decisions.LEASE_LAPSED)
+    assert (reap().done["failed"], record().on_hold, record().reason) == (0, True, engine.decisions.LEASE_LAPSED)
     assert entry_point(paying, **HOLD)().status_code == 409
     assert effects() == 0
 
 
 @pytest.mark.parametrize("policy", [{"mode": "lease"}, HOLD], ids=["retry", "hold"])
-def test_what_was_live_does_not_expire_by_being_reaped(policy):
+def test_a_reaped_key_is_kept_for_its_whole_retention(policy):
     """Its heartbeat kept it alive beyond its retention; a key on hold that were expired now would simply run again."""
     dead(**policy, retention=HOUR, audit_retention=DAY)
     shift(locked_at=-10 * HOUR, expires_at=-9 * HOUR, purge_at=-9 * HOUR + DAY - HOUR)
@@ -99,14 +75,14 @@ def test_what_was_live_does_not_expire_by_being_reaped(policy):
 def test_a_lease_that_has_not_run_out_is_left_alone(mode):
     claim(policy=Policy(mode=mode))
     before = row()
-    assert reap().failed == 0
+    assert reap().done["failed"] == 0
     assert row() == before
 
 
 def test_older_than_leaves_those_alone_that_ran_out_lately():
     dead("lately", since=60)
     dead("long-ago", since=HOUR)
-    assert reap(older_than=600).failed == 1
+    assert reap(older_than=600).done["failed"] == 1
     assert keys(status="failed") == {"long-ago"}
 
 
@@ -114,8 +90,8 @@ def test_older_than_leaves_those_alone_that_ran_out_lately():
 def test_a_live_owner_in_atomic_mode_is_passed_over_however_old(other_thread):
     claimed = dead(since=DAY)
     with engine.execution(claimed, Policy()) as run:
-        assert other_thread(reap).failed == 0
-        run.settle(Keep(StoredResponse(201)))
+        assert other_thread(reap).done["failed"] == 0
+        run.verdict = Keep(StoredResponse(201))
     assert record().status == "completed"
 
 
@@ -127,11 +103,11 @@ def test_a_response_that_is_there_is_left_alone():
 
 
 @row_locks
-def test_a_lease_can_not_be_renewed_between_the_look_and_the_move():
+def test_a_lease_can_not_be_renewed_between_the_row_lock_and_the_reaping():
     """Else the owner would go on, believing that its lease is good, while a retry runs."""
     policy = Policy(mode="lease")
     with renewed_before_the_update(dead(mode="lease"), policy) as renewals:
-        assert reap().failed == 1
+        assert reap().done["failed"] == 1
     assert renewals[0].result() == set()
 
 
@@ -152,11 +128,11 @@ def test_where_leases_can_not_be_renewed_none_is_taken_from_its_owner(monkeypatc
 
 
 @row_locks
-def test_a_lease_that_is_renewed_just_before_the_look_is_left_alone(other_thread):
+def test_a_lease_renewed_just_before_the_row_is_locked_is_left_alone(other_thread):
     policy = Policy(mode="lease")
     claimed = dead(mode="lease")
     with just_before(LOCKING, lambda: other_thread(store_for(policy).renew, [claimed])):
-        assert reap().failed == 0
+        assert reap().done["failed"] == 0
     assert record().token == claimed.token
 
 
@@ -173,26 +149,32 @@ def test_an_owner_that_comes_back_after_the_reaper_changes_nothing():
     assert row() == before
 
 
-def test_every_key_is_told_of_once_and_after_commit():
+def test_every_reaped_key_sends_one_signal_after_the_commit():
     dead("retry", mode="lease")
     dead("hold", **HOLD)
-    with heard(signals.key_reaped) as sent:
+    sent = []
+
+    def hear(operation, on_hold, **_named):
+        sent.append((operation.id, operation.key, on_hold, connection.in_atomic_block))
+
+    signals.key_reaped.connect(hear)
+    try:
         reap()
         reap()
-    assert {(told["operation"].key, told["on_hold"]) for told in sent} == {("retry", False), ("hold", True)}
-    assert {told["operation"].id for told in sent} == set(IdempotencyRecord.objects.values_list("pk", flat=True))
-    assert len(sent) == 2
-    assert all(told["committed"] for told in sent)
+    finally:
+        signals.key_reaped.disconnect(hear)
+    expected = {(record(key).pk, key, key == "hold", False) for key in ("retry", "hold")}
+    assert (set(sent), len(sent)) == (expected, 2)
 
 
 def test_a_pass_goes_batch_by_batch_and_ends_in_time():
     for number in range(5):
         dead(f"k{number}", since=HOUR + number)
-    assert [step.failed for step in reap_in_batches(batch=2)] == [2, 2, 1]
+    assert [step.done["failed"] for step in reap.in_steps(batch=2)] == [2, 2, 1]
     for number in range(5):
         dead(f"m{number}")
     ended = reap(batch=2, max_seconds=0)
-    assert (ended.failed, ended.finished) == (2, False)
+    assert (ended.done["failed"], ended.finished) == (2, False)
 
 
 @row_locks
@@ -201,7 +183,7 @@ def test_two_reapers_at_once_reap_each_key_once():
         dead(f"k{number}", mode="lease")
     with heard(signals.key_reaped) as sent:
         reaped = in_threads(3, lambda _: reap(batch=3))
-    assert sum(one.failed for one in reaped) == len(sent) == 40
+    assert sum(one.done["failed"] for one in reaped) == len(sent) == 40
     assert not any(one.bad for one in reaped)
 
 
@@ -243,7 +225,7 @@ def test_a_bad_row_is_reported_and_does_not_stop_the_pass():
         dead(f"k{number}")
     with heard(signals.key_reaped) as sent:
         reaped = reap(batch=2)
-    assert reaped.failed == len(sent) == 5
+    assert reaped.done["failed"] == len(sent) == 5
     assert reaped.finished
     assert set(reaped.bad) == {
         str(id) for id in IdempotencyRecord.objects.filter(status="processing").values_list("pk", flat=True)
@@ -259,8 +241,8 @@ def test_live_owners_before_a_bad_row_do_not_loop(other_thread):
     dead(BAD)
     dead("k")
     with engine.execution(live, Policy()) as run:
-        assert other_thread(lambda: [step.failed for step in reap_in_batches(batch=1)]) == [0, 1, 0]
-        run.settle(Keep(StoredResponse(201)))
+        assert other_thread(lambda: [step.done["failed"] for step in reap.in_steps(batch=1)]) == [0, 1, 0]
+        run.verdict = Keep(StoredResponse(201))
 
 
 @postgresql
@@ -281,55 +263,17 @@ def test_a_lost_connection_makes_no_bad_row(proxy):
     proxy.come_back()
 
 
-REAPER = """
-import sys, django
-django.setup()
-from django.db import connection
-from django_idempotency.maintenance import reap
-
-updates = []
-
-def wait_in_the_second(execute, sql, *details):
-    result = execute(sql, *details)
-    if sql.startswith("UPDATE") and "reason" in sql:
-        updates.append(sql)
-        if len(updates) == 2:
-            print("updated", flush=True)
-            sys.stdin.readline()
-    return result
-
-with connection.execute_wrapper(wait_in_the_second):
-    reap(batch=2)
-"""
-
-
 @pytest.mark.server
 @row_locks
-def test_a_reaper_killed_in_the_middle_of_a_pass_loses_nothing():
+def test_a_reaper_killed_in_the_middle_of_a_batch_loses_nothing():
     for number in range(5):
         dead(f"k{number}", mode="lease")
-    with real_process("-c", REAPER, stdin=subprocess.PIPE) as process:
-        assert process.stdout.readline() == "updated\n"
-        assert len(keys(status="failed")) == 2
+    with commanding("idempotency_reap", "--batch=2", before="UPDATE .*reason") as process:
         process.kill()
-        assert process.wait() == -signal.SIGKILL
+    assert keys(status="failed") == set()
     # The server may take a moment to notice that the process is gone, and the locks with it.
-    assert eventually(lambda: len(keys(status="failed")) + reap().failed == 5)
+    assert eventually(lambda: len(keys(status="failed")) + reap().done["failed"] == 5)
     assert len(keys(status="failed")) == 5
-
-
-@contextmanager
-def real_process(*arguments, **options):
-    url = database_url(connection.settings_dict, connection.settings_dict["NAME"])
-    environment = os.environ | {"DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "testproject.settings", "DEBUG": "1"}
-    process = subprocess.Popen(
-        [sys.executable, *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, **options
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def test_maintenance_inside_a_transaction_is_refused():

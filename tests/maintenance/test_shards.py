@@ -18,7 +18,7 @@ from tests.support.maintained import HOUR, TABLE, dead, fill, keys, postgresql
 from tests.support.shard_locks import refused_across_shards, shard_of
 
 pytestmark = [postgresql, pytest.mark.plain_table, pytest.mark.usefixtures("payer", "short_watch")]
-MANY = 40
+MANY = 24
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_a_reaper_goes_shard_by_shard(locked):
         dead(f"k{number}", mode="lease")
     reached = shards()
     assert len(reached) > 1
-    assert (reaped := reap(batch=MANY // 2)).failed == MANY
+    assert (reaped := reap(batch=MANY // 2)).done["failed"] == MANY
     assert reaped.finished
     assert set().union(*locked) == reached
     assert keys(status=Status.FAILED) == {f"k{number}" for number in range(MANY)}
@@ -53,7 +53,7 @@ def test_a_live_owner_of_any_shard_is_passed_over(locked, batch):
         for number in range(5):
             dead(f"dead{number}")
         assert is_overdue(older_than=-HOUR)
-        assert reap(older_than=-HOUR, batch=batch).failed == 5
+        assert reap(older_than=-HOUR, batch=batch).done["failed"] == 5
         assert keys(status=Status.PROCESSING) == {"live0", "live1", "live2"}
     assert keys(status=Status.COMPLETED) == {"live0", "live1", "live2"}
 
@@ -68,10 +68,10 @@ def test_a_bad_record_of_a_shard_is_isolated(locked):
             reaped = reap(batch=4)
         finally:
             cursor.execute(f"ALTER TABLE {TABLE} DROP CONSTRAINT no_k4")
-    assert (reaped.failed, list(reaped.bad)) == (8, [str(bad)])
+    assert (reaped.done["failed"], list(reaped.bad)) == (8, [str(bad)])
 
 
-@pytest.mark.parametrize("batch", [1, 7, 100])
+@pytest.mark.parametrize("batch", [7, 100])
 def test_a_cleanup_goes_shard_by_shard_and_passes_over_what_is_locked(locked, batch, other_thread):
     fill(MANY, purge_at=-HOUR)
     reached = shards()
@@ -98,5 +98,5 @@ def test_bodies_are_dropped_and_scopes_erased_shard_by_shard(locked):
     IdempotencyRecord.objects.update(expires_at=ahead(-HOUR), response_body=b"body")
     assert drop_bodies(batch=7, pause=0).rows == MANY
     claim("live", policy=Policy(mode="lease"))
-    assert erase("s").erased == MANY
+    assert erase("s").rows == MANY
     assert keys() == {"live"}

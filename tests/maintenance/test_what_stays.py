@@ -11,9 +11,9 @@ from django.contrib.admin.models import LogEntry
 from django.db import connection, transaction
 from django.urls import path
 
+from django_idempotency.contrib.outbox.publishing import publish
 from django_idempotency.maintenance import erase
-from django_idempotency.outbox.publishing import publish
-from django_idempotency.outcomes import Fail
+from django_idempotency.values.outcomes import Fail
 from tests.admin.pages import LIST, ended, found
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -68,7 +68,7 @@ def documented(column):
 
 
 @pytest.mark.parametrize(("bodies", "column"), [(False, 1), (True, 2)], ids=["erased", "bodies"])
-def test_what_stays_after_an_erasure_is_what_the_page_lists(marks, bodies, column):
+def test_an_erasure_leaves_what_the_page_on_privacy_lists(marks, bodies, column):
     before = where(marks)
     assert set().union(*before.values()) == set(marks) - {"reason"}, "or it would not be looked for"
     assert erase(SCOPE, bodies=bodies).complete

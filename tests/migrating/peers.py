@@ -21,57 +21,48 @@ from tests.migrating.payments import Payments, pay, protected
 View = Callable[..., Any]
 
 
+OURS = {"idempotency_policy": Policy(required=True)}
+
+
 def ours() -> View:
-    return protected(IdempotentMixin, idempotency_policy=Policy(required=True))
+    return protected(IdempotentMixin, **OURS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """``alone`` and ``around`` make the view as the package protects it without ours, and with ours inside.
+    """``protect`` makes the view as the package protects it, with further mixins and attributes of the view inside.
 
     ``records`` returns all that it has stored, as texts. ``settings`` are its own, ``switch`` what is added to them
     while ours is inside.
     """
 
     distribution: str
-    alone: Callable[[], View]
-    around: Callable[[], View]
+    protect: Callable[..., View]
     records: Callable[[], list[str]]
     middleware: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     switch: Mapping[str, Any] = field(default_factory=dict)
 
+    def alone(self) -> View:
+        return self.protect()
 
-def _key_alone() -> View:
+    def around(self) -> View:
+        return self.protect(IdempotentMixin, **OURS)
+
+
+def _by_decorator(*mixins: type, **attributes: Any) -> View:
     from idempotency_key.decorators import idempotency_key
 
-    return idempotency_key(protected())  # type: ignore[no-any-return]
+    return idempotency_key(protected(*mixins, **attributes))  # type: ignore[no-any-return]
 
 
-def _key_around() -> View:
-    from idempotency_key.decorators import idempotency_key
-
-    return idempotency_key(ours())  # type: ignore[no-any-return]
-
-
-def _mixin_alone() -> View:
+def _by_mixin(*mixins: type, **attributes: Any) -> View:
     from drf_idempotencykey.mixins import DrfIdempotencyKeyMixin
 
-    return protected(DrfIdempotencyKeyMixin, require_idempotency_key=True)
+    return protected(DrfIdempotencyKeyMixin, *mixins, require_idempotency_key=True, **attributes)
 
 
-def _mixin_around() -> View:
-    from drf_idempotencykey.mixins import DrfIdempotencyKeyMixin
-
-    return protected(
-        DrfIdempotencyKeyMixin,
-        IdempotentMixin,
-        require_idempotency_key=True,
-        idempotency_policy=Policy(required=True),
-    )
-
-
-def _method(*mixins: type, **attributes: Any) -> View:
+def _by_method(*mixins: type, **attributes: Any) -> View:
     from rest_framework_idempotency_key.decorators import simple_idempotency_key_method
 
     class Decorated(*mixins, Payments):  # type: ignore[misc]
@@ -82,14 +73,6 @@ def _method(*mixins: type, **attributes: Any) -> View:
     return Decorated.as_view(**attributes)  # type: ignore[no-any-return]
 
 
-def _recovery_alone() -> View:
-    return _method()
-
-
-def _recovery_around() -> View:
-    return _method(IdempotentMixin, idempotency_policy=Policy(required=True))
-
-
 @cache
 def _idemkit_backend() -> Any:
     from idemkit.backends import InMemoryBackend
@@ -97,7 +80,7 @@ def _idemkit_backend() -> Any:
     return InMemoryBackend()  # shared by the processes that there would be
 
 
-def _idemkit() -> type:
+def _by_idemkit(*mixins: type, **attributes: Any) -> View:
     from idemkit import HttpConfig
     from idemkit.contrib.drf import idempotent_view
 
@@ -106,15 +89,7 @@ def _idemkit() -> type:
         require_key_for_mutations=True,
         wait_timeout_seconds=0.2,  # 10 by default; only how long the test takes depends on it
     )
-    return idempotent_view(backend=_idemkit_backend(), config=config)  # type: ignore[no-any-return]
-
-
-def _idemkit_alone() -> View:
-    return protected(_idemkit())
-
-
-def _idemkit_around() -> View:
-    return protected(_idemkit(), IdempotentMixin, idempotency_policy=Policy(required=True))
+    return protected(idempotent_view(backend=_idemkit_backend(), config=config), *mixins, **attributes)
 
 
 def _idemkit_records() -> list[str]:
@@ -140,15 +115,13 @@ PEERS = {
     for peer in (
         Peer(
             distribution="django-idempotency-key",
-            alone=_key_alone,
-            around=_key_around,
+            protect=_by_decorator,
             records=_cached,
             middleware=("idempotency_key.middleware.ExemptIdempotencyKeyMiddleware",),
         ),
         Peer(
             distribution="drf-idempotency",
-            alone=protected,
-            around=ours,
+            protect=protected,
             records=partial(_rows, "drf_idempotency.IdempotencyRecord"),
             middleware=("drf_idempotency.middleware.IdempotencyMiddleware",),
             settings={"DRF_IDEMPOTENCY": {"REQUIRE_KEY": True}},
@@ -156,21 +129,18 @@ PEERS = {
         ),
         Peer(
             distribution="drf-idempotencykey",
-            alone=_mixin_alone,
-            around=_mixin_around,
+            protect=_by_mixin,
             records=partial(_rows, "drf_idempotencykey.IdempotencyKey"),
         ),
         Peer(
             distribution="djangorestframework-idempotency-key",
-            alone=_recovery_alone,
-            around=_recovery_around,
+            protect=_by_method,
             records=partial(_rows, "rest_framework_idempotency_key.IdempotencyKey"),
             middleware=("rest_framework_idempotency_key.middleware.IdempotencyKeyMiddleware",),
         ),
         Peer(
             distribution="idemkit",
-            alone=_idemkit_alone,
-            around=_idemkit_around,
+            protect=_by_idemkit,
             records=_idemkit_records,
         ),
     )

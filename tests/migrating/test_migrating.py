@@ -19,17 +19,21 @@ from django.core.management import get_commands
 from django.db import connection
 from django.test import override_settings
 
-from django_idempotency import conf, decorators, middleware, policy, testing
+from django_idempotency import conf, decorators, middleware, policy
+from django_idempotency.contrib import testing
 from tests.support.databases import create_database, drop_database
+from tests.support.pages import code, rows, section, text
 from tests.support.requirements import PEERS, ROOT
-from tests.unit.test_docs import code, rows, section, text
+from tests.unit.test_docs import GROUPS, defaults
 
 pytestmark = [pytest.mark.peers, pytest.mark.postgresql, pytest.mark.slow]
 
 PAGE = "migrating.md"
-# What the page names of this package, besides settings, knobs and commands.
+# What the page names of this package, besides settings, options and commands.
 NAMES = {
-    *(vars(decorators).keys() | vars(middleware).keys() | vars(testing).keys()),
+    *(f"{group.__name__}.{name}" for group in GROUPS for name in defaults(group)),
+    "Fingerprint(…)",
+    *(vars(decorators).keys() | vars(middleware).keys() | set(testing.__all__)),
     *("IdempotentMixin", "child_key", "--idempotency-twice", "Idempotent-Replayed", "Idempotency-Key", "Retry-After"),
     "django_idempotency.middleware",
 }
@@ -92,7 +96,7 @@ def test_during_the_switch_no_retry_runs_again_but_the_one_that_is_to_be_waited_
     assert switch["ours, and both meanwhile"] == (409, 201, 1)
 
 
-def test_drf_idempotency_stores_a_409_unless_it_is_told_not_to(observed):
+def test_drf_idempotency_stores_a_409_by_default(observed):
     unprepared = {package: found["unprepared"][1] for package, found in observed.items()}
     assert unprepared.pop("drf-idempotency") == 409
     assert set(unprepared.values()) == {201}
@@ -114,7 +118,7 @@ def test_the_versions_are_those_that_run_here():
     assert dict(re.findall(r'"([\w-]+)==([\d.]+)"', pinned)) == stated
 
 
-def test_both_read_the_setting_idempotency_and_refuse_each_others_names():
+def test_the_two_packages_share_a_setting_and_refuse_each_others_names():
     from drf_idempotency.settings import get_setting
 
     with override_settings(IDEMPOTENCY={"REQUIRE_KEY": True}), pytest.raises(ImproperlyConfigured, match="REQUIRE_KEY"):

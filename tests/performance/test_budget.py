@@ -1,7 +1,7 @@
 """The budget of a request: what can be counted does not wobble, so nothing may creep back.
 
-Counted by the benchmark's own program, on a server and a PostgreSQL of their own. ``docs/performance.md`` tells what
-each figure is made of.
+Counted by the benchmark's own program, on a server and a PostgreSQL of their own. ``docs/evidence/performance.md``
+tells what each figure is made of.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import pytest
 pytestmark = [pytest.mark.postgresql, pytest.mark.server, pytest.mark.slow]
 
 # WAL with an answer of 200 bytes and 100 bytes of headers. Counters, counts of replays and autovacuum are not of
-# any one request: their WAL and buffers are what the fractions allow for; their statements are not counted. They only
+# any one request: their WAL and buffers are what the fractions allow for; their statements are not counted. Several
+# statements may share a round trip: those are counted in test_statements.py. They only
 # add to what a request spends, above all when they open a connection, so one count within the budget is enough.
 BUDGETS = {
-    "atomic": {"statements": 5.1, "synchronous_commits": 1.1, "wal_bytes": 1400, "buffers": 26},
-    "lock": {"statements": 4.1, "synchronous_commits": 1.1, "wal_bytes": 1000, "buffers": 16},
+    "atomic": {"statements": 6.1, "synchronous_commits": 1.1, "wal_bytes": 1400, "buffers": 26},
+    "lock": {"statements": 6.1, "synchronous_commits": 1.1, "wal_bytes": 1000, "buffers": 16},
     "lease": {"statements": 5.1, "synchronous_commits": 3.1, "wal_bytes": 1400, "buffers": 24},
 }
 REPLAY = {"statements": 1.1, "synchronous_commits": 0.1, "wal_bytes": 40, "buffers": 8}
-REPLAYS = {"lock": REPLAY | {"statements": 2.1}}
+REPLAYS = {"lock": REPLAY | {"statements": 4.1}}
 COUNTED_AT_MOST = 3
 
 

@@ -18,9 +18,9 @@ def wheel(tmp_path):
     """This package as of another version, which names the header of its replays differently."""
     file = tmp_path / "django_idempotency-0.0.1-py3-none-any.whl"
     with zipfile.ZipFile(file, "w") as archive:
-        for path in (ROOT / "django_idempotency").rglob("*.py"):
-            text = path.read_text().replace('"Idempotent-Replayed"', f'"{OLD}"')
-            archive.writestr(str(path.relative_to(ROOT)), text)
+        for path in (ROOT / "django_idempotency").rglob("*.*"):
+            content = path.read_bytes().replace(b'"Idempotent-Replayed"', f'"{OLD}"'.encode())
+            archive.writestr(str(path.relative_to(ROOT)), content)
     return str(file)
 
 

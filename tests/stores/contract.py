@@ -1,4 +1,4 @@
-"""What the tests of every store share: policies, operations, claims."""
+"""What the tests of stores in a database share: policies, operations, claims."""
 
 from __future__ import annotations
 
@@ -8,35 +8,20 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from django.db import (
-    connection,
-    transaction,
-)
+from django.db import connection, transaction
 from django.db.models import F
 
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.outcomes import (
-    Claimed,
-    Operation,
-    StoredResponse,
-)
-from django_idempotency.policy import Policy
-from django_idempotency.stores.base import Store
-from django_idempotency.stores.database import DatabaseStore
-from django_idempotency.stores.postgresql import PostgreSQLStore
-from tests.support import partitioned
+from django_idempotency.policy import Atomic, Lease, Policy
+from django_idempotency.stores import store_for
+from django_idempotency.values.outcomes import Claimed, Operation, StoredResponse
 from tests.support.threads import OtherThread
 
-# The portable store is not for a partitioned table, where no constraint makes a key unique.
-STORES = [
-    *([] if partitioned.WANTED else [DatabaseStore]),
-    *([PostgreSQLStore] if connection.vendor == "postgresql" else []),
-]
-ATOMIC = Policy(takeover_grace=0)
+ATOMIC = Policy(mode=Atomic(takeover_grace=0))
 LEASE = Policy(mode="lease")
-HOLD = Policy(mode="lease", on_crash="hold")
+HOLD = Policy(mode=Lease(on_crash="hold"))
 MODES = pytest.mark.parametrize("policy", [ATOMIC, LEASE], ids=["atomic", "lease"])
-LOCKS = pytest.mark.parametrize("lock", ["nowait", "skip_locked"])
+LOCKS = pytest.mark.parametrize("lock", ["nowait", "skip_locked"], indirect=True)
 RESPONSE = StoredResponse(201, (("Content-Type", "a/b"), ("X-Twice", "1"), ("X-Twice", "2")), b"\0\xff{}")
 
 
@@ -48,17 +33,22 @@ def operation(key: str = "k", *, body: bytes = b"", scope: str = "") -> Operatio
     return Operation(scope or SCOPE, key, hashlib.sha256(body).digest(), "POST", "/charges/")
 
 
-def claimed(store: Store, policy: Policy = ATOMIC, **asked) -> Claimed:
-    claim = store(policy).claim(operation(**asked), uuid4())
+def claimed(policy: Policy = ATOMIC, **asked) -> Claimed:
+    claim = store_for(policy).claim(operation(**asked), uuid4())
     assert isinstance(claim, Claimed)
     return claim
 
 
-def lock_in(thread: OtherThread, store: Store, claim: Claimed, policy: Policy = ATOMIC) -> transaction.Atomic:
+def taken_over(claim: Claimed, policy: Policy = ATOMIC, by: Operation | None = None) -> Claimed:
+    with store_for(policy).try_lock(claim.id) as record:
+        return store_for(policy).reassign(record, by or operation(), uuid4())
+
+
+def lock_in(thread: OtherThread, claim: Claimed, policy: Policy = ATOMIC) -> transaction.Atomic:
     """The other thread's business transaction, left open."""
     block = transaction.atomic()
     thread(block.__enter__)
-    assert thread(store(policy).lock, claim)
+    assert thread(store_for(policy).lock, claim)
     return block
 
 
@@ -81,11 +71,6 @@ def lapse(claim: Claimed) -> None:
 
 def expire(claim: Claimed) -> None:
     shift(claim, expires_at=-timedelta(days=9))
-
-
-def hold(store, claim):
-    with store(HOLD).try_lock(claim.id) as record:
-        store(HOLD).hold(record, "who knows")
 
 
 @contextmanager

@@ -11,25 +11,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from django_idempotency.outcomes import Claimed, Operation, Snapshot, StoredResponse
 from django_idempotency.stores.base import Seen, Store, Unlocked
+from django_idempotency.values.outcomes import Claimed, Operation, Snapshot, StoredResponse
 
 ENDED = {"token": None, "locked_at": None, "locked_until": None}
 NO_RESPONSE = {"response_status": None, "response_headers": None, "response_body": None}
 
 
 class MemoryStore(Store):
-    server_clock = False
-    listing = True
-
     rows: dict[UUID, Snapshot] = {}
     mutex = threading.RLock()
-
-    def in_foreign_transaction(self) -> bool:
-        return False
-
-    def reconnect(self) -> bool:
-        return False
 
     def now(self) -> datetime:
         return datetime.now(UTC)
@@ -48,8 +39,8 @@ class MemoryStore(Store):
             scope=operation.scope,
             key=operation.key,
             fingerprint=operation.fingerprint,
-            mode=self.policy.mode,
-            hold_on_crash=self.policy.on_crash == "hold",
+            mode=self.policy.mode.word,
+            hold_on_crash=self.policy.holds_on_crash,
             trace=operation.trace,
             created_at=now,
             status="processing",
@@ -58,7 +49,7 @@ class MemoryStore(Store):
             reason="",
             token=token,
             locked_at=now,
-            locked_until=now + timedelta(seconds=self.policy.lease),
+            locked_until=now + timedelta(seconds=self.policy.mode.seconds),
             expires_at=now + timedelta(seconds=self.policy.retention),
             **NO_RESPONSE,
             now=now,
@@ -70,10 +61,9 @@ class MemoryStore(Store):
             yield self.read(id) or Unlocked.ABSENT
 
     def reassign(self, record: Snapshot, operation: Operation, token: UUID) -> Claimed:
-        anew = record.token is None and record.expires_at <= record.now
-        attempt = 1 if anew else record.attempts + 1
-        self.rows[record.id] = replace(self._new(operation, token), attempts=attempt)
-        return Claimed(operation, token, attempt, taken_over=record.status == "processing")
+        claim = self.successor(record, operation, token)
+        self.rows[record.id] = replace(self._new(operation, token), attempts=claim.attempt)
+        return claim
 
     def hold(self, record: Snapshot, reason: str) -> None:
         self.rows[record.id] = self._ended(record, status="failed", on_hold=True, reason=reason)
@@ -119,7 +109,7 @@ class MemoryStore(Store):
     def renew(self, claims: Iterable[Claimed]) -> set[UUID]:
         with self.mutex:
             held = [(claim, record) for claim in claims if (record := self.owned(claim))]
-            until = self.now() + timedelta(seconds=self.policy.lease)
+            until = self.now() + timedelta(seconds=self.policy.mode.seconds)
             self.rows.update({claim.id: replace(record, locked_until=until) for claim, record in held})
             return {claim.token for claim, _record in held}
 

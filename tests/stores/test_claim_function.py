@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import ast
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from django.db import connection, transaction
 
 import django_idempotency
 from django_idempotency import engine
-from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.keys import record_id
-from django_idempotency.outcomes import Claimed, Operation
+from django_idempotency.exceptions import StoreRefused, StoreUnavailable
 from django_idempotency.policy import Policy
+from django_idempotency.reporting import logs
 from django_idempotency.stores import store_for
-from django_idempotency.stores.claim_function import FUNCTION, FUNCTION_BY_LOCK, KEY_LOCKS
-from tests.support.threads import in_threads
+from django_idempotency.stores.claim_function import FUNCTION, KEY_LOCKS, OWNER_LOCK, TABLE_NUMBER
+from django_idempotency.stores.database import DatabaseStore
+from django_idempotency.values.keys import record_id
+from django_idempotency.values.outcomes import Claimed, InFlight, Operation
+from tests.support.callers import effects, entry_point, paying
+from tests.support.threads import OtherThread, in_threads
 from tests.support.waiting import eventually, someone_waits_for_a_lock
 
 OPERATION = Operation("s", "k", bytes(32))
 MIGRATIONS = Path(django_idempotency.__file__).parent / "migrations"
 
 
-def test_no_migration_depends_on_code_that_will_change():
+def test_migrations_import_nothing_of_the_package():
     imported = {
         node.module
         for path in MIGRATIONS.glob("0*.py")
@@ -36,9 +38,10 @@ def test_no_migration_depends_on_code_that_will_change():
     assert not {module for module in imported if module.startswith("django_idempotency")}
 
 
-def test_the_newest_migration_of_the_functions_makes_their_newest_texts():
-    migration = import_module("django_idempotency.migrations.0008_claim_by_lock_on_postgresql")
-    assert (migration.FUNCTION, migration.FUNCTION_BY_LOCK) == (FUNCTION, FUNCTION_BY_LOCK)
+def test_the_function_takes_the_locks_of_the_statements_beside_it():
+    assert f"pg_advisory_xact_lock({KEY_LOCKS}, uuid_hash(new_id))" in FUNCTION
+    assert f"owner_lock bigint := {OWNER_LOCK.format(id='new_id')};" in FUNCTION
+    assert f"IF table_number <> {TABLE_NUMBER} THEN" in FUNCTION
 
 
 @pytest.mark.postgresql
@@ -55,7 +58,7 @@ def test_the_applications_advisory_locks_block_no_claim(transactional_db, other_
 
 @pytest.mark.postgresql
 def test_a_client_frozen_before_its_commit_blocks_nobody(transactional_db, other_thread, monkeypatch):
-    monkeypatch.setattr(engine.claims, "PATIENCE", 0.2)
+    monkeypatch.setattr(engine.waiting, "PATIENCE", 0.2)
     frozen = transaction.atomic()
     other_thread(frozen.__enter__)
     try:
@@ -88,3 +91,49 @@ def test_waiting_for_a_claim_leaves_the_lock_timeout_as_it_was(transactional_db,
 
 def run_sql(statement):
     connection.cursor().execute(statement, [KEY_LOCKS, record_id("s", "k")])
+
+
+# --- Without the function --------------------------------------------------------------------------------------------
+
+
+def operation(key):
+    return Operation("s", key, bytes(32), "POST", "/")
+
+
+@pytest.mark.postgresql
+@pytest.mark.plain_table
+@pytest.mark.usefixtures("transactional_db")
+def test_without_the_function_every_claim_is_refused_until_it_is_there(payer, monkeypatch, caplog):
+    monkeypatch.setattr(logs, "_said", {})
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER FUNCTION django_idempotency_claim RENAME TO mislaid")
+        try:
+            assert (entry_point(paying)("k").status_code, effects()) == (503, 0)
+            with pytest.raises(StoreRefused, match="django_idempotency_claim is missing, or this role may not EXECUTE"):
+                engine.claim_many([operation("a"), operation("b")], Policy())
+        finally:
+            cursor.execute("ALTER FUNCTION mislaid RENAME TO django_idempotency_claim")
+    # One line, not one for every request.
+    (said,) = [record for record in caplog.records if getattr(record, "event", "") == "no_function"]
+    assert "Run manage.py migrate, or grant EXECUTE. (ProgrammingError 42883)" in said.getMessage()
+    assert (entry_point(paying)("k").status_code, effects()) == (201, 1)
+
+
+@pytest.mark.postgresql
+@pytest.mark.plain_table
+@pytest.mark.usefixtures("transactional_db")
+def test_a_batch_meets_a_record_that_is_made_without_the_function():
+    """Whose INSERT is not committed yet: no look finds it, and the function's INSERT waits for it."""
+    policy = Policy(mode="lease")
+    rival = OtherThread()
+    rival(transaction.set_autocommit, False)
+    assert rival(DatabaseStore(policy, "default").claim, operation("a"), UUID(int=1))
+    with ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(in_threads, 1, lambda _index: engine.claim_many(list(map(operation, "ab")), policy))
+        eventually(someone_waits_for_a_lock)
+        rival(transaction.commit)
+        assert batch.result(60) == [[None, None]]  # to be claimed one by one
+    rival.close()
+    first, second = (engine.claim(operation(key), policy) for key in "ab")
+    assert isinstance(first, InFlight)
+    assert isinstance(second, Claimed)

@@ -20,26 +20,31 @@ from django.db import connection
 from django.http import HttpResponse
 from django.urls import path
 
-from django_idempotency import conf, logs
-from django_idempotency.checks.settings import check_settings
-from django_idempotency.keys import record_id
-from django_idempotency.log_ids import shown_id
+from django_idempotency import conf
 from django_idempotency.maintenance import reencrypt
 from django_idempotency.maintenance.cleaner import drop_bodies
-from django_idempotency.maintenance.interventions import Done, Refusal, Refused, fail, resolve
+from django_idempotency.maintenance.decisions import Done, Refusal, Refused, fail, resolve
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.outcomes import StoredResponse
-from django_idempotency.policy import Policy
-from django_idempotency.stores.codec import Life, decoded, encoded, is_encrypted, key_id, stored_response
+from django_idempotency.policy import Body, Policy
+from django_idempotency.reporting import logs
+from django_idempotency.reporting.log_ids import shown_id
+from django_idempotency.stores.codec import Life, decoded, encrypted, is_encrypted, key_id, stored_response
 from django_idempotency.stores.encryption import OVERHEAD, decrypt, encrypt
+from django_idempotency.values.keys import record_id
+from django_idempotency.values.outcomes import StoredResponse
 from tests.stores.test_privacy import SECRET, card, everything_stored, without_card
 from tests.support.callers import MODES, OF_A_REPLAY, claim, effects, entry_point, is_replay, paying, record, row, shift
+from tests.support.modes import mode_of
 from tests.support.proxy import Cut
 from tests.support.statements import sent_statements
 from tests.support.views import code
 
 pytestmark = pytest.mark.usefixtures("payer")
 modes = pytest.mark.parametrize("mode", MODES)
+
+
+def errors(caplog):
+    return [entry for entry in caplog.records if entry.levelno == logging.ERROR]
 
 
 def new_key():
@@ -69,7 +74,7 @@ def test_a_replay_is_exact_and_the_table_shows_nothing_of_it(mode):
         response.set_cookie("session", SECRET)
         return response
 
-    send = entry_point(answering, mode=mode, encrypt=True, store_cookies=True)
+    send = entry_point(answering, mode=mode, body=Body(encrypt=True), store_cookies=True)
     first, second = send(), send()
     assert (second.status_code, second.content, is_replay(second), effects()) == (201, first.content, True, 1)
     assert dict(second.headers) == {**first.headers, **OF_A_REPLAY}
@@ -78,11 +83,8 @@ def test_a_replay_is_exact_and_the_table_shows_nothing_of_it(mode):
     assert SECRET not in table
     assert SECRET.encode().hex() not in table
     assert "X-Card" not in table
-
-
-def test_without_encryption_it_could(keys):
-    entry_point(card)()
-    assert SECRET in everything_stored()
+    entry_point(card)("clear")
+    assert SECRET in everything_stored(), "or this test would see nothing"
 
 
 @pytest.mark.parametrize(
@@ -96,18 +98,17 @@ def test_without_encryption_it_could(keys):
     ],
 )
 @pytest.mark.parametrize("padding", [0, 1, 7.5, 1000])
-def test_what_was_sealed_is_opened_as_it_was(response, padding):
-    stored = encoded(response, LIFE, Policy(encrypt=True, encrypt_padding=padding))
+def test_an_encrypted_response_is_decrypted_unchanged(response, padding):
+    stored = encrypted(response, LIFE, padding)
     assert is_encrypted(stored)
     assert decoded(stored, LIFE) == response
-    assert stored.body != encoded(response, LIFE, Policy(encrypt=True)).body, "never twice the same"
+    assert stored.body != encrypted(response, LIFE, padding).body, "never twice the same"
 
 
 def test_where_there_is_nothing_to_hide_nothing_is_encrypted():
     nothing = StoredResponse(200, (), None)
-    assert encoded(nothing, LIFE, Policy(encrypt=True)) == nothing
+    assert encrypted(nothing, LIFE, 0) == nothing
     plain = StoredResponse(200, (("A", "b"),), b"x")
-    assert encoded(plain, LIFE, Policy()) is plain
     assert decoded(plain, LIFE) is plain
 
 
@@ -126,7 +127,7 @@ def test_with_padding_a_length_tells_less(mode, padding, lengths):
     def view(request):
         return HttpResponse(texts[request.idempotency.key])
 
-    send = entry_point(view, mode=mode, encrypt=True, encrypt_padding=padding)
+    send = entry_point(view, mode=mode, body=Body(encrypt=True, padding=padding))
     for _time in range(2):
         assert [send(key).content for key in texts] == [*texts.values()]
     assert len(set(stored_lengths())) == lengths
@@ -134,7 +135,7 @@ def test_with_padding_a_length_tells_less(mode, padding, lengths):
 
 
 def test_an_operators_response_is_padded_by_the_setting(settings):
-    settings.IDEMPOTENCY |= {"ENCRYPT_PADDING": 2048}
+    settings.IDEMPOTENCY |= {"BODY": Body(encrypt=True, padding=2048)}
     claim(policy=Policy(mode="lease"))
     shift(locked_until=-1)
     assert isinstance(resolve(record().pk, StoredResponse(201, TEXT, b"done")), Done)
@@ -143,12 +144,12 @@ def test_an_operators_response_is_padded_by_the_setting(settings):
 
 
 @pytest.mark.parametrize(("padding", "length"), [(0, 512), (100, 600), (512, 512), (4096, 4096)])
-def test_what_is_encrypted_again_keeps_its_padding(keys, settings, padding, length):
-    send = entry_point(paying, encrypt=True, encrypt_padding=512)
+def test_a_reencrypted_response_keeps_at_least_its_padding(keys, settings, padding, length):
+    send = entry_point(paying, body=Body(encrypt=True, padding=512))
     first = send()
     keys(NEW, OLD)
-    settings.IDEMPOTENCY |= {"ENCRYPT_PADDING": padding}
-    assert reencrypt().reencrypted == 1
+    settings.IDEMPOTENCY |= {"BODY": Body(encrypt=True, padding=padding)}
+    assert reencrypt().rows == 1
     assert stored_lengths() == [length + OVERHEAD]
     assert send().content == first.content
 
@@ -157,7 +158,7 @@ def test_what_is_encrypted_again_keeps_its_padding(keys, settings, padding, leng
 
 
 def test_a_new_key_in_front_encrypts_and_the_old_one_still_opens(keys):
-    send = entry_point(paying, encrypt=True)
+    send = entry_point(paying, body=Body(encrypt=True))
     before = send("before")
     keys(NEW, OLD)
     after = send("after")
@@ -181,7 +182,7 @@ def not_even_one(keys):
 
 def moved(keys):
     """The answer of another record of the same caller."""
-    entry_point(card, encrypt=True)("another")
+    entry_point(card, body=Body(encrypt=True))("another")
     other = record("another")
     IdempotencyRecord.objects.filter(key="k").update(response_body=other.response_body)
 
@@ -203,7 +204,7 @@ def cut_short(keys):
 @modes
 @pytest.mark.parametrize("harm", [gone, not_even_one, moved, another_status, a_changed_byte, cut_short])
 def test_an_undecryptable_response_is_never_replayed_or_rerun(mode, harm, keys, caplog):
-    send = entry_point(card, mode=mode, encrypt=True)
+    send = entry_point(card, mode=mode, body=Body(encrypt=True))
     send()
     harm(keys)
     before = effects()
@@ -211,7 +212,7 @@ def test_an_undecryptable_response_is_never_replayed_or_rerun(mode, harm, keys, 
     again = send()
     assert (again.status_code, code(again), is_replay(again)) == (record().response_status, "response_not_stored", True)
     assert effects() == before
-    (said,) = [entry for entry in caplog.records if entry.levelno == logging.ERROR]
+    (said,) = errors(caplog)
     assert f"{shown_id(record().pk)} could not be decrypted" in said.getMessage()
     assert SECRET not in caplog.text
 
@@ -228,13 +229,13 @@ OTHER_LIVES = [
 
 @pytest.mark.parametrize("other", OTHER_LIVES)
 def test_another_life_of_a_record_does_not_open_a_response(other):
-    stored = encoded(StoredResponse(201, (("A", "b"),), b"x"), LIFE, Policy(encrypt=True))
+    stored = encrypted(StoredResponse(201, (("A", "b"),), b"x"), LIFE, 0)
     assert decoded(stored, other) == StoredResponse(201, (), None)
 
 
 @modes
-def test_a_response_of_an_earlier_life_is_not_replayed(store, mode):
-    send = entry_point(card, mode=mode, encrypt=True)
+def test_a_response_of_an_earlier_life_is_not_replayed(mode):
+    send = entry_point(card, mode=mode, body=Body(encrypt=True))
     first = send()
     columns = ("response_status", "response_headers", "response_body")
     earlier = {name: value for name, value in row().items() if name in columns}
@@ -250,18 +251,10 @@ def test_a_response_of_an_earlier_life_is_not_replayed(store, mode):
 
 
 @modes
-def test_where_it_is_required_an_encrypted_response_is_replayed(store, mode):
-    send = entry_point(card, mode=mode, encrypt="require")
-    first, second = send(), send()
-    assert (second.content, is_replay(second), effects()) == (first.content, True, 1)
-    assert SECRET not in everything_stored()
-
-
-@modes
-def test_a_successors_encrypted_response_is_replayed(store, mode):
-    claim(policy=Policy(mode=mode, takeover_grace=0))
+def test_a_successors_encrypted_response_is_replayed(mode):
+    claim(policy=Policy(mode=mode_of(mode, takeover_grace=0)))
     shift(locked_until=-1)
-    send = entry_point(card, mode=mode, encrypt="require", takeover_grace=0)
+    send = entry_point(card, mode=mode_of(mode, takeover_grace=0), body=Body(encrypt="require"))
     first, second = send(), send()
     assert (is_replay(first), is_replay(second), second.content) == (False, True, first.content)
 
@@ -281,30 +274,34 @@ def without_body():
 @modes
 @pytest.mark.parametrize("forged", [clear_columns, without_headers, without_body])
 def test_where_it_is_required_what_is_in_clear_is_not_replayed(mode, forged, caplog):
-    send = entry_point(card, mode=mode, encrypt="require")
+    send = entry_point(card, mode=mode, body=Body(encrypt="require"))
     send()
     IdempotencyRecord.objects.filter(key="k").update(**forged())
     again = send()
     assert (again.status_code, code(again), effects()) == (201, "response_not_stored", 1)
     assert b"forged" not in again.content
     assert "X-Forged" not in again
-    (said,) = [entry for entry in caplog.records if entry.levelno == logging.ERROR]
+    (said,) = errors(caplog)
     assert f"{shown_id(record().pk)} is not encrypted, and is not replayed" in said.getMessage()
-    assert is_replay(entry_point(card, mode=mode, encrypt=True)()), "where it is not required, it is"
+    assert is_replay(entry_point(card, mode=mode, body=Body(encrypt=True))()), "where it is not required, it is"
 
 
-def test_where_it_is_required_a_cache_replays_nothing_in_clear(keys, settings):
-    settings.IDEMPOTENCY |= {"STORES": {"default": {"BACKEND": "django_idempotency.stores.cached.CachedStore"}}}
+@pytest.fixture
+def behind_a_cache(settings):
+    settings.IDEMPOTENCY |= {"STORES": {"default": {"BACKEND": "django_idempotency.contrib.cached.CachedStore"}}}
     settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": new_key()}}
+
+
+@pytest.mark.usefixtures("behind_a_cache")
+def test_where_it_is_required_a_cache_replays_nothing_in_clear():
     entry_point(card)("clear")
-    assert code(entry_point(card, encrypt="require")("clear")) == "response_not_stored"
+    assert code(entry_point(card, body=Body(encrypt="require"))("clear")) == "response_not_stored"
 
 
 @pytest.mark.parametrize("first_in", [True, False], ids=["written at COMMIT", "read since"])
-def test_an_encrypted_response_is_replayed_from_a_cache(store, first_in, settings, django_assert_num_queries):
-    settings.IDEMPOTENCY |= {"STORES": {"default": {"BACKEND": "django_idempotency.stores.cached.CachedStore"}}}
-    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": new_key()}}
-    send = entry_point(card, encrypt="require")
+@pytest.mark.usefixtures("behind_a_cache")
+def test_an_encrypted_response_is_replayed_from_a_cache(first_in, django_assert_num_queries):
+    send = entry_point(card, body=Body(encrypt="require"))
     first = send()
     if not first_in:
         caches["default"].clear()
@@ -317,7 +314,7 @@ def test_an_encrypted_response_is_replayed_from_a_cache(store, first_in, setting
 @pytest.mark.parametrize("wrong", ["required", "", 1, None])
 def test_encrypt_is_true_false_or_require(wrong):
     with pytest.raises(ImproperlyConfigured, match='it must be True, False or "require"'):
-        Policy(encrypt=wrong)
+        Policy(body=Body(encrypt=wrong))
 
 
 @pytest.mark.postgresql
@@ -325,7 +322,7 @@ def test_encrypt_is_true_false_or_require(wrong):
 def test_encryption_adds_no_statement(mode):
     counts = []
     for how in (False, "require"):
-        send = entry_point(paying, mode=mode, encrypt=how)
+        send = entry_point(paying, mode=mode, body=Body(encrypt=how))
         for _warm in range(2):
             connection.close()
             with sent_statements() as sent:
@@ -337,7 +334,7 @@ def test_encryption_adds_no_statement(mode):
 
 
 def test_an_error_is_logged_once_a_minute_for_each_key(keys, caplog, monkeypatch):
-    send = entry_point(card, encrypt=True)
+    send = entry_point(card, body=Body(encrypt=True))
     send("a")
     send("b")
     keys(NEW, OLD)
@@ -352,48 +349,41 @@ def test_an_error_is_logged_once_a_minute_for_each_key(keys, caplog, monkeypatch
     assert len(errors(caplog)) == 3
 
 
-def errors(caplog):
-    return [entry for entry in caplog.records if entry.levelno == logging.ERROR]
-
-
 def test_a_record_kept_for_audit_has_no_response(keys, caplog):
-    send = entry_point(card, encrypt=True)
+    send = entry_point(card, body=Body(encrypt=True))
     send()
     shift(expires_at=-1, purge_at=7200)
     assert drop_bodies().rows == 1
     shift(expires_at=3600)
     assert (code(send()), effects()) == ("response_not_stored", 1)
-    assert not [entry for entry in caplog.records if entry.levelno == logging.ERROR], "nothing is wrong"
+    assert not errors(caplog), "nothing is wrong"
 
 
 @modes
 def test_without_a_key_the_response_is_given_and_not_stored(mode, keys, caplog):
     keys()
-    send = entry_point(card, mode=mode, encrypt=True)
+    send = entry_point(card, mode=mode, body=Body(encrypt=True))
     assert (SECRET in send().content.decode(), effects()) == (True, 1)
     assert (code(send()), effects(), record().status) == ("response_not_stored", 1, "completed")
     assert SECRET not in everything_stored()
     assert "could not be encrypted, and is not stored: IndexError" in caplog.text
 
 
-@pytest.mark.parametrize("wrong", ["short", "é" * 44, base64.b64encode(b"x" * 31).decode(), b"x" * 44, 7, None])
-def test_a_key_that_is_none_is_an_error_that_does_not_tell_it(keys, wrong):
-    keys(OLD, wrong)
+NOT_KEYS = ["short", "é" * 44, base64.b64encode(b"x" * 31).decode(), b"x" * 44, 7, None]
+REFUSALS = [*(([OLD, wrong], "the key at index 1 must be 32 bytes in base64.") for wrong in NOT_KEYS)]
+REFUSALS += [(OLD, "it must be a list of strings, each 32 bytes in base64.")]
+
+
+@pytest.mark.parametrize("name", ["ENCRYPTION_KEYS", "DIGEST_KEYS"])
+@pytest.mark.parametrize(("keys", "message"), REFUSALS, ids=range(len(REFUSALS)))
+def test_invalid_keys_are_an_error_that_does_not_show_them(name, keys, message, settings):
+    settings.IDEMPOTENCY = {name: keys}
     with pytest.raises(ImproperlyConfigured) as refused:
         conf.conf()
-    assert str(refused.value) == 'IDEMPOTENCY["ENCRYPTION_KEYS"]: the key at index 1 must be 32 bytes in base64.'
+    assert str(refused.value) == f'IDEMPOTENCY["{name}"]: {message}'
 
 
-def test_a_string_is_not_a_list_of_keys(settings):
-    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": OLD}
-    with pytest.raises(
-        ImproperlyConfigured,
-        match=r'"\]: it must be a list of strings, each 32 bytes in base64\.$',
-    ):
-        conf.conf()
-
-
-def test_both_alphabets_of_base64_are_the_same_key(keys):
+def test_an_encryption_key_is_the_same_in_either_alphabet_of_base64(keys):
     raw = b"\xfb\xff" * 16
     keys(base64.b64encode(raw).decode(), base64.urlsafe_b64encode(raw).decode())
     assert conf.conf().encryption == (raw, raw)
@@ -401,6 +391,7 @@ def test_both_alphabets_of_base64_are_the_same_key(keys):
 
 def test_the_settings_do_not_show_the_keys():
     assert OLD not in repr(conf.conf())
+    assert DIGEST not in repr(conf.conf())
 
 
 def test_each_encryption_has_its_own_key_and_context():
@@ -429,7 +420,7 @@ def test_an_operators_response_must_be_encrypted(act, monkeypatch, caplog):
         without.setitem(sys.modules, "django_idempotency.stores.encryption", None)
         assert act(record().pk) == Refused(Refusal.NOT_ENCRYPTED)
     assert row() == before
-    (said,) = [entry for entry in caplog.records if entry.levelno == logging.ERROR]
+    (said,) = errors(caplog)
     assert "could not be encrypted" in said.getMessage()
     assert isinstance(act(record().pk), Done)
     assert SECRET not in everything_stored()
@@ -441,7 +432,7 @@ def test_an_operators_response_must_be_encrypted(act, monkeypatch, caplog):
 @pytest.mark.postgresql
 def test_an_encrypted_response_is_recognized_after_a_lost_commit(proxy):
     """Though it is never encrypted in the same way twice."""
-    send = entry_point(commits_next(proxy), encrypt=True, redact=without_card)
+    send = entry_point(commits_next(proxy), body=Body(encrypt=True, redact=without_card))
     first = send()
     assert (first.status_code, is_replay(first), SECRET in first.content.decode()) == (201, False, True)
     assert (effects(), proxy.cuts) == (1, 1)
@@ -458,16 +449,11 @@ def commits_next(proxy):
     return view
 
 
-def test_the_system_check_is_content_with_a_key_and_the_package(settings):
-    settings.IDEMPOTENCY |= {"ENCRYPT": True}
-    assert check_settings(None) == []
-
-
 # --- Looking at it ---------------------------------------------------------------------------------------------------
 
 
 def test_stored_response_is_decrypted(keys):
-    send = entry_point(card, encrypt=True)
+    send = entry_point(card, body=Body(encrypt=True))
     first = send()
     response = stored_response(record())
     assert (response.body, dict(response.headers)["X-Card"]) == (first.content, SECRET)
@@ -478,7 +464,7 @@ def test_stored_response_is_decrypted(keys):
 @pytest.mark.parametrize("permitted", [True, False])
 def test_the_admin_shows_a_body_decrypted_to_those_who_may_see_it(client, django_user_model, settings, permitted):
     settings.ROOT_URLCONF = (path("admin/", admin.site.urls),)
-    entry_point(card, encrypt=True)()
+    entry_point(card, body=Body(encrypt=True))()
     staff = django_user_model.objects.create_user("staff", is_staff=True)
     wanted = ["view_idempotencyrecord", *["view_response_idempotencyrecord"] * permitted]
     staff.user_permissions.set(Permission.objects.filter(codename__in=wanted))

@@ -12,12 +12,12 @@ from django.db import connection
 from django.http import HttpResponse, JsonResponse, StreamingHttpResponse
 
 from django_idempotency import engine, signals
-from django_idempotency.consumers import NOT_KEPT, AlreadyDone, Message, Refused, RejectMessage, consume
 from django_idempotency.http.responses import SENSITIVE_HEADERS, stored
+from django_idempotency.messages import NOT_KEPT, AlreadyDone, Message, Refused, RejectMessage, consume
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.outcomes import Keep, Replay, StoredResponse
-from django_idempotency.policy import Policy
-from tests.support.callers import MODES, claim, effects, entry_point, is_replay, pay, record
+from django_idempotency.policy import Body, Policy
+from django_idempotency.values.outcomes import Keep, Replay, StoredResponse
+from tests.support.callers import MODES, claim, effects, entry_point, heard, is_replay, pay, record
 from tests.support.views import code
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -47,7 +47,7 @@ def everything_stored():
 
 @modes
 def test_only_replays_are_redacted(mode):
-    send = entry_point(card, mode=mode, redact=without_card)
+    send = entry_point(card, mode=mode, body=Body(redact=without_card))
     first, second = send(), send()
     assert json.loads(first.content)["card"] == SECRET
     assert (second.status_code, is_replay(second), effects()) == (201, True, 1)
@@ -58,21 +58,11 @@ def test_only_replays_are_redacted(mode):
 
 @modes
 def test_receivers_hear_of_what_is_kept(mode):
-    heard = []
-
-    def hear(response, **named):
-        heard.append(response.body)
-
-    for signal in (signals.key_completed, signals.response_replayed):
-        signal.connect(hear)
-    try:
-        send = entry_point(card, mode=mode, redact=without_card)
+    send = entry_point(card, mode=mode, body=Body(redact=without_card))
+    with heard(signals.key_completed) as completed, heard(signals.response_replayed) as replayed:
         send()
         send()
-    finally:
-        for signal in (signals.key_completed, signals.response_replayed):
-            signal.disconnect(hear)
-    assert [SECRET.encode() in body for body in heard] == [False, False]
+    assert [SECRET.encode() in named["response"].body for named in (*completed, *replayed)] == [False, False]
 
 
 def raising(response):
@@ -109,7 +99,7 @@ WRONG = {
 @modes
 @pytest.mark.parametrize("redact", WRONG.values(), ids=WRONG)
 def test_a_redaction_that_fails_costs_the_copy_and_never_the_response(mode, redact, caplog):
-    send = entry_point(card, mode=mode, redact=redact)
+    send = entry_point(card, mode=mode, body=Body(redact=redact))
     first, second = send(), send()
     assert (first.status_code, json.loads(first.content)["card"], effects()) == (201, SECRET, 1)
     assert (second.status_code, code(second), is_replay(second)) == (201, "response_not_stored", True)
@@ -122,15 +112,15 @@ def test_a_redaction_that_fails_costs_the_copy_and_never_the_response(mode, reda
 
 
 def test_a_redaction_can_not_change_the_status():
-    send = entry_point(card, redact=lambda response: replace(response, status=500))
+    send = entry_point(card, body=Body(redact=lambda response: replace(response, status=500)))
     assert [send().status_code for _ in range(2)] == [201, 201]
 
 
-def test_what_is_streamed_is_redacted_too_in_its_headers():
+def test_the_headers_of_a_streamed_response_are_redacted():
     def streaming(request):
         return StreamingHttpResponse(iter([pay().pk.bytes]), headers={"X-Card": SECRET})
 
-    send = entry_point(streaming, redact=lambda response: replace(response, headers=()))
+    send = entry_point(streaming, body=Body(redact=lambda response: replace(response, headers=())))
     send().getvalue()
     assert (code(send()), effects()) == ("response_not_stored", 1)
     assert SECRET not in everything_stored()
@@ -141,7 +131,7 @@ def test_what_is_streamed_is_redacted_too_in_its_headers():
 
 @modes
 def test_a_replay_says_that_the_body_was_not_stored(mode):
-    send = entry_point(card, mode=mode, store_body=False, redact=without_card)
+    send = entry_point(card, mode=mode, body=Body(store=False, redact=without_card))
     assert json.loads(send().content)["card"] == SECRET
     second = send()
     assert (second.status_code, code(second), is_replay(second)) == (201, "response_not_stored", True)
@@ -149,7 +139,7 @@ def test_a_replay_says_that_the_body_was_not_stored(mode):
 
 
 def test_a_message_is_handled_once_though_its_result_is_not_kept():
-    policy = Policy(store_body=False)
+    policy = Policy(body=Body(store=False))
     message = Message("queue", "1", b"{}")
     assert consume(message, lambda _message, _context: pay().pk.hex, policy=policy).result
     again = consume(message, lambda _message, _context: pay().pk.hex, policy=policy)
@@ -160,7 +150,7 @@ def test_a_rejected_message_stays_so_without_its_reason():
     def reject(message, context):
         raise RejectMessage(SECRET)
 
-    policy = Policy(store_body=False)
+    policy = Policy(body=Body(store=False))
     assert consume(Message("queue", "1"), reject, policy=policy) == Refused(SECRET)
     assert consume(Message("queue", "1"), reject, policy=policy) == Refused("it failed before, with status 422")
 
@@ -175,7 +165,7 @@ def test_a_sensitive_header_is_never_stored(name, spelt):
     assert dict(stored(response, Policy(store_cookies=True)).headers).keys() == {"Content-Type", "X-Kept"}
 
 
-def test_no_header_of_a_view_can_be_taken_for_our_mark_of_encryption():
+def test_a_views_header_can_not_pass_for_the_mark_of_encryption():
     response = HttpResponse("x")
     response.headers._store[":encrypted"] = (":encrypted", "00000000")
     assert dict(stored(response, Policy()).headers).keys() == {"Content-Type"}
@@ -184,12 +174,12 @@ def test_no_header_of_a_view_can_be_taken_for_our_mark_of_encryption():
 # --- Logs and errors -------------------------------------------------------------------------------------------------
 
 
-def test_what_may_end_up_in_a_log_shows_neither_headers_nor_body():
+def test_objects_that_may_be_logged_show_neither_headers_nor_body():
     answer = StoredResponse(201, (("X-Card", SECRET),), SECRET.encode())
     policy = Policy(scope="public")
     claimed = claim(policy=policy)
     with engine.execution(claimed, policy) as run:
-        run.settle(Keep(answer))
+        run.verdict = Keep(answer)
     replay = engine.claim(claimed.operation, policy)
     assert replay == Replay(answer)
     seen = run.store.read(claimed.id)

@@ -1,79 +1,230 @@
-"""Claims, as every store makes them."""
+"""What a store in a database does beyond the contract of all stores: columns, locks of rows and of keys, waits."""
 
 from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from django.db import (
-    connection,
-    transaction,
-)
+from django.db import connection, transaction
 
 from django_idempotency import engine
-from django_idempotency.exceptions import (
-    StoreConflict,
-    StoreUnavailable,
-)
+from django_idempotency.exceptions import IllegalMove, StoreConflict, StoreUnavailable
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.outcomes import (
-    Claimed,
-)
 from django_idempotency.policy import Policy
-from django_idempotency.stores.base import Seen, Store
+from django_idempotency.stores import store_for
+from django_idempotency.stores.base import Unlocked
 from django_idempotency.stores.claim_function import KEY_LOCKS
 from django_idempotency.stores.database import DatabaseStore
-from django_idempotency.stores.postgresql import PostgreSQLStore
+from django_idempotency.values.outcomes import Claimed
 from tests.stores.contract import (
     ATOMIC,
+    HOLD,
     LEASE,
-    MANY,
+    LOCKS,
     MODES,
     RESPONSE,
     _connecting_with,
     _kept_connection,
     claimed,
     commit,
+    expire,
     lock_in,
     operation,
+    shift,
+    taken_over,
 )
-from tests.support.threads import in_threads
+from tests.support.threads import in_threads, wait_little_for_locks
 from tests.support.waiting import eventually, someone_waits_for_a_lock
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
+BUSY = (Unlocked.BUSY, None)
+MAKING = f"SELECT pg_advisory_xact_lock({KEY_LOCKS}, uuid_hash(%s))"
 
-def on_postgresql(policy: Policy) -> Store:
-    return PostgreSQLStore(policy, "default")
+
+# --- Columns ---------------------------------------------------------------------------------------------------------
 
 
 @MODES
-def test_a_first_claim_makes_a_record_that_is_being_processed(store, policy):
-    claim = claimed(store, policy)
-    record = store(policy).read(claim.id)
-    assert (record.status, record.token, record.attempts, record.mode) == ("processing", claim.token, 1, policy.mode)
-    assert record.fingerprint == claim.operation.fingerprint
-    assert record.response is None
-    assert record.locked_until - record.locked_at == timedelta(seconds=policy.lease)
-    assert record.expires_at - record.created_at == timedelta(seconds=policy.retention)
+def test_a_claim_writes_the_request_and_the_policys_times(policy):
+    policy = policy.derive(retention=100, audit_retention=500)
+    claim = claimed(policy)
     made = IdempotencyRecord.objects.get()
-    assert (made.method, made.path, made.scope, made.key) == ("POST", "/charges/", operation().scope, "k")
-    assert made.purge_at - made.created_at == timedelta(seconds=policy.kept_for)
+    assert (made.id, made.scope, made.key) == (claim.id, operation().scope, "k")
+    assert (made.method, made.path, made.mode) == ("POST", "/charges/", policy.mode.word)
+    assert made.locked_until - made.locked_at == timedelta(seconds=policy.mode.seconds)
+    assert made.expires_at - made.created_at == timedelta(seconds=100)
+    assert made.purge_at - made.created_at == timedelta(seconds=500)
 
 
-@MODES
-def test_a_second_claim_shows_the_record_there_is_and_changes_nothing(store, policy):
-    claim = claimed(store, policy)
-    before = IdempotencyRecord.objects.values().get()
-    seen = store(policy).claim(operation(body=b"other"), uuid4())
-    assert isinstance(seen, Seen)
-    assert (seen.record.token, seen.record.fingerprint) == (claim.token, claim.operation.fingerprint)
-    assert seen.record.now >= seen.record.created_at
-    assert IdempotencyRecord.objects.values().get() == before
+def test_retention_and_audit_count_from_the_response():
+    policy = Policy(retention=100, audit_retention=500)
+    claim = claimed(policy)
+    shift(claim, expires_at=-timedelta(days=9), purge_at=-timedelta(days=9))
+    store_for(policy).complete(claim, RESPONSE)
+    record = IdempotencyRecord.objects.get()
+    assert record.expires_at - record.updated_at == timedelta(seconds=100)
+    assert record.purge_at - record.updated_at == timedelta(seconds=500)
+    assert type(store_for(policy).read(claim.id).response_body) is bytes
+
+
+def test_taking_an_expired_record_starts_it_afresh():
+    done = claimed()
+    store_for(ATOMIC).complete(done, RESPONSE)
+    store_for(ATOMIC).count_replays({done.id: 5})
+    expire(done)
+    taken = taken_over(done, LEASE, replace(operation(body=b"other"), method="PUT", path="/other/"))
+    assert (taken.attempt, taken.taken_over) == (1, False)
+    record = IdempotencyRecord.objects.get()
+    assert (record.method, record.path) == ("PUT", "/other/")
+    assert (record.mode, record.response_status, record.response_body, record.replays) == ("lease", None, None, 0)
+    assert bytes(record.fingerprint) == taken.operation.fingerprint
+    assert record.created_at == record.updated_at
+
+
+def test_a_record_that_expires_now_starts_afresh_and_a_dead_owners_never_does():
+    done, dead = claimed(), claimed(key="dead")
+    store_for(ATOMIC).complete(done, RESPONSE)
+    store, record = store_for(ATOMIC), store_for(ATOMIC).read(done.id)
+    assert store.successor(replace(record, expires_at=record.now), operation(), uuid4()).attempt == 1
+    expire(dead)
+    taken = taken_over(dead)
+    assert (taken.attempt, taken.taken_over) == (2, True)
+
+
+def test_a_completed_record_can_be_neither_taken_nor_put_on_hold():
+    done = claimed()
+    store_for(HOLD).complete(done, RESPONSE)
+    with pytest.raises(IllegalMove):
+        taken_over(done)
+    with pytest.raises(IllegalMove), store_for(HOLD).try_lock(done.id) as record:
+        store_for(HOLD).hold(record, "too late")
+    assert store_for(ATOMIC).read(done.id).response == RESPONSE
+
+
+def test_replays_are_added_to_what_was_counted():
+    once, twice = claimed(), claimed(key="other")
+    store_for(ATOMIC).count_replays({once.id: 1, twice.id: 2})
+    store_for(ATOMIC).count_replays({twice.id: 3, uuid4(): 9})
+    counted = dict(IdempotencyRecord.objects.filter(last_replayed_at__isnull=False).values_list("id", "replays"))
+    assert counted == {once.id: 1, twice.id: 5}
+
+
+@pytest.mark.row_locks
+def test_processes_that_count_replays_do_not_deadlock():
+    claims = [claimed(key=str(number)) for number in range(100)]
+
+    def count(index):
+        for _time in range(4):
+            store_for(ATOMIC).count_replays({claim.id: 1 for claim in (claims if index else reversed(claims))})
+
+    in_threads(2, count)
+    assert set(IdempotencyRecord.objects.values_list("replays", flat=True)) == {8}
+
+
+def hold(claim):
+    with store_for(HOLD).try_lock(claim.id) as record:
+        store_for(HOLD).hold(record, "who knows")
+
+
+WRITES = {
+    "take": taken_over,
+    "hold": hold,
+    "complete": lambda claim: store_for(ATOMIC).complete(claim, RESPONSE),
+    "fail": lambda claim: store_for(ATOMIC).fail(claim, "broke"),
+    "release": lambda claim: store_for(ATOMIC).release(claim),
+    "renew": lambda claim: store_for(LEASE).renew([claim]),
+    "count_replays": lambda claim: store_for(ATOMIC).count_replays({claim.id: 1}),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_write_changes_no_other_record(write):
+    claim, _others = claimed(), [claimed(key="other"), claimed(scope="other")]
+
+    def rows():
+        return {row["id"]: row for row in IdempotencyRecord.objects.values()}
+
+    before = rows()
+    write(claim)
+    changed = {id for id, row in before.items() if rows().get(id) != row}
+    assert changed == {claim.id}
+
+
+# --- Row locks -------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_owner_gets_the_row_lock():
+    lost = claimed()
+    owner = taken_over(lost)
+    with transaction.atomic():
+        assert not store_for(ATOMIC).lock(lost)
+        assert store_for(ATOMIC).lock(owner)
+
+
+def test_an_owner_finds_its_record_though_it_was_written_to_meanwhile():
+    """PostgreSQL has put it elsewhere then."""
+    owner = claimed()
+    IdempotencyRecord.objects.update(replays=1)
+    with transaction.atomic():
+        assert store_for(ATOMIC).lock(owner)
+        IdempotencyRecord.objects.update(replays=2)
+        assert store_for(ATOMIC).complete(owner, RESPONSE)
+    assert store_for(ATOMIC).read(owner.id).response == RESPONSE
+
+
+@pytest.mark.postgresql
+def test_an_owner_that_does_not_get_the_row_lock_has_lost_its_claim(other_thread):
+    claim = claimed()
+    block = lock_in(other_thread, claim)
+    with transaction.atomic():
+        connection.cursor().execute("SET LOCAL lock_timeout = '20ms'")
+        assert store_for(ATOMIC).lock(claim) is None
+        transaction.set_rollback(True)
+    commit(other_thread, block)
+
+
+def contended(claim):
+    """What contending finds; ``None`` for a conflict."""
+    with suppress(StoreConflict), store_for(Policy()).try_lock(claim.id) as found:
+        return found
+
+
+@LOCKS
+def test_contending_for_a_free_record_locks_it(other_thread, lock):
+    claim = claimed()
+    with store_for(Policy()).try_lock(claim.id) as record:
+        assert record.token == claim.token
+        other_thread(wait_little_for_locks)
+        assert other_thread(contended, claim) in BUSY
+    assert other_thread(contended, claim).token == claim.token
+
+
+@pytest.mark.row_locks
+@pytest.mark.parametrize("lock", ["skip_locked"], indirect=True)
+def test_skip_locked_tells_a_locked_record_from_none(other_thread, lock):
+    claim = claimed()
+    block = lock_in(other_thread, claim)
+    assert contended(claim) is Unlocked.BUSY
+    other_thread(store_for(Policy()).release, claim)
+    commit(other_thread, block)
+    assert contended(claim) is Unlocked.ABSENT
+
+
+@pytest.mark.postgresql
+@LOCKS
+def test_a_reference_to_a_record_is_not_taken_for_its_owner(other_thread, lock):
+    """As the check of a foreign key does."""
+    claim, block = claimed(), transaction.atomic()
+    other_thread(block.__enter__)
+    other_thread(lambda: connection.cursor().execute("SELECT 1 FROM django_idempotency_record FOR KEY SHARE"))
+    assert contended(claim).token == claim.token
+    commit(other_thread, block)
 
 
 @pytest.mark.postgresql
@@ -88,36 +239,26 @@ def test_a_second_claim_shows_the_record_there_is_and_changes_nothing(store, pol
     ids=["a duplicate in atomic mode", "of what is answered", "of another request", "in lease mode"],
 )
 def test_a_second_claim_tries_the_row_lock_only_in_atomic_mode(policy, body, answered, tried):
-    claim = claimed(on_postgresql, policy)
+    claim = claimed(policy)
     if answered:
-        on_postgresql(policy).complete(claim, RESPONSE)
-    on_postgresql(policy).claim(operation(body=body), uuid4())
+        store_for(policy).complete(claim, RESPONSE)
+    store_for(policy).claim(operation(body=body), uuid4())
     with connection.cursor() as cursor:
         cursor.execute("SELECT xmax <> '0' FROM django_idempotency_record")  # who has had a version of the row locked
         assert cursor.fetchall() == [(tried,)]
 
 
-def test_a_key_is_its_own_in_every_scope(store):
-    assert claimed(store, scope="a").id != claimed(store, scope="b").id
-
-
-@MODES
-def test_of_concurrent_first_claims_one_makes_the_record(store, policy):
-    for key in "abcde":
-        seen = in_threads(MANY, lambda _index, key=key: store(policy).claim(operation(key), uuid4()))
-        (winner,) = [outcome for outcome in seen if isinstance(outcome, Claimed)]
-        assert all(outcome.record.token == winner.token for outcome in seen if isinstance(outcome, Seen))
-        assert store(policy).read(winner.id).token == winner.token
+# --- Waits -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.row_locks
-def test_a_claim_with_an_old_snapshot_does_not_wait_for_the_owner(store, other_thread, monkeypatch):
-    claim = claimed(store)
-    block = lock_in(other_thread, store, claim)
+def test_a_claim_with_an_old_snapshot_does_not_wait_for_the_owner(other_thread, monkeypatch):
+    claim = claimed()
+    block = lock_in(other_thread, claim)
     monkeypatch.setattr(DatabaseStore, "read", lambda *_: None)  # it was not there when looked for
     began = time.monotonic()
     with suppress(StoreConflict):
-        assert not isinstance(store(ATOMIC).claim(operation(), uuid4()), Claimed)
+        assert not isinstance(store_for(ATOMIC).claim(operation(), uuid4()), Claimed)
     assert time.monotonic() - began < 3
     commit(other_thread, block)
 
@@ -126,13 +267,13 @@ def test_a_claim_with_an_old_snapshot_does_not_wait_for_the_owner(store, other_t
 @pytest.mark.usefixtures("impatient")
 def test_a_duplicate_does_not_wait_for_the_owners_commit(other_thread):
     """An INSERT … ON CONFLICT would: the completing UPDATE makes an index entry that is not committed yet."""
-    claim = claimed(on_postgresql)
-    block = lock_in(other_thread, on_postgresql, claim)
-    assert other_thread(on_postgresql(ATOMIC).complete, claim, RESPONSE)
-    seen = on_postgresql(ATOMIC).claim(operation(), uuid4())
+    claim = claimed()
+    block = lock_in(other_thread, claim)
+    assert other_thread(store_for(ATOMIC).complete, claim, RESPONSE)
+    seen = store_for(ATOMIC).claim(operation(), uuid4())
     assert (seen.record.token, seen.busy) == (claim.token, True)
     commit(other_thread, block)
-    assert on_postgresql(ATOMIC).claim(operation(), uuid4()).record.response == RESPONSE
+    assert store_for(ATOMIC).claim(operation(), uuid4()).record.response == RESPONSE
 
 
 @pytest.mark.postgresql
@@ -140,44 +281,15 @@ def test_a_new_record_is_made_under_a_lock_of_its_own_key(other_thread):
     block = transaction.atomic()
     other_thread(block.__enter__)
     other_thread(lambda: connection.cursor().execute(MAKING, [operation("another").id]))
-    assert claimed(on_postgresql)
-    connection.cursor().execute("SET statement_timeout = '300ms'")
-    with pytest.raises(StoreUnavailable):  # it waited
-        on_postgresql(ATOMIC).claim(operation("another"), uuid4())
-    connection.close()
-    commit(other_thread, block)
-    assert isinstance(on_postgresql(ATOMIC).claim(operation("another"), uuid4()), Claimed)
-
-
-@pytest.mark.postgresql
-def test_whoever_is_kept_from_making_a_record_gives_up_in_time(other_thread, monkeypatch):
-    monkeypatch.setattr(engine.claims, "PATIENCE", 0.2)
-    block = transaction.atomic()
-    other_thread(block.__enter__)
-    other_thread(lambda: connection.cursor().execute(MAKING, [operation().id]))
-    connection.cursor().execute("SET lock_timeout = '20ms'")
-    with pytest.raises(StoreUnavailable, match="again and again"):
-        engine.claim(operation(), ATOMIC)
-    connection.close()
-    commit(other_thread, block)
-    assert isinstance(engine.claim(operation(), ATOMIC), Claimed)
-
-
-@pytest.mark.postgresql
-def test_a_claim_that_takes_too_long_is_not_tried_elsewhere(other_thread):
-    block = transaction.atomic()
-    other_thread(block.__enter__)
-    other_thread(lambda: connection.cursor().execute(MAKING, [operation().id]))
+    assert claimed()
     with (
         _connecting_with("statement_timeout=300ms"),
-        _kept_connection(),
+        _kept_connection(),  # no other connection is tried
         pytest.raises(StoreUnavailable, match="statement timeout"),
     ):
-        engine.claim(operation(), ATOMIC)
+        engine.claim(operation("another"), ATOMIC)
     commit(other_thread, block)
-
-
-MAKING = f"SELECT pg_advisory_xact_lock({KEY_LOCKS}, uuid_hash(%s))"
+    assert isinstance(engine.claim(operation("another"), ATOMIC), Claimed)
 
 
 @pytest.mark.postgresql
@@ -190,5 +302,4 @@ def test_a_record_made_by_other_means_is_seen_when_asked_again(other_thread):
         eventually(someone_waits_for_a_lock)
         commit(other_thread, block)
         (outcome,) = asking.result(10)
-    assert outcome.attempt == 2
-    assert outcome.id == made.id
+    assert (outcome.attempt, outcome.id) == (2, made.id)

@@ -17,16 +17,12 @@ from django_idempotency.exceptions import (
 )
 from django_idempotency.maintenance import cleanup, reap
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.outcomes import (
-    Fail,
-    Keep,
-    OnHold,
-    Release,
-    Replay,
-)
-from django_idempotency.policy import Policy
+from django_idempotency.policy import Lease, Policy
 from django_idempotency.stats import stats
+from django_idempotency.stores import store_for
+from django_idempotency.values.outcomes import Fail, Keep, OnHold, Release, Replay
 from tests.stores.contract import ATOMIC, MODES, RESPONSE, claimed, operation, shift
+from tests.support.modes import mode_of
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
@@ -36,17 +32,17 @@ ZONES = {"postgresql": "SET TIME ZONE 'Asia/Tokyo'", "mysql": "SET time_zone = '
 
 @pytest.mark.row_locks
 @pytest.mark.parametrize("mode", ["atomic", "lease"])
-def test_records_are_in_the_policys_database(store, other_alias, mode):
-    policy = Policy(using=other_alias, mode=mode, takeover_grace=0)
-    holding = Policy(using=other_alias, mode="lease", on_crash="hold")
+def test_records_are_in_the_policys_database(other_alias, mode):
+    policy = Policy(using=other_alias, mode=mode_of(mode, takeover_grace=0))
+    holding = Policy(using=other_alias, mode=Lease(on_crash="hold"))
     records = IdempotencyRecord.objects.using(other_alias)
 
     def run(verdict, key="k"):
         with engine.execution(engine.claim(operation(key), policy), policy) as run:
-            run.settle(verdict)
+            run.verdict = verdict
 
     def lapse(claim):
-        long_ago = store(policy).now() - timedelta(days=9)
+        long_ago = store_for(policy).now() - timedelta(days=9)
         records.filter(pk=claim.id).update(locked_at=long_ago, locked_until=long_ago)
 
     run(Release())
@@ -55,31 +51,31 @@ def test_records_are_in_the_policys_database(store, other_alias, mode):
     run(Keep(RESPONSE))
     assert engine.claim(operation(), policy) == Replay(RESPONSE)
     assert engine.duplicate(operation(), policy) == Replay(RESPONSE)
-    store(policy).count_replays({operation().id: 2})
+    store_for(policy).count_replays({operation().id: 2})
     assert records.get().replays == 2
 
     lapse(engine.claim(operation("dead"), policy))
     taken = engine.claim(operation("dead"), policy)
     assert taken.taken_over
-    assert store(policy).renew([taken]) == {taken.token}
+    assert store_for(policy).renew([taken]) == {taken.token}
     lapse(engine.claim(operation("on_hold"), holding))
     assert isinstance(engine.claim(operation("on_hold"), holding), OnHold)
     assert records.count() == 3
 
 
-def test_the_stores_time_is_now_whatever_it_has(store):
-    claim = claimed(store)
+def test_the_stores_time_is_now_whatever_it_has():
+    claim = claimed()
     shift(claim, created_at=-timedelta(days=9))
-    assert timedelta(seconds=-1) < store(ATOMIC).now() - _database_time() < timedelta(seconds=9)
+    assert timedelta(seconds=-1) < store_for(ATOMIC).now() - _database_time() < timedelta(seconds=9)
 
 
-def test_times_are_the_databases_own_in_whatever_time_zone_it_is(store, monkeypatch):
+def test_times_are_the_databases_own_in_whatever_time_zone_it_is(monkeypatch):
     began = _database_time()
     monkeypatch.setattr(timezone, "now", lambda: pytest.fail("the application's clock was asked"))
     connection.cursor().execute(ZONES[connection.vendor])
-    claim = claimed(store)
+    claim = claimed()
     connection.close()
-    record = store(ATOMIC).read(claim.id)
+    record = store_for(ATOMIC).read(claim.id)
     for told in (record.created_at, record.locked_at, record.now):
         assert timedelta(seconds=-1) < told - began < timedelta(seconds=9)
 
@@ -93,7 +89,7 @@ def _database_time() -> datetime:
 
 
 @MODES
-def test_with_autocommit_off_nothing_is_claimed(store, policy):
+def test_with_autocommit_off_nothing_is_claimed(policy):
     transaction.set_autocommit(False)
     try:
         with pytest.raises(ClaimInsideTransaction):
@@ -101,7 +97,7 @@ def test_with_autocommit_off_nothing_is_claimed(store, policy):
     finally:
         transaction.rollback()
         transaction.set_autocommit(True)
-    assert store(policy).read(operation().id) is None
+    assert store_for(policy).read(operation().id) is None
 
 
 class ReadsFromAReplica:
@@ -120,7 +116,7 @@ def test_records_are_read_where_they_are_written(other_alias, settings, mode):
     settings.DATABASE_ROUTERS = [ReadsFromAReplica()]
     policy = Policy(mode=mode)
     with engine.execution(engine.claim(operation(), policy), policy) as run:
-        run.settle(Keep(RESPONSE))
+        run.verdict = Keep(RESPONSE)
     assert engine.claim(operation(), policy) == Replay(RESPONSE)
-    assert (reap().failed, cleanup().rows, stats().pending) == (0, 0, 0)
+    assert (reap().done["failed"], cleanup().rows, stats().pending) == (0, 0, 0)
     IdempotencyRecord.objects.using(other_alias).all().delete()

@@ -12,9 +12,9 @@ from django.db import connection, connections
 
 from django_idempotency import engine
 from django_idempotency.decorators import idempotent
-from django_idempotency.maintenance import interventions
-from django_idempotency.outcomes import InFlight
-from django_idempotency.policy import Policy
+from django_idempotency.maintenance import decisions
+from django_idempotency.policy import Keys, Lease, Policy
+from django_idempotency.values.outcomes import InFlight
 from tests.support.callers import claim, entry_point, operation, paying, post, record
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("payer")]
@@ -23,11 +23,11 @@ BERLIN = "Europe/Berlin"
 ONCE, AGAIN = (datetime.datetime(2026, 10, 25, hour, 50, tzinfo=datetime.UTC) for hour in (0, 1))
 ZONES = [
     pytest.param({}, id="UTC"),
-    # What psycopg2 tells is without a fold: W057.
+    # What psycopg2 tells is without a fold.
     pytest.param({"USE_TZ": False, "TIME_ZONE": BERLIN}, id="USE_TZ=False", marks=pytest.mark.psycopg3),
     pytest.param({"DATABASE": BERLIN}, id="a zone of the database's", marks=pytest.mark.psycopg3),
 ]
-LEASE = Policy(mode="lease", lease=1200, retention=7200, scope="public")
+LEASE = Policy(mode=Lease(seconds=1200), retention=7200, scope="public")
 
 CLOCK = """
 CREATE SCHEMA clock;
@@ -81,7 +81,7 @@ def asked(policy: Policy = LEASE):
     return engine.claim(operation(), policy)
 
 
-def test_the_two_passes_of_the_hour_look_alike():
+def test_the_repeated_hour_reads_the_same_in_both_passes():
     """Or this file would test nothing."""
     once, again = (time.astimezone(ZoneInfo(BERLIN)) for time in (ONCE, AGAIN))
     assert (once.replace(tzinfo=None), once.fold, again.fold) == (again.replace(tzinfo=None), 0, 1)
@@ -115,7 +115,7 @@ def test_a_response_that_has_expired_is_not_replayed():
 
 @pytest.mark.usefixtures("clock")
 def test_a_request_is_as_old_as_it_is(settings):
-    settings.IDEMPOTENCY = {"REQUEST_TIME_HEADER": "X-Sent", "MAX_REQUEST_AGE": 600}
+    settings.IDEMPOTENCY = {"REQUEST_TIME_HEADER": "X-Sent", "KEYS": Keys(max_age=600)}
 
     def sent(time: datetime.datetime) -> int:
         request = post("late")
@@ -132,5 +132,5 @@ def test_an_operator_ends_no_live_lease():
     with at(ONCE):
         claim(policy=LEASE)
     with at(ONCE + minutes(2)):
-        refused = interventions.allow_retry(record().pk)
-    assert refused == interventions.Refused(interventions.Refusal.LIVE)
+        refused = decisions.allow_retry(record().pk)
+    assert refused == decisions.Refused(decisions.Refusal.LIVE)

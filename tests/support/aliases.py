@@ -49,6 +49,8 @@ def another_alias(name: str, **changed: Any) -> Iterator[str]:
     finally:
         stop_heartbeat()
         connections[name].close()
+        if connections[name].connection is not None:  # Django closes none to SQLite in memory
+            connections[name].connection.close()
         del connections[name], connections.settings[name]
 
 

@@ -9,22 +9,24 @@ from contextlib import contextmanager
 from typing import Any
 
 from django.contrib.auth import get_user_model
+from django.core.handlers.base import BaseHandler
 from django.db import connections
 from django.dispatch import Signal
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
-from django.test import RequestFactory
+from django.test import RequestFactory, override_settings
+from django.urls import path
 
 from django_idempotency import engine
 from django_idempotency.decorators import idempotent
 from django_idempotency.engine import leases
 from django_idempotency.engine.background import background
 from django_idempotency.http.requests import identify
-from django_idempotency.keys import record_id
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.outcomes import Claimed, Operation
 from django_idempotency.policy import Policy
 from django_idempotency.stores.database import ahead
+from django_idempotency.values.keys import record_id
+from django_idempotency.values.outcomes import Claimed, Operation
 from testproject.models import LedgerEntry
 
 SCOPE = "public"
@@ -42,6 +44,19 @@ def entry_point(view: Callable[..., HttpResponseBase], **policy: Any) -> Callabl
     """``view`` behind ``@idempotent``; takes what ``post`` takes."""
     protected = idempotent(**{"scope": SCOPE} | policy)(view)
     return lambda *args, **sent: protected(post(*args, **sent))
+
+
+def behind_middleware(view: Callable[..., HttpResponseBase]) -> Callable[[Any], HttpResponseBase]:
+    """``view`` behind ``IdempotencyMiddleware`` alone, served as Django does; takes a request that ``post`` makes."""
+    ours = "django_idempotency.middleware.IdempotencyMiddleware"
+
+    def serve(request: Any) -> HttpResponseBase:
+        with override_settings(MIDDLEWARE=[ours], ROOT_URLCONF=(path("pay/", view),)):
+            handler = BaseHandler()
+            handler.load_middleware()
+            return handler.get_response(request)
+
+    return serve
 
 
 def operation(*args: Any, **sent: Any) -> Operation:

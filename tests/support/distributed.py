@@ -12,8 +12,6 @@ from urllib.parse import urlsplit
 
 from django.db import connection
 
-from django_idempotency.maintenance.distributing import distribution_plan
-
 WANTED = os.environ.get("IDEMPOTENCY_DISTRIBUTED") == "1"
 EFFECTS = "testproject_ledgerentry"
 NODES = "SELECT nodename, nodeport FROM pg_dist_node ORDER BY groupid"
@@ -21,6 +19,8 @@ NODES = "SELECT nodename, nodeport FROM pg_dist_node ORDER BY groupid"
 
 def distribute() -> None:
     """Make the default database, which has its tables, one of Citus, and run what the command tells."""
+    from django_idempotency.contrib.citus.distributing import distribution_plan
+
     (coordinator, *workers) = nodes()
     for worker in workers:
         _make_on(worker, connection.settings_dict["NAME"])

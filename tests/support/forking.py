@@ -9,6 +9,7 @@ import threading
 import time
 from typing import Any
 
+from django_idempotency.policy import Lease
 from tests.support.waiting import eventually
 
 LEASE = 2
@@ -31,7 +32,7 @@ def hold(key: str, entered: threading.Event) -> None:
         threading.Event().wait(120)
         return HttpResponse()
 
-    entry_point(view, mode="lease", lease=LEASE)(key)
+    entry_point(view, mode=Lease(seconds=LEASE))(key)
 
 
 def asleep() -> bool:

@@ -19,8 +19,8 @@ def main() -> None:
 
     from django_idempotency import engine
     from django_idempotency.models import IdempotencyRecord
-    from django_idempotency.outcomes import Claimed, Keep, StoredResponse
     from django_idempotency.policy import Policy
+    from django_idempotency.values.outcomes import Claimed, Keep, StoredResponse
     from tests.support.callers import operation
     from tests.support.waiting import eventually
 
@@ -34,7 +34,7 @@ def main() -> None:
             claimed.set()
             locked.wait()
         with engine.execution(outcome, policy) as execution:
-            execution.settle(Keep(StoredResponse(200)))
+            execution.verdict = Keep(StoredResponse(200))
 
     def wait() -> None:
         for key in ("one", "two", "three", "waited-for"):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from django.db import connection
 
-from django_idempotency.events import EVENTS
-from django_idempotency.models import IdempotencyCounter
+from django_idempotency.contrib.dashboard.models import IdempotencyCounter
+from django_idempotency.reporting.events import EVENTS
 from django_idempotency.stores.database import ahead
 
 COUNTED_AS = {event.reason or event.name.partition("_")[2]: event.counted_as for event in EVENTS}

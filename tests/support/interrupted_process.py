@@ -72,7 +72,7 @@ def _hurried(do: Callable[[str], bool], reference: str, seconds: float) -> bool:
 
 
 def _message(reference: str) -> bool:
-    from django_idempotency.consumers import Ack, Message, consume
+    from django_idempotency.messages import Ack, Message, consume
     from tests.support.callers import pay
 
     return isinstance(consume(Message("queue", reference), lambda *_handled: str(pay(reference).pk)), Ack)

@@ -10,12 +10,13 @@ from uuid import UUID, uuid4
 import pytest
 from django.db import connection, connections
 
-from django_idempotency.models import IdempotencyRecord, Status
-from django_idempotency.outcomes import Claimed
-from django_idempotency.policy import Policy
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.policy import Lease, Policy
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import ahead
+from django_idempotency.values.outcomes import Claimed
 from tests.support.callers import claim, entry_point, paying, shift
+from tests.support.factories import RecordFactory
 from tests.support.threads import just_before
 
 row_locks = pytest.mark.row_locks
@@ -24,7 +25,7 @@ postgresql = pytest.mark.postgresql
 
 TABLE = IdempotencyRecord._meta.db_table
 HOUR, DAY = 3600, 24 * 3600
-HOLD = {"mode": "lease", "on_crash": "hold"}
+HOLD = {"mode": Lease(on_crash="hold")}
 
 
 def dead(key="k", *, since=HOUR, **policy):
@@ -48,28 +49,17 @@ LOCKING = "SELECT .* FOR (NO KEY )?UPDATE"
 CHANGING = r"UPDATE (?!.* SET .updated_at. = .*\..updated_at.)"  # not the one that only tries whether it can write
 
 
-def run_sql(sql):
+def run_sql(sql, parameters=None):
     with connection.cursor() as cursor:
-        cursor.execute(sql)
+        cursor.execute(sql, parameters)
+        return cursor.fetchall() if cursor.description else None
 
 
 def fill(count, *, purge_at):
     """So many answers, the oldest of them due in ``purge_at`` seconds, the others a second apart."""
+    RecordFactory.reset_sequence()
     IdempotencyRecord.objects.bulk_create(
-        IdempotencyRecord(
-            id=uuid4(),
-            scope="s",
-            key=f"k{number}",
-            fingerprint=bytes(32),
-            mode="atomic",
-            status=Status.COMPLETED,
-            created_at=ahead(-DAY),
-            updated_at=ahead(-DAY),
-            expires_at=ahead(purge_at + number),
-            purge_at=ahead(purge_at + number),
-            response_status=200,
-            response_headers=[],
-        )
+        RecordFactory.build(id=uuid4(), created_at=ahead(-DAY), expires_at=ahead(purge_at + number))
         for number in range(count)
     )
 

@@ -16,9 +16,14 @@ class MockKafka:
         self.servers = ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
 
     def publish(
-        self, *ids: str, partition: int | None = None, body: bytes = b"{}", headers: Iterable[tuple[str, str]] = ()
+        self,
+        *ids: str | None,
+        partition: int | None = None,
+        body: bytes = b"{}",
+        headers: Iterable[tuple[str, str]] = (),
     ) -> None:
         for id in ids:
             place = {} if partition is None else {"partition": partition}
-            self.producer.produce("topic", body, key=id, headers=[("ce_id", id), *headers], **place)
+            named = [] if id is None else [("ce_id", id)]
+            self.producer.produce("topic", body, key=id, headers=[*named, *headers], **place)
         assert self.producer.flush(20) == 0

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def commanding(*command: str, before: str) -> Iterator[Owner]:
 @contextmanager
 def _running(work: str, **options: Any) -> Iterator[Owner]:
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.support.owner_process", work, json.dumps(options)],
+        [sys.executable, "-m", "tests.support.owner_process", work, json.dumps(options, default=_as_json)],
         cwd=ROOT,
         env=environment(),
         stdin=subprocess.PIPE,
@@ -91,6 +92,10 @@ def _running(work: str, **options: Any) -> Iterator[Owner]:
             yield Owner(process)
         finally:
             process.kill()
+
+
+def _as_json(mode: Any) -> Any:
+    return {"word": mode.word, **asdict(mode)}
 
 
 def _pause(where: Any) -> None:
@@ -122,7 +127,7 @@ def _at(point: str) -> Iterator[None]:
 
 
 def _operate(what: str, renews: bool, policy: dict[str, Any], point: str = "") -> Any:
-    from django_idempotency.stores.distribution import is_distributed
+    from django_idempotency.stores.sharding import is_distributed
 
     is_distributed("default")  # each process tries it once; here, so that it is not on the way to the point
     with _at("" if point == AFTER_EFFECT else point):
@@ -132,9 +137,13 @@ def _operate(what: str, renews: bool, policy: dict[str, Any], point: str = "") -
 def _run_operation(what: str, renews: bool, policy: dict[str, Any]) -> Any:
     from django.http import HttpResponse
 
-    from django_idempotency.consumers import Message, consume
+    from django_idempotency.messages import Message, consume
     from django_idempotency.policy import Policy
     from tests.support.callers import BODY, SCOPE, entry_point, pay
+    from tests.support.modes import mode_of
+
+    if isinstance(policy.get("mode"), dict):
+        policy["mode"] = mode_of(**policy["mode"])
 
     def work(context: Any) -> str:
         _pause(IN_VIEW)

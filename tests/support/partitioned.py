@@ -11,17 +11,17 @@ from itertools import pairwise
 
 from django.db import connection, transaction
 
-from django_idempotency.partitions.catalog import read_layout
-from django_idempotency.partitions.conversion import enable
-from django_idempotency.partitions.layout import TABLE, Bounds
-from django_idempotency.partitions.templates import creation, template
-
 WANTED = os.environ.get("IDEMPOTENCY_PARTITIONED") == "1"
 WIDTH, COUNT = timedelta(seconds=10), 30
 
 
 def divide(*bounds: datetime) -> None:
     """Partitions that end at each of ``bounds``, and a last one without end, for a table without rows."""
+    from django_idempotency.contrib.partitions.catalog import read_layout
+    from django_idempotency.contrib.partitions.conversion import enable
+    from django_idempotency.contrib.partitions.layout import TABLE, Bounds
+    from django_idempotency.contrib.partitions.templates import creation, template
+
     enable()
     found = read_layout()
     with transaction.atomic(), connection.cursor() as cursor:
@@ -36,4 +36,6 @@ def divide(*bounds: datetime) -> None:
 
 def divide_finely() -> None:
     """Minutes of partitions, from now on."""
+    from django_idempotency.contrib.partitions.catalog import read_layout
+
     divide(*(read_layout().now + number * WIDTH for number in range(COUNT)))

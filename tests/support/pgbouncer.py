@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import subprocess
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.waiting import eventually
+from tests.support.private_servers import PrivateServer, free_port
 
 CONFIGURATION = """
 [databases]
@@ -29,11 +28,6 @@ max_client_conn = 500
 
 def program() -> str | None:
     return shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def _server(settings: dict[str, Any]) -> str:
@@ -62,21 +56,6 @@ def running_pgbouncer(
     filled = {"server": _server(settings), "port": port, "pool_size": pool_size, "pool_mode": pool_mode}
     configuration.write_text(CONFIGURATION.format_map(filled))
     user = ["-u", _unprivileged(settings)] if os.geteuid() == 0 else []
-    with (directory / "pgbouncer.log").open("wb") as log:
-        process = subprocess.Popen([program(), *user, str(configuration)], stdin=subprocess.DEVNULL, stderr=log)
-    try:
-        eventually(lambda: _answers(port) or process.poll() is not None)
-        if process.poll() is not None:
-            raise RuntimeError((directory / "pgbouncer.log").read_text())
+    command = [str(program()), *user, str(configuration)]
+    with PrivateServer(command, port, directory / "pgbouncer.log", ending=signal.SIGKILL).running():
         yield port
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _answers(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True

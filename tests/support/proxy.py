@@ -6,23 +6,46 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum, auto
+from itertools import pairwise
 from threading import Event, Thread
 from typing import Any
 
-# The message that commits, as PostgreSQL's and MariaDB's clients send it: alone, since they wait for its answer.
-COMMITS = (b"Q\0\0\0\x0bCOMMIT\0", b"\x07\0\0\0\x03COMMIT", b"\x07\0\0\0\x03commit")
+# The message that commits, as PostgreSQL's and MariaDB's clients send it: alone, or at the end of a pipeline.
+COMMITS = (b"Q\0\0\0\x0bCOMMIT\0", b"P\0\0\0\x0e\0COMMIT\0", b"\x07\0\0\0\x03COMMIT", b"\x07\0\0\0\x03commit")
 
 
-CLAIM = b"django_idempotency_claim"
+CLAIMS = (b"django_idempotency_claim",)
+BEGINS = (b"P\0\0\0\x0d\0BEGIN\0",)  # of a pipeline
+POOLERS_ERROR = b"SFATAL\0VFATAL\0C08P01\0Mserver conn crashed?\0\0"
+READY = b"Z\0\0\0\x05"  # and a byte for the transaction's status: the end of what answers a pipeline
+
+
+class Moment(Enum):
+    BEFORE = auto()  # the server never hears of it
+    HALFWAY = auto()  # the server executes all but the last statement that goes with it
+    AFTER = auto()  # the server has done it, but its answer is lost
+    UNSYNCED = auto()  # the same, but all of the answer arrives except for its end
+    CRASHED = auto()  # the same, but a pooler, which has lost the answer, says so
 
 
 class Cut(Enum):
-    BEFORE_COMMIT = auto()  # the server never hears of it
-    AFTER_COMMIT = auto()  # the server has committed, but its answer is lost
-    AFTER_CLAIM = auto()  # the same for a claim
+    BEFORE_COMMIT = COMMITS, Moment.BEFORE
+    HALFWAY_TO_COMMIT = COMMITS, Moment.HALFWAY
+    AFTER_COMMIT = COMMITS, Moment.AFTER
+    BEFORE_SYNC_OF_COMMIT = COMMITS, Moment.UNSYNCED
+    AFTER_COMMIT_AT_A_POOLER = COMMITS, Moment.CRASHED
+    BEFORE_BEGIN = BEGINS, Moment.BEFORE
+    HALFWAY_FROM_BEGIN = BEGINS, Moment.HALFWAY
+    AFTER_BEGIN = BEGINS, Moment.AFTER
+    BEFORE_SYNC_OF_BEGIN = BEGINS, Moment.UNSYNCED
+    AFTER_CLAIM = CLAIMS, Moment.AFTER
+
+    @property
+    def moment(self) -> Moment:
+        return self.value[1]
 
     def is_at(self, message: bytes) -> bool:
-        return CLAIM in message if self is Cut.AFTER_CLAIM else message in COMMITS
+        return any(part in message for part in self.value[0])
 
 
 class Proxy:
@@ -106,7 +129,7 @@ class Wire:
 
     def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
         self.proxy, self.client, self.server = proxy, client, server
-        self.answer_is_lost = self.swallowed = False
+        self.answer_is_lost = self.swallowed = self.unsynced = self.pooled = False
         self.client_may_know = Event()
         self.client_may_know.set()
         for pump in (self._ask, self._answer):
@@ -116,19 +139,28 @@ class Wire:
         with self._open():
             while message := self.client.recv(65536):
                 cut = self.proxy.takes_cut(message)
-                if cut is Cut.BEFORE_COMMIT:
+                moment = cut and cut.moment
+                if moment in (Moment.BEFORE, Moment.HALFWAY):
                     self.client_may_know.clear()
+                    if moment is Moment.HALFWAY:
+                        self.server.sendall(message[: start_of_last(message)])
                     close(self.server)
                     self.proxy.meanwhile()
                     self.client_may_know.set()
                     return
-                self.answer_is_lost = cut is not None
+                self.answer_is_lost, self.unsynced = moment is Moment.AFTER, moment is Moment.UNSYNCED
+                self.pooled = moment is Moment.CRASHED
                 self._pass(message, self.server)
 
     def _answer(self) -> None:
         with self._open():
             while (message := self.server.recv(65536)) and not self.answer_is_lost:
-                self._pass(message, self.client)
+                cut = (self.unsynced or self.pooled) and message[-6:-1] == READY
+                if cut and self.pooled:
+                    message = b"E" + (len(POOLERS_ERROR) + 4).to_bytes(4, "big") + POOLERS_ERROR
+                self._pass(message[:-6] if cut and self.unsynced else message, self.client)
+                if cut:
+                    return
 
     def _pass(self, message: bytes, to: socket.socket) -> None:
         self.proxy.flowing.wait()
@@ -145,6 +177,16 @@ class Wire:
         self.client_may_know.wait(30)
         for end in (self.client, self.server):
             close(end)
+
+
+def start_of_last(pipeline: bytes) -> int:
+    """Where the last statement of a pipeline starts: with a Parse, or with a Bind of one that is prepared."""
+    at, kinds = 0, [(b"", 0)]
+    while at < len(pipeline):
+        kinds.append((pipeline[at : at + 1], at))
+        at += 1 + int.from_bytes(pipeline[at + 1 : at + 5], "big")
+    pairs = pairwise(kinds)
+    return [at for (before, _at), (kind, at) in pairs if kind == b"P" or (kind == b"B" and before != b"P")][-1]
 
 
 def close(end: socket.socket) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import signal
+import os
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,20 +13,15 @@ from typing import Any
 
 import redis
 
-from tests.support.pgbouncer import free_port
+from tests.support.private_servers import PrivateServer, free_port
 from tests.support.waiting import eventually
 
-REDIS = "redis-server"
+REDIS = os.environ.get("REDIS_SERVER", "redis-server")  # a path, to test another version, or Valkey
 BUS = 10_000  # a node's cluster bus is at its port plus this number
 NODE_TIMEOUT = 1500  # milliseconds
 
 
-@dataclass
-class Node:
-    port: int
-    process: subprocess.Popen[bytes]
-    command: Sequence[str]
-
+class Node(PrivateServer):
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
@@ -35,41 +30,12 @@ class Node:
     def client(self) -> redis.Redis:
         return redis.Redis(port=self.port, socket_timeout=10)
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(10)
-
-    def freeze(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-
-    def start(self) -> None:
-        self.process = _started(self.command, self.port)
-
-    def stop(self) -> None:
-        self.thaw()
-        self.process.terminate()
+    def answers(self) -> bool:
         try:
-            self.process.wait(5)
-        except subprocess.TimeoutExpired:
-            self.kill()
-
-
-def _started(command: Sequence[str], port: int) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    eventually(lambda: _answers(port, process))
-    return process
-
-
-def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:
-    assert process.poll() is None, "the server has ended"
-    try:
-        with redis.Redis(port=port, socket_timeout=1) as client:
-            return bool(client.ping())
-    except redis.RedisError:
-        return False
+            with redis.Redis(port=self.port, socket_timeout=1) as client:
+                return bool(client.ping())
+        except redis.RedisError:
+            return False
 
 
 @contextmanager
@@ -78,12 +44,9 @@ def running_node(directory: Path, *options: str, program: str = REDIS) -> Iterat
     home = directory / str(port)
     home.mkdir()
     fixed = ("--port", str(port), "--bind", "127.0.0.1", "--dir", str(home), "--save", "", "--loglevel", "warning")
-    command = (program, *fixed, *options)
-    node = Node(port, _started(command, port), command)
-    try:
+    node = Node((program, *fixed, *options), port)
+    with node.running():
         yield node
-    finally:
-        node.stop()
 
 
 def _free_port() -> int:
@@ -105,7 +68,7 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        return next(node.url for node in self.nodes if node.process.poll() is None)
+        return next(node.url for node in self.nodes if node.runs)
 
     def master_of(self, key: str) -> Node:
         return self._node(self.client().get_node_from_key(key).port)
@@ -117,15 +80,11 @@ class Cluster:
         return next(node for node in self.nodes if node.port == port)
 
     def client(self) -> Any:
-        alive = next(node for node in self.nodes if node.process.poll() is None)
+        alive = next(node for node in self.nodes if node.runs)
         return redis.RedisCluster(host="127.0.0.1", port=alive.port, socket_timeout=10)
 
     def is_whole(self) -> bool:
-        return all(
-            node.client.cluster("info").get("cluster_state") == "ok"
-            for node in self.nodes
-            if node.process.poll() is None
-        )
+        return all(node.client.cluster("info").get("cluster_state") == "ok" for node in self.nodes if node.runs)
 
     def has_replicas(self) -> bool:
         infos = [node.client.info("replication") for node in self.nodes]
@@ -137,16 +96,9 @@ class Cluster:
 @contextmanager
 def running_cluster(directory: Path) -> Iterator[Cluster]:
     """Three masters, each with a replica."""
-    options = (
-        "--cluster-enabled",
-        "yes",
-        "--cluster-node-timeout",
-        str(NODE_TIMEOUT),
-        "--repl-diskless-sync-delay",
-        "0",
-    )
+    timeouts = ("--cluster-node-timeout", str(NODE_TIMEOUT), "--repl-diskless-sync-delay", "0")
     with ExitStack() as stack:
-        nodes = [stack.enter_context(running_node(directory, *options)) for _ in range(6)]
+        nodes = [stack.enter_context(running_node(directory, "--cluster-enabled", "yes", *timeouts)) for _ in range(6)]
         addresses = [f"127.0.0.1:{node.port}" for node in nodes]
         create = ("redis-cli", "--cluster", "create", *addresses, "--cluster-replicas", "1", "--cluster-yes")
         subprocess.run(create, check=True, capture_output=True, timeout=120)

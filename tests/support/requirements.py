@@ -27,6 +27,7 @@ PEERS = {  # what docs/migrating.md describes, by distribution
     "idemkit": "idemkit",
 }
 ADOPTED = ROOT / ".venv" / "openwisp-ipam"  # an environment with a project that was written elsewhere
+LEFT_OUT = os.environ.get("LEAVE_OUT", "").split()  # markers, by make's targets
 ASK_FOR_MORE = ("INTERLEAVINGS", "STATE_MACHINE_EXAMPLES", "UPGRADE_FROM")  # for single files with exhaustive tests
 OURS = {"django_idempotency", "testproject", "tests"}
 
@@ -62,18 +63,23 @@ def _on_database(meaning: str, met: Callable[[], bool]) -> Requirement:
     return Requirement(meaning, met, "make test", always_in_ci=False)
 
 
-def _extra(meaning: str, *modules: str) -> Requirement:
-    """Something that needs ``modules`` installed."""
-    remedy = "pip install -e '.[dev]'"
-    return Requirement(meaning, lambda: all(map(_installed, modules)), remedy, always_in_ci=not without_extras())
-
-
 def _broker(name: str, meaning: str) -> Requirement:
     return Requirement(meaning, lambda: brokers.reachable(name), brokers.how_to_include(name), always_in_ci=True)
 
 
-def _program(name: str, meaning: str) -> Requirement:
-    return Requirement(meaning, lambda: shutil.which(name) is not None, f"apt-get install {name}", always_in_ci=False)
+def _extra(meaning: str, *modules: str) -> Requirement:
+    """Something that needs ``modules`` installed, as ``make dev`` does."""
+    return _packages(meaning, "make dev", *modules, always_in_ci=not without_extras())
+
+
+def _packages(meaning: str, remedy: str, *modules: str, always_in_ci: bool = False) -> Requirement:
+    return Requirement(meaning, lambda: all(map(_installed, modules)), remedy, always_in_ci)
+
+
+def _programs(meaning: str, *names: str, always_in_ci: bool = False) -> Requirement:
+    """Something that needs programs of Debian's packages of the same names."""
+    remedy = f"apt-get install {' '.join(names)} && make test"
+    return Requirement(meaning, lambda: all(map(shutil.which, names)), remedy, always_in_ci)
 
 
 REQUIREMENTS = {
@@ -99,18 +105,25 @@ REQUIREMENTS = {
         "EXHAUSTIVE=1 make test",
         always_in_ci=True,
     ),
+    "slow": Requirement(
+        "is in a file that takes half a minute or longer; such files come first",
+        lambda: True,
+        "EXHAUSTIVE=1 make test",
+        always_in_ci=True,
+    ),
     "interruptions": Requirement(
         "has signals interrupt a process at random moments, after which Python 3.14 may leave locks held",
         lambda: sys.version_info < (3, 14),  # https://github.com/python/cpython/issues/148874
         "make test PYTHON=python3.13",
         always_in_ci=False,
     ),
-    "node": _program("node", "runs JavaScript in Node.js"),
-    "curl": _program("curl", "runs curl"),
-    "openssl": _program("openssl", "has OpenSSL make a certificate"),
+    "node": _programs("runs JavaScript in Node.js", "node"),
+    "curl": _programs("runs curl", "curl"),
+    "openssl": _programs("has OpenSSL make a certificate", "openssl"),
     "httpx": _extra("needs httpx", "httpx"),
     "requests": _extra("needs requests", "requests"),
     "http_clients": _extra("sends requests by httpx and by requests", "httpx", "requests"),
+    "ninja": _extra("needs Django Ninja", "ninja"),
     "openai": _extra("needs the client of OpenAI", "openai"),
     "openapi_client": _extra(
         "generates clients from OpenAPI documents",
@@ -119,17 +132,11 @@ REQUIREMENTS = {
     "openapi": _extra(
         "needs REST framework, drf-spectacular and Django Ninja", "rest_framework", "drf_spectacular", "ninja"
     ),
-    "docs_site": Requirement(
-        "builds the documentation",
-        lambda: all(map(_installed, ("properdocs", "pygments", "mike"))),
-        "pip install -e '.[docs]'",
-        always_in_ci=False,
-    ),
-    "peers": Requirement(
+    "docs_site": _packages("builds the documentation", "make docs", "properdocs", "materialx", "mike"),
+    "peers": _packages(
         "runs the packages that docs/migrating.md tells of",
-        lambda: all(map(_installed, PEERS.values())),
-        "pip install -e '.[peers]', which needs Django 5.2",
-        always_in_ci=False,
+        ".venv/bin/pip install --group peers, which needs Django 5.2",
+        *PEERS.values(),
     ),
     "adopted": Requirement(
         "protects openwisp-ipam",
@@ -138,11 +145,8 @@ REQUIREMENTS = {
         "'psycopg[binary]' drf-spectacular pytest-django",
         always_in_ci=False,
     ),
-    "schemathesis": Requirement(
-        "runs a check of Schemathesis",
-        lambda: _installed("schemathesis"),
-        "pip install 'schemathesis>=4' && make test",
-        always_in_ci=False,
+    "schemathesis": _packages(
+        "runs a check of Schemathesis", "pip install 'schemathesis>=4' && make test", "schemathesis"
     ),
     "drf": _extra("needs Django REST framework", "rest_framework"),
     "prometheus": _extra("needs prometheus-client", "prometheus_client"),
@@ -157,14 +161,8 @@ REQUIREMENTS = {
         *("axes", "corsheaders", "django_otp", "django_prometheus", "drf_spectacular", "environ", "ninja"),
     ),
     "cors": _extra("needs django-cors-headers", "corsheaders"),
-    "django_prometheus": _extra("needs django-prometheus", "django_prometheus"),
     "cryptography": _extra("encrypts", "cryptography"),
-    "django_tasks": Requirement(
-        "needs the task framework of Django 6.0",
-        lambda: bool(find_spec("django.tasks")),
-        "pip install 'django>=6'",
-        False,
-    ),
+    "django_tasks": _packages("needs the task framework of Django 6.0", "pip install 'django>=6'", "django.tasks"),
     "server": _extra("starts the test project's server", "gunicorn", "httpx", "environ", "rest_framework"),
     "watched_logins": _extra("needs django-axes and django-otp", "axes", "django_otp", "rest_framework", "environ"),
     "build": _extra("builds the package", "build"),
@@ -190,13 +188,13 @@ REQUIREMENTS = {
         "apt-get install nats-server && make test",
         always_in_ci=True,
     ),
-    "webhooks": _extra("needs standardwebhooks", "standardwebhooks"),
+    "webhooks": _extra("needs standardwebhooks and httpcore2", "standardwebhooks", "httpcore2"),
     "mcp": _extra("needs the SDK of MCP", "mcp"),
     "kafka": _extra("needs confluent-kafka, which brings a mock cluster", "confluent_kafka"),
     "sqs": _extra("needs boto3, and moto's server in place of SQS", "boto3", "moto"),
     "redis_server": Requirement(
         "starts Redis servers of its own",
-        lambda: bool(find_spec("redis")) and all(map(shutil.which, ("redis-server", "redis-cli"))),
+        lambda: _installed("redis") and all(map(shutil.which, ("redis-server", "redis-cli"))),
         "apt-get install redis-server && make test",
         always_in_ci=not without_extras(),
     ),
@@ -221,7 +219,7 @@ REQUIREMENTS = {
     "browser": Requirement(
         "drives a real browser",
         lambda: bool(find_spec("selenium")) and all(map(shutil.which, ("chromium", "chromedriver"))),
-        "pip install -e '.[dev]' && apt-get install chromium chromium-driver && make test",
+        "make dev && apt-get install chromium chromium-driver && make test",
         always_in_ci=not without_extras(),
     ),
     "promtool": Requirement(
@@ -230,19 +228,14 @@ REQUIREMENTS = {
         "apt-get install prometheus && make test",
         always_in_ci=True,
     ),
-    "spin": Requirement(
-        "checks the model with spin",
-        lambda: all(map(shutil.which, ("spin", "gcc"))),
-        "apt-get install spin gcc && make test",
-        always_in_ci=True,
-    ),
+    "spin": _programs("checks the model with spin", "spin", "gcc", always_in_ci=True),
 }
 IMPLIED = {"pgbouncer": {"postgresql"}, "rabbitmq": {"celery"}}
 
 
 @cache
 def is_met(marker: str) -> bool:
-    return REQUIREMENTS[marker].met()
+    return marker not in LEFT_OUT and REQUIREMENTS[marker].met()
 
 
 def lacking(markers: set[str]) -> set[str]:

@@ -18,9 +18,12 @@ import httpx
 from testproject import service
 from tests.support.programs import program_beside_python
 
+CORE = "tests.support.settings.core"  # where the wings are deleted
+SETTINGS = CORE if os.environ.get("DJANGO_SETTINGS_MODULE") == CORE else "testproject.settings"
 ROOT = Path(__file__).parents[2]
 # One connection per request, so that a retry never meets one that a killed worker, or uWSGI, has closed meanwhile.
 NO_KEEPALIVE = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+BUSY = 120  # seconds in which even a machine with much else to do has imported the project
 PREPARE = """
 import django; django.setup()
 from testproject import service; service.prepare()
@@ -81,7 +84,7 @@ def prepare_database(database_url: str) -> None:
 
 
 def _environment(database_url: str) -> dict[str, str]:
-    given = {"DATABASE_URL": database_url, "DJANGO_SETTINGS_MODULE": "testproject.settings"}
+    given = {"DATABASE_URL": database_url, "DJANGO_SETTINGS_MODULE": SETTINGS}
     # Without DEBUG, a system check refuses SQLite.
     return given | ({"DEBUG": "1"} if database_url.startswith("sqlite") else {})
 
@@ -103,7 +106,7 @@ def running_server(
     ):
         server = Server(running.url, running.gateway_url, database_url, http, log_file, running.gunicorn.pid)
         try:
-            server.ledger("-")
+            server.request("GET", "/api/ledger/", params={"reference": "-"}, timeout=BUSY).raise_for_status()
         except httpx.HTTPError as error:
             raise RuntimeError(f"The server does not serve:\n{server.log()}") from error
         yield server

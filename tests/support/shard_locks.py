@@ -11,8 +11,8 @@ from uuid import UUID
 import pytest
 from django.db import NotSupportedError, connection
 
+from django_idempotency.contrib.citus import distribution
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.stores import distribution
 
 SHARDS = 4
 SHARD_OF = """

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from django.core.management import call_command
 from django.db import connection, connections
 
-from django_idempotency.outcomes import Operation
+from django_idempotency.values.outcomes import Operation
 from tests.faults.cluster import Cluster, room
 
 ALIASES = ("shard1", "shard2", "shard3")
@@ -52,6 +52,6 @@ def _make_alike(first: Cluster, *others: Cluster) -> None:
     call_command("migrate", database=ALIASES[0], verbosity=0)
     first.execute(EFFECTS)
     connections[ALIASES[0]].close()
-    first.shut_down(signal.SIGINT)
+    first.stop(signal.SIGINT)
     for other in others:
         subprocess.run(["cp", "-a", first.directory, other.directory], check=True)

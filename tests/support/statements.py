@@ -12,22 +12,26 @@ from typing import Any
 from django.db import connection as default_connection
 
 # A message to the server ("F") that carries a statement, up to the next message from either side; or one that executes
-# a statement by the name under which it was prepared.
+# a statement by the name under which it was prepared; or the end of what goes to the server together.
 SENT = re.compile(
-    r'^F\t\d+\t(?:(?:Query|Parse)\t(?P<text>.*?)"?\s*(?=^[FB]\t\d+\t|\Z)|Bind\t "" "(?P<name>[^"]+)")',
+    r'^F\t\d+\t(?:(?P<kind>Query|Parse)\t(?P<text>.*?)(?=^[FB]\t\d+\t|\Z)|Bind\t "" "(?P<name>[^"]+)"'
+    r"|(?P<sync>Sync))",
     re.MULTILINE | re.DOTALL,
 )
+PREPARING = re.compile(r'\s*"[^"\s]+"\s+"')
 TRANSACTION = re.compile(r"(?:BEGIN|COMMIT|ROLLBACK|SAVEPOINT|RELEASE|START TRANSACTION|SET TRANSACTION)\b")
 
 
 @dataclass
 class Statements:
-    """All that was sent, in order, one item per round trip; complete once the block is left.
+    """All that was sent, by round trips; complete once the block is left."""
 
-    Preparing a statement is a round trip of its own.
-    """
+    round_trips: list[list[str]] = field(default_factory=list)
 
-    all: list[str] = field(default_factory=list)
+    @property
+    def all(self) -> list[str]:
+        """All statements, in order. To prepare one does not count."""
+        return [statement for together in self.round_trips for statement in together]
 
     @property
     def transaction(self) -> list[str]:
@@ -60,9 +64,20 @@ def sent_statements(connection=default_connection) -> Iterator[Statements]:
         finally:
             pgconn.untrace()
             log.seek(0)
-            found = list(SENT.finditer(log.read()))
-            prepared = _prepared(pgconn)
-            statements.all += [prepared.get(match["name"]) or _statement(match["text"]) for match in found]
+            statements.round_trips += _round_trips(log.read(), _prepared(pgconn))
+
+
+def _round_trips(log: str, prepared: dict[str, str]) -> list[list[str]]:
+    """Group the statements by what ends their message or pipeline: Query does itself, all others wait for Sync."""
+    found: list[list[str]] = [[]]
+    for sent in SENT.finditer(log):
+        if sent["name"]:
+            found[-1].append(prepared.get(sent["name"], sent["name"]))
+        elif sent["kind"] == "Query" or (sent["kind"] and not PREPARING.match(sent["text"])):
+            found[-1].append(_statement(sent["text"]))
+        if sent["sync"] or sent["kind"] == "Query":
+            found.append([])
+    return [together for together in found if together]
 
 
 def _prepared(pgconn: Any) -> dict[str, str]:
@@ -76,5 +91,5 @@ def _prepared(pgconn: Any) -> dict[str, str]:
 
 
 def _statement(traced: str) -> str:
-    """``"name" "SELECT …" 0`` of a Parse, or `` "SELECT …`` of a Query, without its quotes."""
-    return re.sub(r'^\s*"(?:[^"\s]*"\s+")?', "", traced)
+    """``"name" "SELECT …" 0`` of a Parse, or `` "SELECT …"`` of a Query, without its quotes."""
+    return re.sub(r'^\s*"(?:[^"\s]*"\s+")?|"[\s\d]*$', "", traced).strip()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -12,11 +12,11 @@ from typing import Any
 from django.db import connection, connections
 
 
-def in_threads(count: int, work: Callable[[int], Any], *, timeout: float = 60, return_exceptions: bool = False) -> list:
+def in_threads(count: int, work: Callable[[int], Any], *, timeout: float = 60) -> list:
     """What ``work(0)`` … ``work(count - 1)`` returned, each run in a thread of its own, all let go at once.
 
-    Exceptions are raised together, as an ``ExceptionGroup``, or take their result's place with ``return_exceptions``.
-    Each thread closes its database connections, so that the test database can be dropped.
+    Exceptions are raised together, as an ``ExceptionGroup``. Each thread closes its database connections, so that the
+    test database can be dropped.
     """
     barrier = threading.Barrier(count)
 
@@ -33,7 +33,7 @@ def in_threads(count: int, work: Callable[[int], Any], *, timeout: float = 60, r
         futures = [pool.submit(run, index) for index in range(count)]
         outcomes = [future.result(timeout) for future in futures]
     errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-    if errors and not return_exceptions:
+    if errors:
         raise ExceptionGroup(f"{len(errors)} of {count} threads failed", errors)
     return outcomes
 
@@ -67,33 +67,26 @@ def wait_little_for_locks() -> None:
 @contextmanager
 def just_before(statement: str, act: Callable[[], Any]) -> Iterator[None]:
     """Call ``act`` once, just before this thread sends its first statement that matches."""
-    with _at(statement, before=[act]):
+    with _around(statement, lambda execute: (act(), execute())[1]):
         yield
 
 
 @contextmanager
 def just_after(statement: str, act: Callable[[], Any]) -> Iterator[None]:
     """Call ``act`` once, when this thread's first statement that matches has been executed, but is not committed."""
-    with _at(statement, after=[act]):
+    with _around(statement, lambda execute: (execute(), act())[0]):
         yield
 
 
 @contextmanager
-def _at(
-    statement: str, *, before: Sequence[Callable[[], Any]] = (), after: Sequence[Callable[[], Any]] = ()
-) -> Iterator[None]:
+def _around(statement: str, act: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
     seen: list[str] = []
 
     def wrapper(execute: Any, sql: str, *details: Any) -> Any:
         if seen or not re.match(statement, sql, re.DOTALL):
             return execute(sql, *details)
         seen.append(sql)
-        for act in before:
-            act()
-        result = execute(sql, *details)
-        for act in after:
-            act()
-        return result
+        return act(lambda: execute(sql, *details))
 
     with connection.execute_wrapper(wrapper):
         yield

@@ -40,6 +40,15 @@ class Runs:
         return self.view(request)
 
 
+def api_class(respond: Callable[[Any], Any], *bases: type, **attributes: Any) -> Any:
+    """A view of REST framework that responds to a POST by ``respond(request)``, and lets everybody in."""
+    from rest_framework.views import APIView
+
+    open_to_all = {"authentication_classes": (), "permission_classes": ()}
+    handler = {"post": lambda _view, request, *_args, **_kwargs: respond(request)}
+    return type("Posted", (*bases, APIView), open_to_all | handler | attributes)
+
+
 class Caller:
     """A signed-in client: ``call(view, {"amount": 1}, key="k")`` serves the view and sends it a request."""
 
@@ -83,3 +92,12 @@ def code(response: Any) -> str | None:
         return None
     code: str = json.loads(response.content)["code"]
     return code
+
+
+def own_dispatch(cls: Any) -> Any:
+    """A ``dispatch`` for a view of REST framework, to be marked: a mark on the inherited one would be on every view."""
+
+    def dispatch(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        return super(cls, self).dispatch(request, *args, **kwargs)
+
+    return dispatch

@@ -10,7 +10,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from django_idempotency.exceptions import MalformedKey
-from django_idempotency.keys import MAX_LENGTH, child_key, id_range, parse_key, record_id
+from django_idempotency.values.keys import MAX_LENGTH, child_key, id_range, parse_key, record_id
 from tests.support.properties import given
 
 VISIBLE = st.characters(min_codepoint=0x21, max_codepoint=0x7E)
@@ -87,7 +87,7 @@ def test_a_bare_key_equals_the_quoted_one_unless_strict(bare):
     ],
 )
 @pytest.mark.parametrize("strict", [False, True])
-def test_what_is_no_key_is_refused_with_a_sentence_that_can_be_sent(header, strict):
+def test_a_malformed_key_is_refused_with_a_sentence_that_can_be_sent(header, strict):
     with pytest.raises(MalformedKey) as refused:
         parse_key(header, strict=strict)
     assert str(refused.value).isascii() or "…" in str(refused.value)
@@ -117,7 +117,7 @@ def test_only_blanks_and_tabs_around_a_key_are_no_part_of_it():
         parse_key("\x0bkey")
 
 
-def test_a_key_that_is_too_long_is_told_by_how_much():
+def test_the_refusal_of_a_key_that_is_too_long_states_its_length():
     with pytest.raises(MalformedKey, match="has 256 characters; at most 255"):
         parse_key("x" * 256)
 

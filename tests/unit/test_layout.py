@@ -6,77 +6,58 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
 
+import django_idempotency
+
 PACKAGE = "django_idempotency"
 ROOT = Path(__file__).parents[2] / PACKAGE
+WINGS = "contrib"
+EXTENDING = ROOT.parent / "docs" / "extending.md"
 # Each layer may import from those before it. Names are modules or sub-packages of the package.
 LAYERS = [
-    {"printable", "moments", "outcomes", "keys", "scopes", "fingerprints", "exceptions"},
-    {"options", "policy", "conf", "log_ids", "logs", "cache_guard", "digests", "signals", "events", "traces"},
+    {"values", "exceptions"},
+    {"policy", "conf", "signals", "reporting"},
     {"models"},
     {"stores"},
-    {"engine", "celery_exit"},
-    {"http"},
-    {"ninja", "wrapping", "decorators", "middleware", "rest_framework", "forms", "consumers"},
-    {"outbox"},
-    {"stats", "partitions"},
-    {"maintenance"},
-    {"instrumentation"},
-    {"testing", "pytest_plugin"},
-    {"client"},
-    {
-        *("management", "templatetags", "jobs", "tasks", "contrib", "admin"),
-        *("checks", "apps", "migrations"),
-    },
+    {"engine"},
+    {"http", "messages"},
+    {"decorators", "forms", "middleware", "ninja", "rest_framework", "webhooks", "wrapping"},
+    {"stats", "maintenance"},
+    {"instrumentation", "admin", "checks", "management", "tasks", "templatetags", "apps", "migrations"},
+    {WINGS},
 ]
-# Inside a layer, from the lowest.
-ORDERED = [
-    ["logs", "signals"],
-    ["signals", "events"],
-    ["options", "policy"],
-    ["policy", "conf"],
-    ["conf", "log_ids"],
-    ["log_ids", "logs"],
-    ["logs", "digests"],
-    ["conf", "traces"],
-    ["engine", "celery_exit"],
-    ["wrapping", "decorators"],
-    ["wrapping", "middleware"],
-    ["rest_framework", "wrapping"],
-    ["ninja", "wrapping"],
-    ["decorators", "forms"],
-]
-ENTRY_POINTS = LAYERS[6]
+# Neighbours of a layer that never import each other.
+APART = [{"http", "messages"}, {"admin", "checks", "management", "instrumentation"}]
+ENTRY_POINTS = LAYERS[6] | {"http", "messages"}
 NAMED_FOR_NOTHING = {"utils", "util", "helpers", "core", "common", "misc"}
 EXTRAS = [
     *("rest_framework", "celery", "kombu", "redis", "environ", "psycopg_pool", "cryptography"),
     *("prometheus_client", "opentelemetry", "amqp", "nats", "confluent_kafka", "boto3", "botocore", "drf_spectacular"),
-    *("standardwebhooks", "pytest", "schemathesis", "requests", "httpx", "mcp", "anyio"),
+    *("standardwebhooks", "pytest", "schemathesis", "requests", "httpx", "httpcore2", "mcp", "anyio"),
 ]
 NEEDS_AN_EXTRA = {
+    *("rest_framework", "messages.celery_exit", "tasks", "messages.celery", "messages.celery_requests", "webhooks"),
+    *("instrumentation.prometheus", "instrumentation.opentelemetry", "stores.encryption"),
+    *("contrib.client.httpx", "contrib.client.requests", "contrib.mcp", "contrib.openapi.extension"),
     *(
-        "rest_framework",
-        "contrib.openapi",
-        "celery_exit",
-        "tasks",
-        "pytest_plugin",
-        *("client.httpx", "client.requests"),
-        "testing.rest_framework",
-        "testing.schemathesis",
+        f"contrib.{broker}{part}"
+        for broker in ("kafka", "nats", "rabbitmq", "sqs")
+        for part in ("", ".publisher", ".runner")
     ),
+    *("contrib.redis", "contrib.redis.client", "contrib.redis.scripts", "contrib.redis.store"),
     *(
-        f"consumers.{name}"
-        for name in ("celery", "celery_requests", "kafka", "mcp", "nats", "rabbitmq", "sqs", "webhooks")
+        "contrib.outbox.publishers.celery",
+        "contrib.outbox.publishers.webhooks",
+        "contrib.outbox.tasks",
+        "contrib.partitions.tasks",
     ),
-    *("instrumentation.prometheus", "instrumentation.opentelemetry"),
-    *(f"outbox.publishers.{broker}" for broker in ("celery", "kafka", "nats", "rabbitmq", "sqs")),
-    "outbox.tasks",
-    *("stores.encryption", "stores.redis", "stores.redis_client"),
+    *("contrib.testing.plugin", "contrib.testing.rest_framework", "contrib.testing.schemathesis"),
 }
 NEEDS_A_LATER_DJANGO = {"contrib.django_tasks"}
 
@@ -91,19 +72,23 @@ def tree(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text())
 
 
-def imported(module: str) -> set[str]:
-    """The modules of the package that ``module`` imports, wherever it does, type checking aside."""
+@cache
+def running(module: str) -> list[ast.AST]:
+    """The nodes of ``module``, but for what only type checkers read."""
     skipped = {
         inner
         for node in ast.walk(tree(module))
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for child in node.body
-        for inner in ast.walk(child)
+        for inner in ast.walk(node)
     }
+    return [node for node in ast.walk(tree(module)) if node not in skipped]
+
+
+@cache
+def imported(module: str) -> set[str]:
+    """The modules of the package that ``module`` imports, wherever it does, type checking aside."""
     names = set()
-    for node in ast.walk(tree(module)):
-        if node in skipped:
-            continue
+    for node in running(module):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -129,36 +114,73 @@ def top(module: str) -> str:
 
 
 def layer(module: str) -> int | None:
-    """That of its package; commands are of the highest, whatever app they belong to."""
-    room = "management" if "management" in module.split(".") else top(module)
-    return next((height for height, names in enumerate(LAYERS) if room in names), None)
+    return next((height for height, names in enumerate(LAYERS) if top(module) in names), None)
+
+
+def wing(module: str) -> str | None:
+    """The wing that ``module`` is in; ``None`` for the core."""
+    first, *others = module.split(".")
+    return others[0] if first == WINGS and others else None
+
+
+def imports(importing: Callable[[str], bool], imported_by: Callable[[str, str], bool]) -> list[str]:
+    return [
+        f"{module} imports {other}"
+        for module in MODULES
+        if importing(module)
+        for other in imported(module)
+        if imported_by(module, other)
+    ]
 
 
 def test_a_module_imports_only_from_its_own_layer_and_those_below():
     placed = {module: height for module in MODULES if (height := layer(module)) is not None}
     assert set(MODULES) - set(placed) == {""}, "a module without a layer: give it one"
-    upwards = [
-        f"{module} imports {other}"
-        for module, height in placed.items()
-        for other in imported(module)
-        if other in placed and placed[other] > height
-    ]
-    assert not upwards
+    assert not imports(placed.__contains__, lambda module, other: placed.get(other, 0) > placed[module])
 
 
-@pytest.mark.parametrize(("lower", "upper"), ORDERED)
-def test_inside_a_layer_imports_run_one_way_too(lower, upper):
-    assert upper not in {top(other) for module in MODULES if top(module) == lower for other in imported(module)}
+@pytest.mark.parametrize("neighbours", APART, ids=lambda names: "-".join(sorted(names)))
+def test_neighbours_of_a_layer_do_not_import_each_other(neighbours):
+    def is_a_neighbour(module: str, other: str) -> bool:
+        return top(other) in neighbours - {top(module)}
+
+    assert not imports(lambda module: top(module) in neighbours, is_a_neighbour)
+
+
+def test_the_core_imports_no_wing():
+    assert not imports(lambda module: wing(module) is None, lambda _module, other: wing(other) is not None)
+
+
+def test_a_wing_imports_no_other_wing():
+    assert not imports(wing, lambda module, other: wing(other) not in (None, wing(module)))
+
+
+def test_a_wing_imports_only_the_names_on_the_page_about_extending():
+    rows = re.findall(r"^\| `([\w.]+)` \| (`.+`) \|$", EXTENDING.read_text().partition("## Names")[2], re.MULTILINE)
+    listed = {f"{module} {name}" for module, names in rows for name in re.findall(r"`(\w+)`", names)}
+    used = {
+        f"{node.module.removeprefix(f'{PACKAGE}.')} {alias.name}"
+        for module in filter(wing, MODULES)
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE)
+        if WINGS not in (node.module or "").split(".")
+        for alias in node.names
+    }
+    assert used == listed
 
 
 def test_entry_points_do_not_import_stores():
-    entry_points = [module for module in MODULES if top(module) in ENTRY_POINTS]
-    assert not [
-        entry_point for entry_point in entry_points if "stores" in {top(other) for other in imported(entry_point)}
-    ]
+    assert not imports(lambda module: top(module) in ENTRY_POINTS, lambda _module, other: top(other) == "stores")
 
 
-def test_no_circle_of_imports():
+def test_the_package_offers_its_public_names():
+    for name in django_idempotency.__all__:
+        assert getattr(django_idempotency, name).__module__.startswith(PACKAGE)
+    with pytest.raises(AttributeError, match="no attribute 'charge'"):
+        _ = django_idempotency.charge
+
+
+def test_imports_have_no_cycle():
     finished: set[str] = set()
     path: list[str] = []
 
@@ -187,32 +209,55 @@ def test_only_conf_reads_the_settings():
 
 # Who may touch what: modules or packages; nobody else does.
 HTTP = {
-    *("http", "wrapping", "decorators", "middleware", "ninja", "rest_framework", "forms", "fingerprints", "policy"),
-    "admin",
-    *("contrib.published_policy", "outbox.admin", "consumers.webhooks", "instrumentation.prometheus"),
+    *(
+        "http",
+        "wrapping",
+        "decorators",
+        "middleware",
+        "ninja",
+        "rest_framework",
+        "forms",
+        "values.fingerprints",
+        "policy",
+    ),
+    *("admin", "webhooks", "instrumentation.prometheus"),
+    *("contrib.audit.admin", "contrib.openapi", "contrib.outbox.admin", "contrib.testing", "contrib.dashboard"),
 }
-DDL = {"partitions", "migrations", "outbox.migrations", "stores.claim_function", "checks.deployment"}  # a hint of it
+DDL = {
+    "contrib.partitions",
+    "contrib.dashboard.migrations",
+    "contrib.outbox.migrations",
+    "migrations",
+    "stores.claim_function",
+}
 THREADS = {
-    *("engine.shielding", "engine.workers", "consumers.runner", "consumers.health", "consumers.nats", "testing"),
-    *("outbox.lanes", "outbox.publishers.webhooks", "outbox.management"),
+    *("engine.shielding", "engine.workers", "messages.runner", "messages.health"),
+    *("contrib.nats", "contrib.outbox", "contrib.testing"),
 }
 CLIENTS = {
-    "celery": {"celery_exit", "tasks", "consumers.celery", "consumers.celery_requests", "outbox"},
-    "kombu": {"consumers.celery", "consumers.rabbitmq", "outbox.publishers.celery", "outbox.publishers.rabbitmq"},
-    "amqp": {"consumers.rabbitmq", "outbox.publishers.rabbitmq"},
-    "nats": {"consumers.nats", "outbox.publishers.nats"},
-    "confluent_kafka": {"consumers.kafka", "outbox.publishers.kafka"},
-    "mcp": {"consumers.mcp"},
-    "boto3": {"consumers.sqs", "outbox.publishers.sqs"},
-    "botocore": {"consumers.sqs", "outbox.publishers.sqs"},
-    "redis": {"stores.redis", "stores.redis_client", "stores.cached"},
-    "psycopg": {"stores.prepared", "stores.postgresql", "outbox.wakeup"},
+    "celery": {
+        "messages.celery_exit",
+        "tasks",
+        "messages.celery",
+        "messages.celery_requests",
+        "contrib.outbox",
+        "contrib.partitions",
+    },
+    "kombu": {"messages.celery", "contrib.outbox.publishers.celery", "contrib.rabbitmq"},
+    "amqp": {"contrib.rabbitmq"},
+    "nats": {"contrib.nats"},
+    "confluent_kafka": {"contrib.kafka"},
+    "mcp": {"contrib.mcp"},
+    "boto3": {"contrib.sqs"},
+    "botocore": {"contrib.sqs"},
+    "redis": {"contrib.redis", "contrib.cached"},
+    "psycopg": {"stores.pipeline", "stores.postgresql", "contrib.outbox.wakeup"},
     "cryptography": {"stores.encryption"},
-    "prometheus_client": {"instrumentation.prometheus", "consumers.health"},
-    "pytest": {"pytest_plugin"},
-    "schemathesis": {"testing.schemathesis"},
-    "httpx": {"client.httpx"},
-    "requests": {"client.requests", "testing.schemathesis"},
+    "prometheus_client": {"instrumentation.prometheus", "messages.health"},
+    "pytest": {"contrib.testing"},
+    "schemathesis": {"contrib.testing.schemathesis"},
+    "httpx": {"contrib.client.httpx"},
+    "requests": {"contrib.client.requests", "contrib.testing.schemathesis"},
 }
 DEFINITION = re.compile(
     r"\b(CREATE|ALTER|DROP|TRUNCATE|ATTACH|DETACH)( OR REPLACE)? (TABLE|INDEX|FUNCTION|PARTITION)\b"
@@ -220,17 +265,7 @@ DEFINITION = re.compile(
 )
 
 
-def running(module: str) -> list[ast.AST]:
-    """The nodes of ``module``, but for what only type checkers read."""
-    skipped = {
-        inner
-        for node in ast.walk(tree(module))
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for inner in ast.walk(node)
-    }
-    return [node for node in ast.walk(tree(module)) if node not in skipped]
-
-
+@cache
 def packages(module: str) -> set[str]:
     """What ``module`` imports that is not ours, in full."""
     nodes = running(module)
@@ -256,7 +291,7 @@ def test_requests_and_responses_are_for_entry_points_and_the_admin():
 
 def test_only_partitions_and_migrations_define_tables():
     users = {module for module in MODULES if any(map(DEFINITION.search, texts(module)))}
-    assert "partitions.conversion" in users
+    assert "contrib.partitions.conversion" in users
     assert not outside(users, DDL)
 
 
@@ -278,38 +313,39 @@ def test_a_client_is_imported_by_its_adapters_alone(client):
     assert not outside(users, CLIENTS[client])
 
 
-def test_no_module_is_named_for_nothing_in_particular():
+def test_modules_are_named_for_something_in_particular():
     assert not {part for module in MODULES for part in module.split(".")} & NAMED_FOR_NOTHING
 
 
-def test_imports_without_the_extras():
-    """Every module that is no adapter to an extra imports while the extras can't be."""
-    others = NEEDS_AN_EXTRA | NEEDS_A_LATER_DJANGO
-    plain = sorted(m for m in MODULES if m not in others and not m.startswith(("migrations", "management", "outbox.m")))
-    program = f"""
+def run_without_extras(program):
+    """What ``program`` prints in a project where no extra can be imported."""
+    begin = f"""
 import importlib, os, sys
 sys.modules.update(dict.fromkeys({EXTRAS!r}))  # None: importing it raises ImportError
 os.environ["DJANGO_SETTINGS_MODULE"] = "tests.support.settings.bare"
 import django.core.management
 django.setup()
+"""
+    command = [sys.executable, "-W", "error", "-c", begin + program]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT.parent)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_imports_without_the_extras():
+    """Every module that is no adapter to an extra imports while the extras can't be."""
+    others = NEEDS_AN_EXTRA | NEEDS_A_LATER_DJANGO
+    plain = sorted(m for m in MODULES if m not in others and not {"migrations", "management"} & set(m.split(".")))
+    run_without_extras(f"""
 for name in {plain!r}:
     importlib.import_module(f"{PACKAGE}.{{name}}".rstrip("."))
 django.core.management.call_command("check")
-"""
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, cwd=ROOT.parent
-    )
-    assert run.returncode == 0, run.stderr
+""")
 
 
 def test_an_adapter_without_its_extra_says_so():
     """Not a stand-in that does nothing: an ``ImportError``. Each is imported in a process of its own."""
-    program = f"""
-import importlib, os, sys
-sys.modules.update(dict.fromkeys({EXTRAS!r}))
-os.environ["DJANGO_SETTINGS_MODULE"] = "tests.support.settings.bare"
-import django
-django.setup()
+    said = run_without_extras(f"""
 for name in {sorted(NEEDS_AN_EXTRA)!r}:
     if os.fork() == 0:
         try:
@@ -321,13 +357,13 @@ for name in {sorted(NEEDS_AN_EXTRA)!r}:
     _pid, status = os.wait()
     if status:
         print(name)
-"""
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT.parent)
-    assert (run.returncode, run.stdout) == (0, ""), run.stderr
+""")
+    assert said == ""
 
 
 def test_the_architecture_page_lists_every_layer_and_note():
-    layers, _heading, rest = (ROOT.parent / "docs" / "architecture.md").read_text().partition("## Notes")
+    page = (ROOT.parent / "docs" / "architecture.md").read_text()
+    layers, _heading, rest = page.partition("## Layers")[2].partition("## Notes")
     listed = [set(re.findall(r"`(\w+)`", row)) for row in re.findall(r"^\| (`.*?) \|", layers, re.MULTILINE)]
     assert listed == LAYERS[::-1]
     notes = {title for path in MODULES.values() for title in re.findall(r"# Note \[(.+)\]", path.read_text())}

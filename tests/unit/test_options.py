@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from datetime import timedelta
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from django_idempotency.conf import Conf
-from django_idempotency.options import listed, nearest, number, option, or_none, unknown_names, validate
-from django_idempotency.policy import NAMES, Policy
+from django_idempotency.contrib.dashboard.conf import Options as OfDashboard
+from django_idempotency.contrib.outbox.conf import Options as OfOutbox
+from django_idempotency.policy import NAMES, Atomic, Body, Fingerprint, Keys, Lease, Limits, Policy
+from django_idempotency.values.options import (
+    LONGEST,
+    conform,
+    listed,
+    nearest,
+    number,
+    option,
+    or_none,
+    seconds,
+    unknown_names,
+    validate,
+)
+
+GROUPS = [Atomic, Lease, Keys, Fingerprint, Body, Limits]
 
 
-@pytest.mark.parametrize("options", [Policy, Conf])
+@pytest.mark.parametrize("options", [Policy, Conf, OfDashboard, OfOutbox, *GROUPS])
 def test_every_option_has_a_rule(options):
     assert [field.name for field in fields(options) if "rule" not in field.metadata] in ([], ["policy"])
 
@@ -39,17 +55,17 @@ class Options:
         ({"password": "hunter2"}, "password: it must be a number from 0 to 9, or None."),
     ],
 )
-def test_a_wrong_value_is_told_with_what_it_must_be(wrong, sentence):
+def test_a_wrong_value_is_an_error_that_says_what_it_must_be(wrong, sentence):
     with pytest.raises(ImproperlyConfigured) as refused:
         Options(**wrong)
     assert str(refused.value) == sentence
 
 
-def test_what_is_secret_is_not_shown():
+def test_a_secret_option_is_not_shown():
     assert repr(Options(password=7)) == "Options(pause=1, size=1, words=())"
 
 
-def test_a_wrong_name_is_told_the_nearest_right_one_in_whatever_case():
+def test_a_wrong_name_is_an_error_with_the_nearest_right_one_in_any_case():
     assert nearest("leese", ["LEASE", "WAIT"]) == "did you mean 'LEASE'?"
     assert nearest("mod_x_y", NAMES) == "did you mean 'mode'?"
     assert nearest("xyz", ["b", "a"]) == "it must be one of a, b."
@@ -57,3 +73,93 @@ def test_a_wrong_name_is_told_the_nearest_right_one_in_whatever_case():
     assert unknown_names({"retension": 1, "wait": 2}, ["wait", "retention"]) == [
         "Unknown name 'retension': did you mean 'retention'?"
     ]
+
+
+# --- Durations -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stated", "kept"), [(1, 1), (1.5, 1.5), (timedelta(minutes=2), 120.0), (timedelta(milliseconds=1500), 1.5)]
+)
+def test_a_duration_is_a_number_of_seconds_or_a_timedelta(stated, kept):
+    assert conform("pause", stated, seconds(1)) == kept
+    assert isinstance(conform("pause", stated, seconds(1)), int | float)
+
+
+@pytest.mark.parametrize(
+    "wrong", [0, "60", True, None, math.nan, math.inf, timedelta(), timedelta(days=-1), timedelta(seconds=LONGEST + 1)]
+)
+def test_a_value_that_is_not_a_duration_is_refused(wrong):
+    with pytest.raises(ImproperlyConfigured, match=r"it must be a number of seconds from 1 to .*, or a timedelta"):
+        conform("pause", wrong, seconds(1))
+
+
+@pytest.mark.parametrize(
+    ("policy", "kept"),
+    [
+        (lambda day: Policy(retention=day).retention, 86_400),
+        (lambda day: Policy(audit_retention=day).audit_retention, 86_400),
+        (lambda day: Policy(wait=day).wait, 86_400),
+        (lambda day: Keys(max_age=day).max_age, 86_400),
+        (lambda day: Lease(seconds=day).seconds, 86_400),
+        (lambda day: Atomic(takeover_grace=day).takeover_grace, 86_400),
+        (lambda day: Conf(sweep_pause=day).sweep_pause, 86_400),
+        (lambda day: OfDashboard(observe=day).observe, 86_400),
+        (lambda day: OfOutbox(poll=day).poll, 86_400),
+    ],
+)
+def test_a_timedelta_goes_wherever_a_duration_goes(policy, kept):
+    assert policy(timedelta(days=1)) == kept
+    assert isinstance(policy(timedelta(days=1)), float)
+
+
+# --- Groups ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("group", "wrong", "sentence"),
+    [
+        (Atomic, {"claim": "locks"}, "Atomic.claim is 'locks'; did you mean 'lock'?"),
+        (Atomic, {"takeover_grace": "1s"}, "Atomic.takeover_grace is '1s'; it must be a number of seconds from 0 to"),
+        (Lease, {"seconds": 0}, "Lease.seconds is 0; it must be a number of seconds from 1 to"),
+        (Lease, {"on_crash": "retries"}, "Lease.on_crash is 'retries'; did you mean 'retry'?"),
+        (Keys, {"pattern": "("}, "Keys.pattern is '('; it must be a regular expression, or None."),
+        (Keys, {"min_length": 256}, "Keys.min_length is 256; it must be a number from 1 to 255."),
+        (Fingerprint, {"only": "amount"}, "Fingerprint.only is 'amount'; it must be a list, tuple or set of names"),
+        (Fingerprint, {"exclude": [1]}, "Fingerprint.exclude is [1]; it must be a list, tuple or set of names."),
+        (Body, {"limit": -1}, "Body.limit is -1; it must be a number of at least 0."),
+        (Body, {"encrypt": "required"}, "Body.encrypt is 'required'; it must be True, False or \"require\"."),
+        (Body, {"redact": "cut"}, "Body.redact is 'cut'; it must be a callable, or in the settings its dotted path"),
+        (
+            Body,
+            {"padding": 2**25, "encrypt": True},
+            "Body.padding is 33554432; it must be a number from 0 to 16777216.",
+        ),
+        (Limits, {"new_keys": 0}, "Limits.new_keys is 0; it must be a number from 1 to 1000000000, or None."),
+        (Limits, {"bytes": "1MB"}, "Limits.bytes is '1MB'; it must be a number of at least 1, or None."),
+    ],
+)
+def test_a_wrong_value_in_a_group_names_itself_and_what_it_must_be(group, wrong, sentence):
+    with pytest.raises(ImproperlyConfigured) as refused:
+        group(**wrong)
+    assert str(refused.value).startswith(sentence)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_wrong_name_in_a_group_is_an_error_that_names_the_group(group):
+    with pytest.raises(TypeError, match=rf"{group.__name__}: Unknown name 'nothing_like_it': "):
+        group(nothing_like_it=1)
+
+
+def test_options_without_effect_in_a_group_are_refused():
+    with pytest.raises(ImproperlyConfigured, match=r"Body\.padding is 16; it needs encrypt=True\."):
+        Body(padding=16).over(Body())
+    with pytest.raises(ImproperlyConfigured, match=r"Limits\(\) limits nothing; set new_keys, bytes or both\."):
+        Limits()
+    assert Body(padding=16).over(Body(encrypt="require")) == Body(padding=16, encrypt="require")
+    assert Fingerprint() == Fingerprint(only=None)
+
+
+@pytest.mark.parametrize("group", GROUPS[:-1])
+def test_a_group_is_equal_to_another_with_the_same_options(group):
+    assert (group(), hash(group())) == (group(), hash(group()))

@@ -70,11 +70,11 @@ def test_a_cell_names_what_holds_it(column, cell):
         marked = of_module(path) | (of_test(path, name) if name else set())
         assert not marked & LEFT_OUT[column], f"{named} does not run on {column}"
     for check in re.findall(r"`([EW]\d{3})`", cell):
-        assert f"## {check}\n" in CHECKS
+        assert f"### {check}: " in CHECKS
     assert NAMED.search(cell) or re.search(r"[a-z]{3}", cell), "a cell says nothing"
 
 
-def test_what_the_text_names_is_there():
+def test_the_page_on_databases_names_tests_and_files_that_exist():
     for named in NAMED.findall(PAGE):
         path, _, name = named.partition("::")
         assert of_test(path, name) is not None if name else (ROOT / path).is_file()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,9 @@ def test_the_supported_versions_are_the_same_everywhere(what, classifier):
 
 
 def test_the_versions_that_ci_runs_are_supported_and_the_others_are_named():
-    part = (ROOT / "docs" / "compatibility.md").read_text().partition("## Versions")[2].partition("\n## ")[0]
+    part = (
+        (ROOT / "docs" / "evidence" / "compatibility.md").read_text().partition("## Versions")[2].partition("\n## ")[0]
+    )
     run = re.findall(r"^\| (\d+\.\d+) \| (\d+\.\d+)", part, re.MULTILINE)
     for number, classifier in enumerate(["Programming Language :: Python", "Framework :: Django"]):
         versions = {row[number] for row in run}
@@ -44,7 +47,54 @@ def test_the_versions_that_ci_runs_are_supported_and_the_others_are_named():
         assert all(version in sentence for version in set(supported(classifier)) - versions)
 
 
-def test_nothing_older_is_accepted():
+def test_the_forge_tests_every_version_and_only_what_django_supports():
+    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text()
+    rows = re.findall(r'- \{ python: "(.*)", django: "(.*)", database: "(.*):(.*)" \}', workflow)
+    pairs = {(python, django) for python, django, _database, _version in rows}
+    too_old = {("3.11", "6.0"), ("3.11", "6.1")}  # Django 6.0 asks for Python 3.12
+    assert (
+        pairs == set(product(supported("Programming Language :: Python"), supported("Framework :: Django"))) - too_old
+    )
+    assert {version for *_, database, version in rows if database == "postgres"} == {"14", "15", "16", "17", "18"}
+    assert "mariadb" in {database for *_, database, _version in rows}
+    assert not [row for row in rows if row[1:] == ("6.1", "postgres", "14")]  # Django 6.1 asks for PostgreSQL 15
+
+
+def test_the_address_of_the_repository_is_stated_in_one_place():
+    urls = PROJECT["project"]["urls"]
+    source = urls["Source"]
+    assert urls["Issues"] == f"{source}/issues"
+    assert urls["Changelog"] == f"{source}/blob/main/CHANGELOG.md"
+    elsewhere = [
+        path.relative_to(ROOT).as_posix()
+        for path in files()
+        if path != ROOT / "pyproject.toml" and re.search(r"github\.com/[\w-]+/django-idempotency\b", path.read_text())
+    ]
+    assert elsewhere == []
+
+
+def files():
+    """What people read and what builds the package; a test may name its own repository otherwise."""
+    yield from (path for path in ROOT.iterdir() if path.suffix in {".md", ".toml", ".yml"} or path.name == "Makefile")
+    for folder, pattern in (("docs", "**/*.md"), (".github", "**/*.*"), ("django_idempotency", "**/*.py")):
+        yield from (ROOT / folder).glob(pattern)
+
+
+def test_extras_are_for_users_and_groups_for_contributors():
+    extras, groups = PROJECT["project"]["optional-dependencies"], PROJECT["dependency-groups"]
+    assert not extras.keys() & groups.keys()
+    assert {"serve", "test", "lint", "release", "dev"} <= flattened("dev") | {"dev"}  # .ci/run installs dev alone
+    used = set(re.findall(r": \.venv/\.(\w+)", (ROOT / "Makefile").read_text()))
+    assert used | {"peers"} == groups.keys()  # tests/migrating installs peers by hand
+
+
+def flattened(group):
+    """The groups that ``group`` includes."""
+    included = {each["include-group"] for each in PROJECT["dependency-groups"][group] if isinstance(each, dict)}
+    return included.union(*map(flattened, included))
+
+
+def test_versions_older_than_the_classifiers_are_not_accepted():
     project = PROJECT["project"]
     assert project["requires-python"] == f">={supported('Programming Language :: Python')[0]}"
     assert f"django>={supported('Framework :: Django')[0]}" in project["dependencies"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, assert_type
 
 from django.http import HttpRequest, HttpResponse
@@ -12,7 +13,9 @@ from rest_framework.views import APIView
 from django_idempotency.decorators import idempotency_exempt, idempotent
 from django_idempotency.engine import Context
 from django_idempotency.exceptions import TerminalFailure
-from django_idempotency.policy import Mode, OnCrash, Policy
+from django_idempotency.forms import idempotent_form
+from django_idempotency.messages.celery import idempotent_task
+from django_idempotency.policy import Atomic, Body, Lease, Policy
 from django_idempotency.rest_framework import IdempotentMixin
 
 
@@ -21,7 +24,7 @@ def bare(request: HttpRequest, pk: int) -> HttpResponse:
     raise TerminalFailure(HttpResponse(status=409))
 
 
-@idempotent(required=True, mode="lease", on_crash=OnCrash.HOLD, scope=lambda request: request.headers.get("X-Tenant"))
+@idempotent(required=True, mode=Lease(on_crash="hold"), scope=lambda request: request.headers.get("X-Tenant"))
 def with_options(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
@@ -31,9 +34,19 @@ def exempt(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
 
-@idempotent(mode=Mode.LEASE)
+@idempotent(mode="lease", wait=timedelta(seconds=5))
 async def asynchronous(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
+
+
+@idempotent_form(retention=timedelta(days=1))
+def form(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+@idempotent_task(mode="lease", max_crashes=3)
+def task(number: int) -> str:
+    return str(number)
 
 
 @idempotent
@@ -56,8 +69,12 @@ def seen(context: Context) -> None:
 assert_type(bare(HttpRequest(), 7), HttpResponse)
 assert_type(with_options(HttpRequest()), HttpResponse)
 assert_type(exempt(HttpRequest()), HttpResponse)
+assert_type(form(HttpRequest()), HttpResponse)
+assert_type(task(7), str)
 assert_type(Order.number, int)
-assert_type(Policy().lease, float)
+assert_type(Policy(retention=timedelta(days=1)).retention, float)
+assert_type(Policy().wait, float | None)
+assert_type(Policy(mode="lease").mode, Atomic | Lease)
 view: Callable[..., Any] = Order.as_view()
 entry_point: Callable[[HttpRequest], HttpResponse] = exempt
 
@@ -65,8 +82,12 @@ entry_point: Callable[[HttpRequest], HttpResponse] = exempt
 # Each of these is an error; one that mypy lets pass is reported as an unused comment.
 bare("request")  # type: ignore[arg-type, call-arg]
 idempotent(mood="lease")  # type: ignore[call-overload]
-idempotent(lease="60")  # type: ignore[call-overload]
+Lease(seconds="60")  # type: ignore[arg-type]
+idempotent(mode="leese")  # type: ignore[call-overload]
+idempotent_task(mode="leese")  # type: ignore[call-overload]
+idempotent_form(required="yes")  # type: ignore[call-overload]
+Body(encrypt="required")  # type: ignore[arg-type]
 Policy(required="yes")  # type: ignore[arg-type]
 Policy(True)  # type: ignore[call-arg]
-Policy().lease = 5  # type: ignore[misc]
+Policy().retention = 5  # type: ignore[misc]
 TerminalFailure("text")  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ CONTENDER = Contender(
             }
         },
         "IDEMPOTENCY": {
-            "STORES": {"default": {"BACKEND": "django_idempotency.stores.cached.CachedStore"}},
+            "STORES": {"default": {"BACKEND": "django_idempotency.contrib.cached.CachedStore"}},
         },
     },
     protect=protect,

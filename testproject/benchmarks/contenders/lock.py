@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django_idempotency.policy import Atomic
 from testproject.benchmarks.contenders import Contender, behind
 
 
@@ -9,7 +10,7 @@ def protect(view: Any) -> Any:
     from django_idempotency.policy import Policy
     from django_idempotency.rest_framework import IdempotentMixin
 
-    return behind(IdempotentMixin, view, idempotency_policy=Policy(claim="lock"))
+    return behind(IdempotentMixin, view, idempotency_policy=Policy(mode=Atomic(claim="lock")))
 
 
 CONTENDER = Contender(title="ours, atomic, claims by lock", apps=["django_idempotency"], protect=protect)

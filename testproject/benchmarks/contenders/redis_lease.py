@@ -22,7 +22,7 @@ CONTENDER = Contender(
         "IDEMPOTENCY": {
             "STORES": {
                 "redis": {
-                    "BACKEND": "django_idempotency.stores.redis.RedisStore",
+                    "BACKEND": "django_idempotency.contrib.redis.RedisStore",
                     "OPTIONS": {"url": os.environ.get("REDIS_URL", "")},
                 }
             }

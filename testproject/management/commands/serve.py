@@ -16,7 +16,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             prepare()
-            with running(settings.PORT) as service:
+            with running(settings.PORT, workers=settings.WORKERS) as service:
                 self.stdout.write(f"payments  {service.url}  (Authorization: Token alice-token or bob-token)")
                 self.stdout.write(f"admin     {service.url}/admin/  (admin/admin)")
                 self.stdout.write(f"gateway   {service.gateway_url}/payouts?reference=…")

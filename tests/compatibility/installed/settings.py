@@ -8,7 +8,7 @@ from tests.compatibility.settings import *
 
 INSTALLED_APPS += [
     *("axes", "corsheaders", "django_otp", "django_otp.plugins.otp_static", "django_prometheus"),
-    *("drf_spectacular", "rest_framework"),
+    *("drf_spectacular", "rest_framework", "django_idempotency.contrib.openapi"),
 ]
 MIDDLEWARE = [
     "django_prometheus.middleware.PrometheusBeforeMiddleware",

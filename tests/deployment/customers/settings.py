@@ -15,5 +15,5 @@ INSTALLED_APPS = [
 ]
 MIDDLEWARE: list[str] = []
 AUTH_USER_MODEL = "customers.Customer"
-ROOT_URLCONF = "tests.deployment.customers.urls"
+ROOT_URLCONF = "tests.deployment.customers.suite"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

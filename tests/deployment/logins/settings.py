@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from environ import Env
 
-env = Env()
 SECRET_KEY = "not a secret: tests"
 USE_TZ = True
-DATABASES = {"default": {**env.db("DATABASE_URL"), "ATOMIC_REQUESTS": env.bool("ATOMIC_REQUESTS")}}
+DATABASES = {"default": Env().db("DATABASE_URL")}
 INSTALLED_APPS = [
     "django.contrib.auth",
     "django.contrib.contenttypes",
@@ -26,6 +25,5 @@ AUTHENTICATION_BACKENDS = ["axes.backends.AxesBackend", "django.contrib.auth.bac
 AXES_FAILURE_LIMIT = 3
 AXES_VERBOSE = False
 IDEMPOTENCY = {"SCOPE": "public"}
-ROOT_URLCONF = "tests.deployment.logins.urls"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # fast: guesses are many
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

@@ -4,22 +4,22 @@ from django.http import HttpResponse
 from django.urls import path
 
 import django_idempotency
-from django_idempotency.policy import Policy
+from django_idempotency.policy import Atomic, Body, Lease, Policy
 from django_idempotency.rest_framework import IdempotentMixin
 from testproject.api import RefundViewSet
 from testproject.urls import urlpatterns as served
 
 
 class EncryptedViewSet(IdempotentMixin, RefundViewSet):
-    idempotency_policy = Policy(encrypt=True)
+    idempotency_policy = Policy(body=Body(encrypt=True))
 
 
 class LockedViewSet(IdempotentMixin, RefundViewSet):
-    idempotency_policy = Policy(claim="lock")
+    idempotency_policy = Policy(mode=Atomic(claim="lock"))
 
 
 class HeldViewSet(IdempotentMixin, RefundViewSet):
-    idempotency_policy = Policy(mode="lease", lease=3, on_crash="hold")
+    idempotency_policy = Policy(mode=Lease(seconds=3, on_crash="hold"))
 
 
 urlpatterns = [

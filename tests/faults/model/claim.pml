@@ -3,7 +3,7 @@
  *
  * -DMODE=ATOMIC, -DMODE=LEASE (on_crash="retry") or -DMODE=HOLD (lease mode, on_crash="hold"). A mutant is built with
  * one more -D and must break a law. Each atomic block is one statement, or one COMMIT, of the real thing:
- * docs/correctness.md maps the steps to the code.
+ * docs/evidence/correctness.md maps the steps to the code.
  */
 
 #define ATOMIC 0

@@ -2,7 +2,7 @@
  * The life of one key whose claims are locks, beside claims that are records.
  *
  * Requests 1 and 2 are the same, request 3 has another body. Each is by lock or by record, as it comes. Each atomic block
- * is one step that PostgreSQL takes by itself; a call of a function is several. docs/correctness.md maps them to the code.
+ * is one step that PostgreSQL takes by itself; a call of a function is several. docs/evidence/correctness.md maps them to the code.
  * The life of a record is that of claim.pml, and is kept short here: its run is one step.
  * A worker that is killed is rolled back at once: until the server notices, its locks are those of a live owner.
  *
@@ -93,7 +93,7 @@ retry:
 #endif
 	fi;
 
-by_lock: /* django_idempotency_claim_by_lock, in the business transaction */
+by_lock: /* LockClaimStore._lock_and_look, in the business transaction */
 	atomic {
 		running[me] = 1;
 #if defined(REPEATABLE) || defined(LOOK_FIRST)

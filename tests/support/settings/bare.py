@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from urllib.parse import unquote, urlsplit
 
+from django_idempotency import Lease
+
 address = urlsplit(os.environ.get("DATABASE_URL", "postgres://postgres@127.0.0.1:5432/bare"))
 SECRET_KEY = "not a secret: tests"
 ALLOWED_HOSTS = ["*"]
@@ -25,7 +27,8 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.sessions",
     "django_idempotency",
-    "django_idempotency.outbox",
+    "django_idempotency.contrib.dashboard",
+    "django_idempotency.contrib.outbox",
     "testproject",
 ]
 MIDDLEWARE = [
@@ -49,7 +52,7 @@ TEMPLATES = [
     }
 ]
 MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}  # for Django 6.1
-IDEMPOTENCY = {"LEASE": 20}
+IDEMPOTENCY = {"LEASE": Lease(seconds=20)}
 ROOT_URLCONF = "tests.support.admin_urls"
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
+from django_idempotency.tasks import BEAT_SCHEDULE as EVERY_MINUTE
 from django_idempotency.tasks import BODIES_BEAT_SCHEDULE
 from testproject.settings import *  # noqa: F403
-from testproject.settings import CELERY_BEAT_SCHEDULE as EVERY_MINUTE
 
 CELERY_BEAT_SCHEDULE = {
     name: entry | {"schedule": 3600.0} for name, entry in (EVERY_MINUTE | BODIES_BEAT_SCHEDULE).items()

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
-from testproject.settings import *  # noqa: F403
+from importlib.util import find_spec
 
-IDEMPOTENCY = {"MODE": "lease", "LEASE": 3}  # type: ignore[dict-item]
+from django_idempotency import Lease
+
+if find_spec("django_idempotency.contrib"):
+    from testproject.settings import *  # noqa: F403
+else:
+    from tests.support.settings.core import *  # noqa: F403
+
+IDEMPOTENCY = {"MODE": "lease", "LEASE": Lease(seconds=3)}  # type: ignore[dict-item]

@@ -1,0 +1,364 @@
+"""The checks of the core. The page ``docs/checks.md`` has a section for each id."""
+
+from __future__ import annotations
+
+from django_idempotency.checks import databases, guards, keys, policies, views
+from django_idempotency.checks.registry import Check, each
+
+CHECKS = (
+    # --- Settings and policies
+    Check("E001", each("errors", str), "{it}", "Correct the IDEMPOTENCY setting."),
+    Check(
+        "E001",
+        each("settings", policies.settings_of_absent_apps),
+        "{found[0]} is set in the IDEMPOTENCY setting, but {found[1]!r} is not in INSTALLED_APPS.",
+        "Add the app and run migrate, or remove {found[0]}.",
+    ),
+    Check(
+        "E002",
+        each("sources", policies.lease_outlasts_retention),
+        "{it}: a lease of {it.policy.mode.seconds:g} s is longer than the retention of {it.policy.retention:g} s.",
+        "Shorten the lease or lengthen `retention`.",
+    ),
+    Check(
+        "E002",
+        each("sources", policies.wait_outlasts_retention),
+        "{it}: the retention of {it.policy.retention:g} s is shorter than the lease and the wait together.",
+        "A waiting caller could outlive the response it waits for; lengthen `retention`.",
+    ),
+    Check(
+        "E002",
+        each("sources", policies.requests_outlast_retention),
+        "{it}: the max_age of keys is {it.policy.keys.max_age:g} s, longer than the retention of "
+        "{it.policy.retention:g} s.",
+        "A request whose record has expired could run again; shorten max_age.",
+    ),
+    Check(
+        "E003",
+        each("sources", policies.effect_without_key),
+        "{it}: responses are to be encrypted, but there is no key: {found}.",
+        "Set ENCRYPTION_KEYS in the IDEMPOTENCY setting.",
+    ),
+    Check(
+        "E003",
+        each("sources", policies.effect_without_cryptography),
+        "{it}: responses are to be encrypted, but the package cryptography is not installed: {found}.",
+        'pip install "django-idempotency[cryptography]"',
+    ),
+    Check(
+        "E004",
+        each("databases", databases.claims_by_lock_elsewhere),
+        'claim is "lock", but the database {it} is {found}, where claims are made by record.',
+        'Leave claim="lock" out of Atomic(…).',
+    ),
+    Check(
+        "E004",
+        each("migrated", databases.claims_by_lock_on_several_servers),
+        'claim is "lock", but the records in the database {it} are on several servers, each with advisory locks of its '
+        "own.",
+        'Leave claim="lock" out of Atomic(…).',
+        database=True,
+    ),
+    Check(
+        "E005",
+        each("sources", policies.gives_cookies_to_everybody),
+        '{it}: `scope` is "public" and `store_cookies` is on: every caller that sends the key gets the cookies that '
+        "were set for its first caller.",
+        "Turn off `store_cookies`, or set a scope that tells callers apart.",
+    ),
+    Check(
+        "W006",
+        each("sources", policies.is_public_and_guessable),
+        '{it}: `scope` is "public", and any key is accepted: another caller\'s response is only a guess away.',
+        f"Set Keys(pattern=…) or Keys(min_length={policies.UNGUESSABLE}), or a scope that tells callers apart.",
+    ),
+    Check(
+        "W007",
+        each("sources", lambda it: it.policy.required and it.policy.fail_open),
+        "{it}: `required` is on, but with `fail_open` a request runs unprotected while the store can't be reached.",
+        "Turn off `fail_open` where a key is required, or silence this if running twice is the lesser evil.",
+    ),
+    Check(
+        "W008",
+        each("sources", policies.requires_nothing_of_anonymous_callers),
+        '{it}: `required` is on, but with `anonymous` "ignore" a caller without a scope, such as one whose session has '
+        "expired, runs unprotected, with or without a key.",
+        'Set `anonymous` to "refuse", or turn off `required` if the view is for anonymous callers.',
+    ),
+    Check(
+        "W008",
+        each("settings", policies.requires_nothing_by_middleware),
+        "REQUIRED is on, but anonymous callers of the views that only IdempotencyMiddleware covers need no key, and "
+        "run unprotected.",
+        'Set ANONYMOUS to "refuse", and add the paths of login pages and other forms to EXEMPT_PATHS.',
+    ),
+    Check(
+        "W009",
+        each("sources", policies.safe_methods),
+        "{it}: `methods` includes {found}. Safe methods change nothing: a replay would be outdated.",
+        "Limit `methods` to POST, PUT, PATCH and DELETE.",
+    ),
+    Check(
+        "W010",
+        each("limited", policies.why_counts_are_wrong),
+        "Limits(…) are counted in the cache {it!r}: {found}.",
+        "Set LIMITS_CACHE to a cache in Redis or memcached.",
+    ),
+    Check(
+        "E011",
+        each("settings", keys.weak_keys),
+        "{found[0]}: the key at index {found[1]} {found[2]}.",
+        "Generate one with: openssl rand -base64 32",
+    ),
+    Check(
+        "W012",
+        each("settings", lambda it: not it.enabled),
+        "ENABLED is off in the IDEMPOTENCY setting: keys of requests are ignored, and retries run again.",
+        "Turn it on, unless this is an emergency.",
+        deploy=True,
+    ),
+    Check(
+        "W012",
+        each("settings", lambda it: it.observes),
+        "OBSERVE is on in the DASHBOARD setting: requests are only observed, and retries run again.",
+        "Remove it once you have seen enough.",
+        deploy=True,
+    ),
+    # --- Views and their entry points
+    Check(
+        "E013",
+        each("settings", views.revisions_in_a_transaction),
+        "{found} opens a transaction around every view, in which no key can be claimed: requests with a key fail.",
+        "Use reversion.create_revision() inside the views instead.",
+    ),
+    Check(
+        "E014",
+        each("classes", views.inside_rest_framework),
+        "{found}: @idempotent is applied inside REST framework, where there is no response yet.",
+        "Put @idempotent above @api_view, or make IdempotentMixin the first base of the class.",
+    ),
+    Check(
+        "E015",
+        each("classes", views.unread_policy),
+        "{found} sets an idempotency_policy, but has no entry point that reads it.",
+        "Make IdempotentMixin its first base, or put @idempotent(…) on the class.",
+    ),
+    Check(
+        "E015",
+        each("classes", views.misnamed_policy),
+        "{found[0]} has a policy in its attribute {found[1]}, which nothing reads.",
+        "Call it idempotency_policy.",
+    ),
+    Check(
+        "E016",
+        each("classes", views.second_entry_point),
+        "{found[0]} has two entry points: one on the class, and one on its {found[1]}().",
+        "Keep only one.",
+    ),
+    Check(
+        "E017",
+        each("atomic_views", views.is_async),
+        "{it} is an async view in atomic mode.",
+        'A transaction belongs to a thread; set mode="lease".',
+    ),
+    Check(
+        "E018",
+        each("atomic_views", views.opens_durable_blocks),
+        "{it} is in atomic mode, but opens a durable block inside the transaction of its key.",
+        'Remove durable=True, because the key\'s transaction is the outermost, or set mode="lease".',
+    ),
+    Check(
+        "E019",
+        each("atomic_views", views.other_database),
+        "{it} is in atomic mode, but writes to {found[0]} while its records are in {found[1]}.",
+        'Set using=… to the database of the effects, or mode="lease".',
+    ),
+    Check(
+        "W020",
+        each("views", views.why_callers_are_no_users),
+        "{it} {found}, but has no scope for callers who are not users: their requests with a key are refused.",
+        'Set scope="public", or a callable that takes the request and returns the id of the account; or set '
+        'anonymous="ignore", or authenticate users.',
+    ),
+    Check(
+        "W021",
+        each("routes", guards.guards_inside),
+        "{found[1]}: {found[0]} is inside the entry point, so a replay is sent before it runs.",
+        "Put @idempotent below the decorators that authenticate, directly above the view. For a class, decorate "
+        '"dispatch" with them, and put @idempotent or IdempotentMixin on the class.',
+    ),
+    Check(
+        "W021",
+        each("routes", views.is_before_ninjas_authentication),
+        "{it[0]} is a view of Django Ninja behind IdempotencyMiddleware, which can't get inside it: a replay is sent "
+        "before Ninja's own authentication.",
+        "Update Ninja, or add the path to EXEMPT_PATHS and put @idempotent below @api.post.",
+    ),
+    Check(
+        "W022",
+        each("classes", views.unused_handler),
+        "{found[0]} is not protected: its dispatch() does not call the handler {found[1]}().",
+        "Call super().dispatch(), or remove the handler, so that the entry point is around dispatch().",
+    ),
+    # --- Stores and databases
+    Check(
+        "E023",
+        each("stores", policies.why_unusable),
+        "{found}",
+        "Correct STORES in the IDEMPOTENCY setting, or install the store's extra.",
+    ),
+    Check(
+        "E023",
+        each("sources", policies.unknown_database),
+        "{it}: `using` is {it.policy.using!r}, which is not in DATABASES.",
+        "{found}",
+    ),
+    Check(
+        "E023",
+        each("settings", policies.unknown_shards),
+        "SHARDS names the database {found[0]!r}, which is not in DATABASES.",
+        "{found[1]}",
+    ),
+    Check(
+        "E023",
+        each("sources", policies.chooses_from_nothing),
+        "{it}: `using` is a callable, and SHARDS names no database for it to choose.",
+        "List in SHARDS the aliases that it returns.",
+    ),
+    Check(
+        "E023",
+        each("limited", policies.unknown_cache),
+        "LIMITS_CACHE is {it!r}, which is not in CACHES: Limits(…) limit nothing.",
+        "{found}",
+    ),
+    Check(
+        "E024", each("sources", policies.why_unfit), "{it}: {found}", "Such requests fail with ImproperlyConfigured."
+    ),
+    Check(
+        "E025",
+        each("databases", databases.is_sqlite_in_production),
+        "The idempotency records are in SQLite (database {it}), and DEBUG is off.",
+        "SQLite has no row locks, so every request waits for every other; use PostgreSQL or MariaDB.",
+    ),
+    Check(
+        "E026",
+        each("databases", databases.has_no_tenants_but_others_have),
+        "The records are in the database {it}, which has no tenants, while several others have them: the default scope "
+        "can't tell whose key it is.",
+        "Set a scope that names tenant and user, or set using=… to the database of the tenant's effects.",
+    ),
+    Check(
+        "E027",
+        each("queried", databases.lacks_table),
+        "The database {it} has no table for the idempotency records.",
+        "Run manage.py migrate --database {it.using}. Until then, requests with a key are refused.",
+        database=True,
+        deploy=True,
+    ),
+    Check(
+        "E028",
+        each("migrated", databases.lacks_privileges),
+        "The application can't {found[0]} the idempotency records in {it}: {found[1]}",
+        "Requests with a key fail; in lease mode, after their effects. Grant its role what is missing. If a pooler "
+        "refuses transactions, set its mode to transaction or session.",
+        database=True,
+    ),
+    Check(
+        "W029",
+        each("queried", databases.lacks_claim_function),
+        "The database {it} has the table of the idempotency records, but no claim function that this role can call.",
+        "Requests with a key get 503. Run migrate, or grant the application's role EXECUTE on the function "
+        "django_idempotency_claim.",
+        database=True,
+    ),
+    Check(
+        "E030",
+        each("migrated", databases.is_partitioned_and_distributed),
+        "In the database {it} a key can be claimed twice: the table is partitioned, and its rows are on several "
+        "servers.",
+        "Use a plain table, or one server.",
+        database=True,
+    ),
+    Check(
+        "E031",
+        each("queried", databases.lacks_skip_locked),
+        "The database {it} does not support SELECT … FOR UPDATE with SKIP LOCKED and NOWAIT.",
+        "Use PostgreSQL, or MariaDB 10.6 or later.",
+        database=True,
+    ),
+    Check(
+        "E032",
+        each("migrated", databases.missing_keys),
+        "Records in the database {it} need the key {found[0]}, which {found[1]}.",
+        "Put the key back, after the others, until its records have expired.",
+        database=True,
+    ),
+    Check(
+        "W033",
+        each("asked_stores", databases.why_unreachable),
+        "The store {it[0]!r} can't be reached: {found}",
+        "Requests with a key are refused with 503 in the meantime.",
+        database=True,
+    ),
+    Check(
+        "E034",
+        each("asked_stores", databases.objections),
+        "{found}",
+        "Change the configuration of the store's server.",
+        database=True,
+    ),
+    # --- Maintenance
+    Check(
+        "W035",
+        each("migrated", databases.has_records_to_delete),
+        "Records in the database {it} have been due for deletion for more than a day: idempotency_cleanup is not "
+        "scheduled, or does not keep up.",
+        "Schedule idempotency_cleanup; idempotency_stats shows how far behind it is.",
+        database=True,
+        deploy=True,
+    ),
+    Check(
+        "W035",
+        each("migrated", databases.has_records_to_reap),
+        "The owners of keys in the database {it} have been gone for more than an hour: idempotency_reap is not "
+        "scheduled, or fails.",
+        "Schedule idempotency_reap. Until then such records are never cleaned up.",
+        database=True,
+        deploy=True,
+    ),
+    Check(
+        "W036",
+        each("settings", policies.unscheduled_tasks),
+        "Celery beat has a schedule, but {found} are not in it.",
+        "Add django_idempotency.tasks.BEAT_SCHEDULE, or silence this if something else schedules maintenance.",
+        deploy=True,
+    ),
+    # --- Consumers
+    Check(
+        "E037",
+        each("runners", lambda it: it[1] if isinstance(it[1], Exception) else None),
+        "CONSUMERS names {it[0]}: {found}",
+        "Use the dotted path of a runner, or of a function that returns one.",
+    ),
+    Check(
+        "W038",
+        each("consumers", policies.lease_outlasts_delivery),
+        "{it}: its lease of {it.policy.mode.seconds:g} s is not shorter than the {it.of.redelivered_after:g} s that "
+        "its broker waits.",
+        "A dead consumer's messages are redelivered while its lease lasts; shorten the lease.",
+    ),
+    Check(
+        "W038",
+        each("consumers", lambda it: it.policy.retention < it.of.redelivered_for),
+        "{it}: a message is remembered for {it.policy.retention:g} s, but can be redelivered for "
+        "{it.of.redelivered_for:g} s.",
+        "Lengthen retention in the consumer's policy, or set the runner's redelivered_for.",
+    ),
+    Check(
+        "W039",
+        each("consumers", lambda it: it.policy.claims_by_lock and not it.of.tells_redeliveries),
+        "{it}: a message that kills its process is never given up.",
+        "Its broker does not report redeliveries, and claims by lock do not count crashes. Set "
+        'mode=Atomic(claim="record") in the consumer\'s policy.',
+    ),
+)

@@ -1,0 +1,263 @@
+"""Records in a database, with a cache of their responses in front.
+
+A record that is done is served from the cache, without a statement, if the request is the same. The database decides
+about a request that differs in scope, key or fingerprint, about a record that is not done, and about everything while
+the cache can't be read. The cache is never trusted for longer than ``max_age`` seconds, by its own clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any, TypeVar
+from urllib.parse import quote
+from uuid import UUID
+
+from django.core.cache import caches
+from django.core.cache.backends.locmem import LocMemCache
+from django.db import transaction
+
+from django_idempotency.engine.cache_guard import CacheGuard
+from django_idempotency.engine.digests import as_recorded
+from django_idempotency.models import TERMINAL, Status
+from django_idempotency.policy import Policy
+from django_idempotency.reporting.logs import cause, log
+from django_idempotency.stores.base import Found, Seen, Store
+from django_idempotency.stores.codec import EPOCH, is_encrypted
+from django_idempotency.stores.connections import tenant
+from django_idempotency.stores.database import DatabaseOptions, DatabaseStore, database_store
+from django_idempotency.stores.postgresql import Receipt
+from django_idempotency.values.option_groups import Seconds
+from django_idempotency.values.options import Kept, number, option, seconds, text
+from django_idempotency.values.outcomes import Claimed, Operation, Snapshot, StoredResponse
+
+T = TypeVar("T")
+
+VERSION = b"2"
+DIGEST = 16
+FORGOTTEN = b""  # in place of an entry: there is none, and a record that was read earlier does not replace it
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions(DatabaseOptions):
+    """The ``OPTIONS`` of a cached store. Times are in seconds.
+
+    ``cache``: alias in ``CACHES``. ``prefix``: what its keys begin with.
+    ``max_age``: how long an entry is trusted after it was written. ``max_body_size``: bytes; larger bodies are not
+    cached. ``patience``: a cache that takes longer to respond, or fails, is not used for ``pause``.
+    """
+
+    cache: str = option("default", text("an alias in CACHES"))
+    prefix: str = option("idempotency:", text("the beginning of a key"))
+    max_age: Kept[Seconds, float] = option(30.0, seconds(1, 24 * 60 * 60))
+    max_body_size: int = option(64 * 1024, number(0, 2**30))
+    patience: Kept[Seconds, float] = option(0.25, seconds(0.001, 60))
+    pause: Kept[Seconds, float] = option(5.0, seconds(0, 3600))
+
+    @property
+    def longest(self) -> float:
+        """Seconds for which a response may be replayed after the record changed without the cache knowing.
+
+        An entry may be as old as ``max_age`` when it is written, and is trusted for as long again.
+        """
+        return 2 * self.max_age
+
+
+_guards: dict[str, CacheGuard] = {}
+_first_schemas: dict[str, tuple[str, ...]] = {}  # by alias: where the first claim of this process looked for the table
+_several_schemas: set[str] = set()
+
+
+class CachedStore(DatabaseStore):
+    """A database's store, chosen by the database's vendor, with a cache in front. Name this class in ``STORES``."""
+
+    options: CacheOptions
+
+    @classmethod
+    def configure(cls, **options: Any) -> CacheOptions:
+        return CacheOptions(**options)
+
+    @classmethod
+    def bind(cls, policy: Policy, operation: Operation | None, alias: str, options: Any) -> Store:
+        plain = database_store(policy, operation, options)
+        return _behind_a_cache(type(plain))(policy, plain.name, options)
+
+    @classmethod
+    def forget(cls, ids: Collection[UUID], using: str, options: CacheOptions) -> float:
+        """Mark the records for as long as a response that was read before could be written to the cache.
+
+        The seconds are 0 unless the cache can't be reached, or each process has its own.
+        """
+        marks = {_key(id, using, options): FORGOTTEN for id in ids}
+        try:
+            cache = caches[options.cache]
+            missed = cache.set_many(marks, math.ceil(options.longest)) if marks else []
+        except Exception as error:  # a cache may raise anything
+            log(logging.WARNING, "cache_error", "idempotency: the cache %r failed: %s", options.cache, cause(error))
+            return options.longest
+        return options.longest if missed or isinstance(cache, LocMemCache) else 0.0
+
+    def claim(self, operation: Operation, token: UUID) -> Found:
+        if found := self._cached(operation):
+            return Seen(found, receipt=self._receipt())
+        begun = time.monotonic()
+        seen = super().claim(operation, token)
+        if isinstance(seen, Claimed | Seen):
+            self._note(getattr(seen.receipt, "schemas", ()))
+        if isinstance(seen, Seen) and time.monotonic() - begun < self.options.max_age:
+            self._keep_record(seen.record)
+        return seen
+
+    def look(self, operation: Operation) -> Snapshot | None:
+        return self._cached(operation) or super().look(operation)
+
+    def complete(self, claim: Claimed, response: StoredResponse, *, failure: bool = False) -> bool:
+        written = super().complete(claim, response, failure=failure)
+        if written:
+            begun, status = time.monotonic(), Status.FAILED if failure else Status.COMPLETED
+            created_at = self.created_at(claim)
+            if created_at is None and is_encrypted(response):
+                return written  # it can't be decrypted without the time: a replay will cache it
+
+            def keep() -> None:
+                if time.monotonic() - begun < self.options.max_age:
+                    self._keep(claim.operation, status, response, self.policy.retention, created_at, newest=True)
+
+            transaction.on_commit(keep, using=self.name, robust=True)
+        return written
+
+    def delete(self, record: Snapshot) -> bool:
+        deleted = super().delete(record)
+        if deleted:
+            self.forget([record.id], self.name, self.options)
+        return deleted
+
+    # --- tenants with a schema each
+
+    def _receipt(self) -> Receipt | None:
+        schema = tenant(self.name)
+        return Receipt((schema,)) if schema else None
+
+    def _note(self, schemas: tuple[str, ...]) -> None:
+        """Stop using the cache if tenants have a schema each that only the server knows: entries would mix."""
+        if not schemas or tenant(self.name) is not None or self.name in _several_schemas:
+            return
+        first = _first_schemas.setdefault(self.name, schemas)
+        if schemas != first:
+            _several_schemas.add(self.name)
+            message = "idempotency: the database %r has several schemas (%s; %s), so no cache is used in front of it"
+            log(logging.WARNING, "cache_error", message, self.name, ", ".join(first), ", ".join(schemas))
+
+    # --- the cache
+
+    def _ask_cache(self, what: Callable[[Any], T]) -> T | None:
+        options = self.options
+        if self.name in _several_schemas:
+            return None
+        guard = _guards.setdefault(options.cache, CacheGuard())
+        return guard.ask(what, options.cache, patience=options.patience, pause=options.pause)
+
+    def _key(self, id: UUID) -> str:
+        return _key(id, self.name, self.options)
+
+    def _cached(self, operation: Operation) -> Snapshot | None:
+        packed = self._ask_cache(lambda cache: cache.get(self._key(operation.id)))
+        return _unpacked(packed, operation) if isinstance(packed, bytes) else None
+
+    def _keep_record(self, record: Snapshot) -> None:
+        if record.response is None or record.status not in TERMINAL:
+            return
+        operation = Operation(record.scope, record.key, record.fingerprint, trace=record.trace)
+        left = (record.expires_at - record.now).total_seconds()
+        self._keep(operation, Status(record.status), record.response, left, record.created_at)
+
+    def _keep(
+        self,
+        operation: Operation,
+        status: Status,
+        response: StoredResponse,
+        left: float,
+        created_at: datetime | None = None,
+        *,
+        newest: bool = False,
+    ) -> None:
+        """Write an entry. A response that was read replaces none, as it may be outdated; one just committed does.
+
+        It does not if it is gone again: the project's hooks run between COMMIT and here, and so may an erasure.
+        """
+        if left < 1 or len(response.body or b"") > self.options.max_body_size:
+            return
+        entry = self._key(operation.id), _packed(operation, status, response, created_at or EPOCH)
+        seconds = int(min(left, self.options.max_age))
+        added = self._ask_cache(lambda cache: cache.add(*entry, seconds))
+        if newest and added is False and self._holds(operation.id, response):
+            self._ask_cache(lambda cache: cache.set(*entry, seconds))
+
+    def _holds(self, id: UUID, response: StoredResponse) -> bool:
+        record = self.read(id)
+        return record is not None and record.response == response
+
+
+@lru_cache
+def _behind_a_cache(plain: type[DatabaseStore]) -> type[DatabaseStore]:
+    return type(f"Cached{plain.__name__}", (CachedStore, plain), {})
+
+
+# --- Entries ---------------------------------------------------------------------------------------------------------
+
+
+def _key(id: UUID, using: str, options: CacheOptions) -> str:
+    schema = tenant(using)
+    return f"{options.prefix}{using}:{id.hex}" + (f":{quote(schema)}" if schema else "")
+
+
+def _packed(operation: Operation, status: Status, response: StoredResponse, created_at: datetime) -> bytes:
+    who = [operation.scope, operation.key, operation.fingerprint.hex(), (operation.trace or b"").hex()]
+    when = [created_at.isoformat(), status.value]
+    head = json.dumps([*who, *when, response.status, response.headers, response.body is not None]).encode()
+    text = VERSION + len(head).to_bytes(4, "big") + head + (response.body or b"")
+    return hashlib.blake2b(text, digest_size=DIGEST).digest() + text
+
+
+def _unpacked(packed: bytes, operation: Operation) -> Snapshot | None:
+    """Return the entry as a record; ``None`` unless it is intact and of the same request."""
+    digest, text = packed[:DIGEST], packed[DIGEST:]
+    if hashlib.blake2b(text, digest_size=DIGEST).digest() != digest or text[:1] != VERSION:
+        return None
+    end = 5 + int.from_bytes(text[1:5], "big")
+    scope, key, written, trace, created_at, status, response_status, headers, has_body = json.loads(text[5:end])
+    fingerprint = bytes.fromhex(written)
+    if (scope, key) != (operation.scope, operation.key):
+        return None
+    same = as_recorded(operation, fingerprint)
+    if same is None or same.fingerprint != fingerprint:
+        return None
+    return Snapshot(
+        id=operation.id,
+        scope=scope,
+        key=key,
+        fingerprint=fingerprint,
+        mode="atomic",
+        hold_on_crash=False,
+        trace=bytes.fromhex(trace) or None,
+        created_at=datetime.fromisoformat(created_at),
+        status=status,
+        attempts=1,
+        on_hold=False,
+        reason="",
+        token=None,
+        locked_at=None,
+        locked_until=None,
+        expires_at=EPOCH + timedelta(days=1),  # the entry itself expires in time
+        response_status=response_status,
+        response_headers=headers,
+        response_body=text[end:] if has_body else None,
+        now=EPOCH,
+    )

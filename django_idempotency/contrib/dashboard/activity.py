@@ -1,0 +1,249 @@
+"""What happened recently, by the counters, and the size of the table that it leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from django.db.models import DurationField, ExpressionWrapper, F, QuerySet, Sum
+from django.db.models.functions import TruncHour
+
+from django_idempotency.conf import conf
+from django_idempotency.contrib.dashboard import observations
+from django_idempotency.contrib.dashboard.models import IdempotencyCounter
+from django_idempotency.models import DatabaseNow
+from django_idempotency.reporting.events import families
+from django_idempotency.stats.queries import DAY, HOUR, MINUTES, Size
+from django_idempotency.stores.connections import record_database
+from django_idempotency.stores.database import ahead
+from django_idempotency.values.outcomes import Rejection
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activity:
+    """What happened to keys, and to the events of wings, in a span of time, according to the counters.
+
+    ``requests``: requests with a key that got an outcome. ``deduplicated``: the share of them, 0 to 1, that got a
+    replay. ``conflicts``: they came while the first was running. ``too_old``: nothing is known of their key any more
+    (``Keys.max_age``). ``forbidden``: their callers may not see the stored response (``may_replay``).
+    ``not_admitted``: their keys were new, and ``admit`` or a limit refused them.
+    ``lost``: claims that were lost to a quicker rival; they are counted as the duplicates that they are.
+    ``stale_writes``: owners that came back too late. ``store_errors``: the store could not be reached.
+    ``of_wings``: how often each event of a wing happened, by its name.
+    """
+
+    requests: int = 0
+    replays: int = 0
+    deduplicated: float = 0.0
+    conflicts: int = 0
+    mismatches: int = 0
+    takeovers: int = 0
+    on_hold: int = 0
+    too_old: int = 0
+    forbidden: int = 0
+    not_admitted: int = 0
+    completed: int = 0
+    failed: int = 0
+    released: int = 0
+    lost: int = 0
+    stale_writes: int = 0
+    reaped: int = 0
+    store_errors: int = 0
+    of_wings: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, counts: Mapping[str, int]) -> Activity:
+        """Return the activity for ``counts`` by the name of the event, which is that of its signal."""
+
+        def sum_of(*events: str) -> int:
+            return sum(counts.get(event, 0) for event in events)
+
+        ran = max(0, sum_of("key_claimed", "key_taken_over") - sum_of("claim_lost"))
+        replays = sum_of("response_replayed")
+        requests = ran + replays + sum_of(*map(_rejected, Rejection))
+        return cls(
+            requests=requests,
+            deduplicated=replays / requests if requests else 0.0,
+            of_wings={event.name: sum_of(event.name) for family in families() for event in family.events},
+            **{name: sum_of(*events) for name, events in EVENTS.items()},
+        )
+
+
+def _rejected(reason: Rejection) -> str:
+    return f"request_rejected.{reason}"
+
+
+# The events that a figure counts.
+EVENTS: Mapping[str, tuple[str, ...]] = {
+    "replays": ("response_replayed",),
+    "conflicts": (_rejected(Rejection.IN_FLIGHT), _rejected(Rejection.WAIT_TIMEOUT)),
+    "mismatches": (_rejected(Rejection.KEY_REUSED),),
+    "takeovers": ("key_taken_over",),
+    "on_hold": (_rejected(Rejection.ON_HOLD),),
+    "too_old": (_rejected(Rejection.TOO_OLD),),
+    "forbidden": (_rejected(Rejection.FORBIDDEN),),
+    "not_admitted": (_rejected(Rejection.NOT_ADMITTED),),
+    "completed": ("key_completed",),
+    "failed": ("key_failed",),
+    "released": ("key_released",),
+    "lost": ("claim_lost",),
+    "stale_writes": ("stale_write_rejected",),
+    "reaped": ("key_reaped",),
+    "store_errors": ("store_failed",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """What happened from ``since`` until the next span begins."""
+
+    since: datetime
+    activity: Activity
+
+
+def activity(seconds: float, *, view: str = "", using: str | None = None) -> Activity:
+    """Return what happened in the last ``seconds``, with the precision of a counter, which is five minutes.
+
+    ``view``: only at this view, by its dotted name. ``using``: as for ``stats``.
+    """
+    return Activity.of(dict(_counters(seconds, using, view).values_list("event").annotate(Sum("count"))))
+
+
+def history(seconds: float, *, step: int = 15 * MINUTES, view: str = "", using: str | None = None) -> list[Span]:
+    """Return the last ``seconds`` in spans of ``step`` seconds; an empty list if nothing was counted.
+
+    ``step``: five minutes or a multiple of that. ``view``, ``using``: as for ``activity``.
+    """
+    since = F("since") if step % HOUR else TruncHour("since", tzinfo=UTC)
+    counted = _counters(seconds, using, view).annotate(begun=since).values_list("begun", "event").annotate(Sum("count"))
+    counts = list(counted.annotate(now=DatabaseNow()))
+    if not counts:
+        return []
+    *_count, now = counts[0]
+    return spans((count[:3] for count in counts), seconds, now=now, step=step)
+
+
+def spans(counts: Iterable[tuple[datetime, str, int]], seconds: float, *, now: datetime, step: int) -> list[Span]:
+    """Return the counters (since, event, count) of the last ``seconds`` in spans of ``step`` seconds. Pure."""
+    by_step: dict[int, dict[str, int]] = {}
+    for since, event, count in counts:
+        events = by_step.setdefault(int(since.timestamp() // step), {})
+        events[event] = events.get(event, 0) + count
+    last = int(now.timestamp() // step)
+    return [
+        Span(since=datetime.fromtimestamp(number * step, UTC), activity=Activity.of(by_step.get(number, {})))
+        for number in range(last - int(seconds // step) + 1, last + 1)
+    ]
+
+
+def views(seconds: float, *, using: str | None = None) -> dict[str, Activity]:
+    """Return what happened in the last ``seconds`` at each view, by its name. ``using``: as for ``stats``."""
+    counts: dict[str, dict[str, int]] = {}
+    for view, event, count in _counters(seconds, using).values_list("view", "event").annotate(Sum("count")):
+        if event not in observations.EVENTS:
+            counts.setdefault(view, {})[event] = count
+    return {view: Activity.of(events) for view, events in counts.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """What was observed in a span of time, with ``OBSERVE``.
+
+    ``keyed``, ``unkeyed``: requests with and without a key. ``refused``: requests whose key would be missing, malformed
+    or without a scope. ``unprotected``: requests of anonymous callers that would run unprotected.
+    ``duplicates_keyed``: they would have got a replay or a 409. ``duplicates_unkeyed``: likely duplicates, which would
+    be prevented if their clients sent keys. ``views``: the duplicates of each view. ``clients``: for each client by
+    name, its requests with and without a key; the clients with the most requests without a key come first.
+    """
+
+    keyed: int
+    unkeyed: int
+    refused: int
+    unprotected: int
+    duplicates_keyed: int
+    duplicates_unkeyed: int
+    views: dict[str, int]
+    clients: dict[str, tuple[int, int]]
+
+    @property
+    def preventable(self) -> int:
+        return self.duplicates_keyed + self.duplicates_unkeyed
+
+
+def observed(seconds: float, *, using: str | None = None) -> Observed:
+    """Return what was observed in the last ``seconds``. ``using``: as for ``stats``."""
+    found = _counters(seconds, using).filter(event__in=observations.EVENTS)
+    counts = {(event, view): n for event, view, n in found.values_list("event", "view").annotate(Sum("count"))}
+
+    def by_view(*events: str) -> dict[str, int]:
+        summed: dict[str, int] = {}
+        for (event, view), count in counts.items():
+            if event in events:
+                summed[view] = summed.get(view, 0) + count
+        return dict(sorted(summed.items(), key=lambda each: (-each[1], each[0])))
+
+    def total(event: str) -> int:
+        return sum(by_view(event).values())
+
+    with_key, without = by_view(observations.CLIENT_KEYED), by_view(observations.CLIENT_UNKEYED)
+    return Observed(
+        keyed=total(observations.KEYED),
+        unkeyed=total(observations.UNKEYED),
+        refused=total(observations.REFUSED),
+        unprotected=total(observations.UNPROTECTED),
+        duplicates_keyed=total(observations.DUPLICATE_KEYED),
+        duplicates_unkeyed=total(observations.DUPLICATE_UNKEYED),
+        views=by_view(observations.DUPLICATE_KEYED, observations.DUPLICATE_UNKEYED),
+        clients={name: (with_key.get(name, 0), without.get(name, 0)) for name in {**without, **with_key}},
+    )
+
+
+def busiest(views: Mapping[str, Activity], name: str, *, most: int = 10) -> list[tuple[str, Activity]]:
+    """Return the views with the highest ``name``, such as ``"replays"``, leaving out those with none. Pure."""
+    found = [(view, of_view) for view, of_view in views.items() if getattr(of_view, name)]
+    return sorted(found, key=lambda each: (-getattr(each[1], name), each[0]))[:most]
+
+
+def _counters(seconds: float, using: str | None, view: str = "") -> QuerySet[IdempotencyCounter]:
+    begun = IdempotencyCounter.objects.using(record_database(using)).filter(since__gt=ahead(-seconds))
+    return (begun.filter(view=view) if view else begun).order_by()
+
+
+# --- Projection ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projection:
+    """The size that the table will reach if activity stays as on the last day; ``None`` while that is not known.
+
+    ``rows_per_day``: responses stored. ``expected_rows``: the rows that this gives within the project's retention.
+    ``expected_bytes``: their size, at the present size of a row.
+    """
+
+    rows_per_day: float | None = None
+    expected_rows: float | None = None
+    expected_bytes: float | None = None
+
+
+def projection(size: Size, *, using: str | None = None) -> Projection:
+    """Project ``size`` by the counters of the last day, or of less if they began later. ``using``: as for ``stats``."""
+    begun = IdempotencyCounter.objects.using(record_database(using)).order_by("since")
+    age = ExpressionWrapper(DatabaseNow() - F("since"), output_field=DurationField())
+    oldest: timedelta | None = begun.values_list(age, flat=True).first()
+    seconds = min(oldest.total_seconds(), DAY) if oldest else 0.0
+    return project(size, activity(DAY, using=using).completed, seconds=seconds, kept_for=conf().policy.kept_for)
+
+
+def project(size: Size, completed: int, *, seconds: float, kept_for: float) -> Projection:
+    """Project ``size`` by ``completed`` responses stored in ``seconds``; empty for less than an hour. Pure."""
+    if seconds < HOUR:
+        return Projection()
+    per_second = completed / seconds
+    rows = per_second * kept_for
+    per_row = size.bytes / size.rows if size.rows and size.bytes else None
+    return Projection(
+        rows_per_day=per_second * DAY,
+        expected_rows=rows,
+        expected_bytes=None if per_row is None else rows * per_row,
+    )

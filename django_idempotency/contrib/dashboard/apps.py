@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class DashboardConfig(AppConfig):
+    name = "django_idempotency.contrib.dashboard"
+    label = "django_idempotency_dashboard"
+    verbose_name = _("Idempotency dashboard")
+
+    def ready(self) -> None:
+        from django_idempotency import checks
+        from django_idempotency.admin.pages import Page, register
+        from django_idempotency.contrib.dashboard import counters, observations
+        from django_idempotency.contrib.dashboard.checks import CHECKS
+        from django_idempotency.contrib.dashboard.formatting import recently
+        from django_idempotency.contrib.dashboard.pages import dashboard, figures
+        from django_idempotency.maintenance import cleaner
+        from django_idempotency.stats import sections
+
+        checks.register(CHECKS, label=self.label, page="observe")
+        cleaner.register(counters.prune)
+        cleaner.register(observations.prune)
+        sections.register(recently)
+        register(Page("dashboard/", dashboard, "django_idempotency_dashboard", _("Dashboard")))
+        register(Page("dashboard/figures/", figures, "django_idempotency_figures"))
+        counters.listen()
+        observations.listen()

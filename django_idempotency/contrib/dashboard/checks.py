@@ -1,0 +1,55 @@
+"""The checks of the dashboard. The page ``docs/observe.md`` has a section for each id."""
+
+from __future__ import annotations
+
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from django_idempotency.checks import Check, each
+from django_idempotency.conf import Conf, middleware, shared_apps
+from django_idempotency.contrib.dashboard.conf import options
+from django_idempotency.contrib.dashboard.middleware import ObservingMiddleware
+from django_idempotency.values.scopes import tenant_databases
+
+APP = "django_idempotency.contrib.dashboard"
+
+
+def why_unreadable(_settings: Conf) -> Exception | None:
+    try:
+        options()
+    except (ImproperlyConfigured, TypeError) as error:
+        return error
+    return None
+
+
+def observes_nothing(settings: Conf) -> bool:
+    return settings.observes and not any(map(_observes, map(import_string, middleware())))
+
+
+def _observes(factory: object) -> bool:
+    return isinstance(factory, type) and issubclass(factory, ObservingMiddleware)
+
+
+def counts_nowhere(_settings: Conf) -> bool:
+    """Whether only tenants have the table of the counters, which are written in no tenant's schema."""
+    shared = shared_apps()
+    apart = any(tenant_databases()) and shared is not None and not any(APP in app for app in shared)
+    return apart and options().stats_retention is not None
+
+
+CHECKS = (
+    Check(
+        "W001",
+        each("settings", observes_nothing),
+        "OBSERVE is on, but ObservingMiddleware is not installed: nothing is protected, and nothing is counted.",
+        'Add "django_idempotency.contrib.dashboard.middleware.ObservingMiddleware" to MIDDLEWARE.',
+    ),
+    Check("E002", each("settings", why_unreadable), "{found}", "Correct DASHBOARD in the IDEMPOTENCY setting."),
+    Check(
+        "W002",
+        each("settings", counts_nowhere),
+        "Only the schemas of tenants have the table of the counters, which are written outside of them: nothing is "
+        "counted.",
+        f"Add {APP!r} to SHARED_APPS and migrate, or set STATS_RETENTION to None.",
+    ),
+)

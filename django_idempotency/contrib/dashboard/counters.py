@@ -1,0 +1,138 @@
+"""How often each event happened at each view: counted in memory and added up in the database, in five-minute rows.
+
+Signals trigger the counting. No request waits for it, executes a statement for it or fails because of it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from django.db import connections
+
+from django_idempotency.conf import conf
+from django_idempotency.contrib.dashboard import models
+from django_idempotency.contrib.dashboard.conf import options
+from django_idempotency.contrib.dashboard.models import IdempotencyCounter
+from django_idempotency.engine.background import background
+from django_idempotency.reporting import events
+from django_idempotency.stores import store_for
+from django_idempotency.stores.connections import alias, databases
+from django_idempotency.values.outcomes import Operation
+
+FLUSH_EVERY = 10.0
+PERIOD = 300
+MOST_VIEWS = 200  # that a process tells apart
+OTHER_VIEWS = "(others)"
+MAINTENANCE = "(maintenance)"
+
+TABLE = IdempotencyCounter._meta.db_table
+LONGEST = IdempotencyCounter._meta.get_field("view").max_length or 0
+
+# The beginning of the current period, by the database's clock.
+_SINCE = {
+    "postgresql": f"date_bin('{PERIOD} s', statement_timestamp(), 'epoch')",
+    "mysql": (
+        f"timestampadd(SECOND, -mod(timestampdiff(SECOND, '1970-01-01', utc_timestamp()), {PERIOD}), utc_timestamp())"
+    ),
+    "sqlite": f"datetime(strftime('%%s', 'now') / {PERIOD} * {PERIOD}, 'unixepoch')",
+}
+_ADD = {
+    "postgresql": f"ON CONFLICT (since, view, event) DO UPDATE SET count = {TABLE}.count + EXCLUDED.count",
+    "mysql": "ON DUPLICATE KEY UPDATE count = count + VALUES(count)",
+    "sqlite": "ON CONFLICT (since, view, event) DO UPDATE SET count = count + EXCLUDED.count",
+}
+
+
+class Counters:
+    """The counts of this process that are not written yet, by the database to which they will be written."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+        self._flushes: dict[str, Callable[[], None]] = {}
+        self._views: set[str] = set()
+
+    def count(self, event: str, view: str, operation: Operation | None = None, count: int = 1) -> None:
+        """Count ``count`` events in the database of the record of ``operation``. Written after about ten seconds."""
+        if options().stats_retention is None:
+            return
+        using = alias(conf().policy, operation)
+        view = view[-LONGEST:] or MAINTENANCE
+        with self._lock:
+            if view not in self._views:
+                if len(self._views) < MOST_VIEWS:
+                    self._views.add(view)
+                else:
+                    view = OTHER_VIEWS
+            first = not self._counts[using]
+            self._counts[using][view, event] += count
+            flush = self._flushes.setdefault(using, partial(self._flush, using))
+        if first:
+            background.later(flush, FLUSH_EVERY, store_for(conf().policy, operation))
+
+    def flush(self, using: str | None = None) -> None:
+        """Add the counts to the tables of all databases, or of one, with one statement each.
+
+        After an error the counts are kept.
+        """
+        for name in [using] if using else list(self._counts):
+            self._flush(name)
+
+    def _flush(self, using: str) -> None:
+        with self._lock:
+            counts = self._counts.pop(using, Counter())
+        try:
+            _add(counts, using)
+        except BaseException:  # no count is lost, whatever ends the flush
+            with self._lock:
+                self._counts[using].update(counts)
+            raise
+
+
+def _add(counts: Counter[tuple[str, str]], using: str) -> None:
+    if not counts:
+        return
+    connection = connections[using]
+    row = f"({_SINCE[connection.vendor]}, %s, %s, %s)"
+    # All processes use the same order, so they may wait for each other but never deadlock.
+    values = [value for (view, event), count in sorted(counts.items()) for value in (view, event, count)]
+    rows = ", ".join([row] * len(counts))
+    statement = f"INSERT INTO {TABLE} (since, view, event, count) VALUES {rows} {_ADD[connection.vendor]}"
+    with connection.cursor() as cursor:
+        cursor.execute(statement, values)
+
+
+def listen() -> None:
+    """Count every event, from now on."""
+    events.listen(_count, __name__)
+    events.listen_to_families(_count_several, __name__)
+
+
+def _count(event: events.Event, *, operation: Operation, **_named: Any) -> None:
+    counters.count(event.counted_as, operation.view, operation)
+
+
+def _count_several(
+    family: events.Family, event: events.Event, *, sender: str, count: int, using: str, **_named: Any
+) -> None:
+    """Count under a view such as ``(outbox webhooks)``: in the wing's database if it has records, else in the first."""
+    known = databases()
+    operation = Operation("", "", b"", database=using if using in known else known[0])
+    counters.count(event.counted_as, f"({family.name} {sender})", operation, count)
+
+
+def prune(*, using: str | None = None) -> int:
+    """Delete some of the oldest counters past ``STATS_RETENTION``; return how many were deleted."""
+    return models.prune(IdempotencyCounter, "since", options().stats_retention or 0, using)
+
+
+counters = Counters()
+os.register_at_fork(after_in_child=counters._reset)

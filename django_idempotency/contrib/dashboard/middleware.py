@@ -1,0 +1,152 @@
+"""Watch requests without refusing or replaying any, and count what would have been prevented.
+
+Nothing here changes what a view gets or returns, and no error in it reaches a request. A body is read before the view
+only if its size is known and moderate. A multipart body is read afterwards, unless the view has read it in its own way.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from io import RawIOBase
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction as is_async
+from asgiref.sync import markcoroutinefunction, sync_to_async
+from django.http import HttpRequest, UnreadablePostError
+from django.http.response import HttpResponseBase
+
+from django_idempotency import signals
+from django_idempotency.conf import conf, resolve
+from django_idempotency.contrib.dashboard.signals import request_observed
+from django_idempotency.exceptions import IdempotencyError
+from django_idempotency.http.requests import has_moderate_body, observed_operation, scope_and_key
+from django_idempotency.middleware import policy_by_path
+from django_idempotency.policy import Policy
+from django_idempotency.reporting.logs import cause, is_due, log
+from django_idempotency.values.keys import parse_key
+from django_idempotency.values.outcomes import EntryPoint, Operation
+from django_idempotency.wrapping import entry_point_policy, handler_of
+
+UNNAMED = "unnamed"
+PRODUCT = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,40}(/[!#$%&'*+.^_`|~0-9A-Za-z-]{1,20})?")  # RFC 9110, 10.1.5
+WATCHED = "_idempotency_watched"
+View = Callable[..., Any]
+
+
+class ObservingMiddleware:
+    """Watches the requests that entry points would protect, while ``OBSERVE`` is set.
+
+    It knows every entry point, ``IdempotencyMiddleware`` among them if that is installed too. Put it behind the
+    middleware that authenticates.
+    """
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self.get_response = get_response
+        if is_async(get_response):
+            markcoroutinefunction(self)
+
+    def __call__(self, request: HttpRequest) -> Any:
+        if is_async(self.get_response):
+            return self._acall(request)
+        response = self.get_response(request)
+        _report(request, response)
+        return response
+
+    async def _acall(self, request: HttpRequest) -> HttpResponseBase:
+        response: HttpResponseBase = await self.get_response(request)
+        if hasattr(request, WATCHED):
+            await sync_to_async(_report)(request, response)
+        return response
+
+    def process_view(self, request: HttpRequest, view: View, args: Any, kwargs: Any) -> None:
+        """Note the view, and keep the body if that has a known, moderate size and is no upload."""
+        policy = policy_by_path(view, request.method or "", request.path) if conf().observes else None
+        if policy is None or request.method not in resolve(policy).methods:
+            return
+        setattr(request, WATCHED, (view, resolve(policy)))
+        try:
+            if request.content_type != "multipart/form-data" and has_moderate_body(request):
+                _ = request.body
+        except UnreadablePostError as error:  # the view has to get it, too: Django would show it an empty form
+            vars(request).update(_stream=_Unreadable(error), _read_started=False)
+        except Exception as error:
+            _report_failure(error)
+
+
+class _Unreadable(RawIOBase):
+    """The body of a caller who has hung up."""
+
+    def __init__(self, error: OSError) -> None:
+        self.error = error
+
+    def readinto(self, _buffer: Any) -> int:
+        raise OSError(*self.error.args)
+
+
+def _report(request: HttpRequest, response: HttpResponseBase) -> None:
+    """Report a watched request once its view has responded."""
+    if (watched := vars(request).pop(WATCHED, None)) is None:
+        return
+    view, policy = watched
+    try:
+        own = entry_point_policy(view, request.method)
+        entry_point = EntryPoint.MIDDLEWARE if own is None else EntryPoint.DECORATOR
+        sender = handler_of(view, request.method)
+        refused, unprotected = _fate(request, policy, entry_point)
+        key, comparable = _key(request, policy), response.status_code < 400 and _can_be_read(request)
+        operation = comparable and observed_operation(request, request, policy, key, sender, entry_point)
+        signals.send(
+            request_observed,
+            operation or Operation("", "", b"", sender=sender, entry_point=entry_point),
+            keyed=bool(key),
+            client=_client(request),
+            comparable=bool(operation),
+            refused=refused,
+            unprotected=unprotected,
+        )
+    except Exception as error:  # from a scope, a fingerprint or a router; the request already has its response
+        _report_failure(error)
+
+
+def _fate(request: HttpRequest, policy: Policy, entry_point: EntryPoint) -> tuple[bool, bool]:
+    """Return whether the request would be refused, and whether it would run unprotected despite its key."""
+    if not (policy.required or conf().meta_name in request.META):
+        return False, False
+    try:
+        return False, scope_and_key(request, request, policy, entry_point) is None
+    except IdempotencyError:
+        return True, False
+
+
+def _key(request: HttpRequest, policy: Policy) -> str:
+    """Return the key; empty if there is no usable one."""
+    header = request.META.get(conf().meta_name)
+    try:
+        return "" if header is None else parse_key(header, strict=policy.keys.strict)
+    except IdempotencyError:
+        return ""
+
+
+def _can_be_read(request: HttpRequest) -> bool:
+    """Whether the body was kept, was not read, or is a form without files: a view may have moved those."""
+    if hasattr(request, "_body"):
+        return True
+    if hasattr(request, "_files"):
+        return not request._files
+    return has_moderate_body(request) and not getattr(request, "_read_started", True)
+
+
+def _client(request: HttpRequest) -> str:
+    """The program that sent the request, as it names itself, without the comments that may name a person."""
+    product = PRODUCT.match(request.META.get("HTTP_USER_AGENT", ""))
+    return product[0] if product else UNNAMED
+
+
+def _report_failure(error: Exception) -> None:
+    if is_due("observing"):
+        log(logging.ERROR, "observing", "a request could not be observed: %s", cause(error))

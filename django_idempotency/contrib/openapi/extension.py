@@ -1,0 +1,100 @@
+"""OpenAPI with drf-spectacular: what each protected operation requires of its callers, according to its policy.
+
+Add ``django_idempotency.contrib.openapi`` to ``INSTALLED_APPS``, beside ``drf_spectacular``. This module then adds the
+``Idempotency-Key`` header, this package's own responses with their problem document, and the rules for retries as text,
+for every operation with an entry point and for those that only the middleware covers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+from weakref import proxy
+
+from drf_spectacular.generators import SchemaGenerator
+from drf_spectacular.openapi import AutoSchema
+from drf_spectacular.plumbing import ResolvedComponent
+from drf_spectacular.utils import OpenApiParameter
+
+from django_idempotency.conf import conf, resolve
+from django_idempotency.http import published
+from django_idempotency.middleware import is_covering, policy_by_path
+from django_idempotency.policy import Policy
+from django_idempotency.wrapping import has_entry_point
+
+
+def describe_operations() -> None:
+    """Make drf-spectacular describe the keys of protected operations, whatever else describes these operations.
+
+    One of drf-spectacular's own extensions would not know the path, and ``@extend_schema`` on a method would override
+    it. So the method that creates the view of an operation is wrapped, once.
+    """
+    create_view = SchemaGenerator.create_view
+    if hasattr(create_view, "idempotency_described"):
+        return
+
+    @wraps(create_view)
+    def create_described_view(self: Any, callback: Any, method: str, request: Any = None) -> Any:
+        view = create_view(self, callback, method, request)  # type: ignore[no-untyped-call]
+        if has_entry_point(callback, method) or is_covering():
+            view.idempotency_schema = _described(view.schema, partial(policy_by_path, callback, method))
+            view.schema = proxy(view.idempotency_schema)  # REST framework would keep the schema itself alive forever
+        return view
+
+    create_described_view.idempotency_described = True  # type: ignore[attr-defined]
+    SchemaGenerator.create_view = create_described_view  # type: ignore[method-assign]
+
+
+def _described(stated: Any, policy_at: Callable[[str], Policy | None]) -> IdempotentSchema:
+    """Return a copy of the schema ``stated``, which may be a weak proxy, that also describes keys."""
+    base = stated.__class__ if issubclass(stated.__class__, AutoSchema) else AutoSchema
+    schema: IdempotentSchema = object.__new__(type(base.__name__, (IdempotentSchema, base), {}))
+    vars(schema).update(stated.__dict__, policy_at=policy_at)
+    return schema
+
+
+class IdempotentSchema(AutoSchema):
+    """Adds what a policy means to the description of an operation. The project's own descriptions have precedence."""
+
+    policy_at: Callable[[str], Policy | None]  # as set for the view at a path
+
+    @property
+    def policy(self) -> Policy | None:
+        """The policy of this operation; ``None`` if it has none or its method ignores the header."""
+        if (stated := self.policy_at(self.path)) is None:
+            return None
+        policy = resolve(getattr(self.view, "idempotency_policy", stated))
+        return policy if self.method in policy.methods else None
+
+    def get_override_parameters(self) -> list[Any]:
+        parameters = list(super().get_override_parameters())
+        return [key_parameter(self.policy), *parameters] if self.policy else parameters
+
+    def get_description(self) -> str:  # type: ignore[override]
+        texts = [super().get_description() or "", published.retry_rules(self.policy) if self.policy else ""]
+        return "\n\n".join(filter(None, texts))
+
+    def _get_response_bodies(self, direction: Any = "response") -> Any:
+        responses = super()._get_response_bodies(direction)
+        if direction == "response" and self.policy:
+            problem = ResolvedComponent(  # type: ignore[no-untyped-call]
+                name="IdempotencyProblem",
+                type=ResolvedComponent.SCHEMA,
+                object="IdempotencyProblem",
+                schema=published.PROBLEM,
+            )
+            self.registry.register_on_missing(problem)
+            published.describe(responses, self.policy, problem.ref)
+        return responses
+
+
+def key_parameter(policy: Policy) -> OpenApiParameter:
+    """Return the header that carries the key."""
+    return OpenApiParameter(
+        name=conf().header,
+        location=OpenApiParameter.HEADER,
+        required=policy.required,
+        type=published.key_schema(policy),
+        description=published.key_description(policy),
+    )

@@ -1,0 +1,117 @@
+"""The page that tells API consumers how each operation treats its keys, made from the policies.
+
+The draft of the header asks for it: https://www.ietf.org/archive/id/draft-ietf-httpapi-idempotency-key-header-07.html#section-2.3
+It uses the texts of the OpenAPI documents. Like these it is in English and reveals no scopes, stores or secrets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from django.contrib.admindocs import utils as patterns
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.utils.cache import patch_vary_headers
+from django.views import View
+
+from django_idempotency import ninja
+from django_idempotency.conf import conf, resolve
+from django_idempotency.http import published
+from django_idempotency.http.routes import routes
+from django_idempotency.middleware import is_covering
+from django_idempotency.policy import Policy
+from django_idempotency.wrapping import entry_point_policy, view_class
+
+JSON, HTML = "application/json", "text/html"
+
+
+class PublishedPolicyView(View):
+    """Shows the policy of every operation with an entry point, as JSON or, to browsers, as HTML.
+
+    ``paths``: a regular expression; only paths in which it is found are shown. The view itself doesn't restrict
+    access. Everybody who may read the API's documentation may read this page.
+    """
+
+    http_method_names = ["get", "head", "options"]
+    paths = ""
+
+    def get(self, request: HttpRequest) -> HttpResponse:
+        published_policy = describe(self.paths)
+        response: HttpResponse
+        if request.get_preferred_type([JSON, HTML]) == HTML:
+            response = render(request, "django_idempotency/published_policy.html", published_policy)
+        else:
+            response = JsonResponse(published_policy)
+        patch_vary_headers(response, ["Accept"])
+        return response
+
+
+def describe(paths: str = "") -> dict[str, Any]:
+    """Return what the page shows. ``others`` holds the terms of operations that only the middleware covers."""
+    return {
+        "header": conf().header,
+        "operations": [
+            {"path": path, "methods": methods, **terms(policy)}
+            for path, methods, policy in operations()
+            if re.search(paths, path)
+        ],
+        "others": terms(conf().policy) if is_covering() and conf().protects else None,
+    }
+
+
+def terms(policy: Policy) -> dict[str, Any]:
+    """Return what callers may know of ``policy``, which must be the policy in force."""
+    return {
+        "required": policy.required,
+        "key": published.key_schema(policy),
+        "key_description": published.key_description(policy),
+        "retention": policy.retention,
+        "remembered_for": published.duration(policy.retention),
+        "compared": published.compared(policy),
+        "rules": published.retry_rules(policy),
+        "statuses": published.status_rules(policy),
+        "responses": published.own_responses(policy),
+    }
+
+
+def operations() -> Iterator[tuple[str, list[str], Policy]]:
+    """Yield the path, the methods and the policy in force of every operation with an entry point of its own."""
+    for route, callback in routes():
+        path = _readable(route)
+        if path.endswith(("{format}", "{format}/")):  # REST framework's second route to the same operation
+            continue
+        by_policy: dict[Policy, list[str]] = {}
+        for method, policy in _methods(callback) if conf().protects else ():
+            by_policy.setdefault(policy, []).append(method)
+        yield from ((path, sorted(methods), policy) for policy, methods in by_policy.items())
+
+
+def _methods(callback: Any) -> Iterator[tuple[str, Policy]]:
+    for operation in ninja.operations(callback):
+        if (policy := ninja.operation_policy(operation)) is not None:
+            yield from ((method, policy) for method in operation.methods if method in policy.methods)
+    initial = getattr(callback, "initkwargs", {}).get("idempotency_policy")
+    for method in _handled(callback):
+        stated = entry_point_policy(callback, method) and (initial or entry_point_policy(callback, method))
+        if stated and method in resolve(stated).methods:
+            yield method, resolve(stated)
+
+
+def _handled(callback: Any) -> Collection[str]:
+    """Return the methods of a class-based view; for a function, those that its policy covers."""
+    cls: Any = view_class(callback)
+    if ninja.path_view(callback) is not None:
+        return []
+    if cls is None:
+        stated = entry_point_policy(callback, None)
+        return resolve(stated).methods if stated else []
+    actions = getattr(callback, "actions", None)
+    return [name.upper() for name in actions or cls.http_method_names if actions or hasattr(cls, name)]
+
+
+def _readable(route: str) -> str:
+    """Return the path of a route in readable form, such as ``/orders/{pk}/``."""
+    plain = patterns.replace_unnamed_groups(patterns.replace_named_groups(patterns.remove_non_capturing_groups(route)))
+    return re.sub(r"<(?:[^<>:]+:)?([^<>]+)>", r"{\1}", patterns.replace_metacharacters(plain)).replace("\\", "")

@@ -1,0 +1,209 @@
+"""The admin of the outbox: dead letters come first, with an action to have them tried again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.db.models import Case, QuerySet, Value, When
+from django.http import HttpRequest, HttpResponse
+from django.template.loader import render_to_string
+from django.template.response import TemplateResponse
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext
+
+from django_idempotency.admin.actions import Decision
+from django_idempotency.admin.alarms import Alarm, register
+from django_idempotency.admin.child_keys import RESPONSE_BODY
+from django_idempotency.admin.limits import panel
+from django_idempotency.admin.pages import ReadOnly
+from django_idempotency.admin.previews import readable
+from django_idempotency.contrib.outbox import maintenance
+from django_idempotency.contrib.outbox.decisions import Act, Decided, decide, version
+from django_idempotency.contrib.outbox.models import TRIED, OutboxEvent, Relay, Status
+from django_idempotency.contrib.outbox.sealing import opened
+from django_idempotency.maintenance.history import write_entry
+from django_idempotency.models import DatabaseNow
+from django_idempotency.stats.formatting import amount
+from django_idempotency.values.moments import column
+from django_idempotency.values.printable import printable
+
+TEMPLATES = "admin/django_idempotency/idempotencyrecord"
+ALIVE = _("It is not a dead letter.")
+MOST = 10_000  # the most dead letters that are counted
+TIMES = ("shown_available_at", "shown_finished_at", "shown_created_at")
+
+if TYPE_CHECKING:
+    EventModelAdmin = admin.ModelAdmin[OutboxEvent]
+    RelayModelAdmin = admin.ModelAdmin[Relay]
+else:
+    EventModelAdmin = RelayModelAdmin = admin.ModelAdmin
+
+
+def dead_letter_alarms(using: str) -> list[Alarm]:
+    """Return the alarm that there are dead letters, if the outbox is in the database ``using``."""
+    if using != maintenance.database():
+        return []
+    count = OutboxEvent.objects.using(using).filter(TRIED, status=Status.DEAD)[:MOST].count()
+    return [Alarm(_("%(count)s dead letters") % {"count": amount(count, MOST)})] if count else []
+
+
+register(dead_letter_alarms)
+
+
+class Requeue(Decision):
+    act = Act.REQUEUE
+    title = button = _("Requeue dead letters")
+    asks = _("These events are sent again, before the later ones of their keys.")
+
+
+class Discard(Decision):
+    act = Act.DISCARD
+    title = button = _("Discard dead letters for good")
+    asks = _("These events are deleted and never sent; the later ones of their keys go on.")
+
+
+def _deciding(decision: type[Decision]) -> Any:
+    """Return the admin action that asks for confirmation, and decides once that was given."""
+    act = decision.act
+
+    @admin.action(description=decision.title, permissions=[str(act)])
+    def action(model_admin: Any, request: HttpRequest, queryset: QuerySet[OutboxEvent]) -> HttpResponse | None:
+        form = decision(request.POST if "confirmed" in request.POST else None)
+        if form.is_valid():
+            seen = dict(each.partition(" ")[::2] for each in request.POST.getlist("record"))
+            letters = maintenance.dead_letters().filter(pk__in=queryset.values_list("pk", flat=True))
+            _tell(request, form, decide(act, letters, by=request.user, note=form.cleaned_data["note"], seen=seen))
+            return None
+        # Only the events that were ticked, never all pages: operators are responsible for what they have seen.
+        events = list(queryset.filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME)).defer("payload"))
+        is_dead = {event.pk: event.status == Status.DEAD for event in events}
+        context = {
+            **model_admin.admin_site.each_context(request),
+            "title": form.title,
+            "opts": model_admin.opts,
+            "rows": [
+                (event, version(event), event.get_status_display(), [event.error], None if is_dead[event.pk] else ALIVE)
+                for event in events
+            ],
+            "possible": any(is_dead.values()),
+            "form": form,
+            "media": model_admin.media,
+            "filters": request.GET.urlencode(),
+        }
+        return TemplateResponse(request, "admin/django_idempotency_outbox/outboxevent/confirm.html", context)
+
+    action.__name__ = str(act)
+    return action
+
+
+def _tell(request: HttpRequest, form: Decision, decided: Decided) -> None:
+    if decided.done:
+        text = ngettext("%(title)s: done for one event.", "%(title)s: done for %(count)d events.", decided.done)
+        messages.success(request, text % {"title": form.title, "count": decided.done})
+    for why, count in decided.refused.items():
+        text = ngettext("%(title)s: not done for one event.", "%(title)s: not done for %(count)d events.", count)
+        messages.warning(request, f"{text % {'title': form.title, 'count': count}} {why.label}")
+
+
+@admin.register(OutboxEvent)
+class OutboxEventAdmin(ReadOnly, EventModelAdmin):
+    list_display = (
+        "topic",
+        "key",
+        "status",
+        "attempts",
+        "error",
+        "publisher",
+        "shown_created_at",
+        "shown_available_at",
+    )
+    list_filter = ("status", "publisher")
+    list_per_page = 50
+    show_full_result_count = False
+    search_fields = ("event_id",)
+    search_help_text = _("An event id, as consumers know it, or a whole key.")
+    actions = [_deciding(decision) for decision in (Requeue, Discard)]
+    change_list_template = "admin/django_idempotency_outbox/outboxevent/change_list.html"
+    fieldsets = (
+        (None, {"fields": ("event_id", "topic", "key", "status", "error")}),
+        (_("Publishing"), {"fields": ("publisher", "lane", "attempts", *TIMES)}),
+        (_("Content"), {"fields": ("content_type", "content", "record_id")}),
+    )
+
+    class Media:
+        css = {"all": ("django_idempotency/admin.css",)}
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[OutboxEvent]:
+        """Order dead letters first, then failing events, each by age."""
+        rank = Case(
+            When(status=Status.DEAD, then=Value(0)),
+            When(status=Status.PENDING, attempts__gt=0, then=Value(1)),
+            When(status=Status.PENDING, then=Value(2)),
+            default=Value(3),
+        )
+        events = super().get_queryset(request).using(maintenance.database())
+        return events.annotate(now=DatabaseNow()).order_by(rank, "id")
+
+    def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
+        # Otherwise, users who may not see these columns could find out their values bit by bit.
+        return not lookup.startswith(("payload", "headers")) and super().lookup_allowed(lookup, value, request)
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        raised = panel(lambda ask: ask(dead_letter_alarms), maintenance.database())
+        return super().changelist_view(request, {"alarms": raised, **(extra_context or {})})
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[OutboxEvent], search_term: str
+    ) -> tuple[QuerySet[OutboxEvent], bool]:
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        try:
+            return queryset.filter(event_id=UUID(term)), False
+        except ValueError:
+            return queryset.filter(key=term), False
+
+    def has_requeue_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm(Act.REQUEUE.permission)
+
+    def has_discard_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm(Act.DISCARD.permission)
+
+    def get_fieldsets(self, request: HttpRequest, obj: OutboxEvent | None = None) -> Any:
+        """Leave out the content unless the user may see responses, which are no more confidential."""
+        return self.fieldsets if request.user.has_perm(RESPONSE_BODY) else self.fieldsets[:-1]
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any
+    ) -> HttpResponse:
+        """Write a history entry before content is shown, so that nobody sees any without an entry."""
+        if options.get("obj") is not None and request.user.has_perm(RESPONSE_BODY):
+            write_entry(options["obj"], request.user, "Payload viewed.")
+        return super().render_change_form(request, context, *args, **options)
+
+    shown_created_at = column("created_at", _("created at"))
+    shown_available_at = column("available_at", _("next attempt at"))
+    shown_finished_at = column("finished_at", _("published or given up at"))
+
+    @admin.display(description=_("payload"))
+    def content(self, event: OutboxEvent) -> SafeString:
+        content = opened(event.event_id, bytes(event.payload), event.headers)
+        headers = [(printable(name), printable(value)) for name, value in content[1].items()] if content else []
+        shown = readable(content[0], event.content_type) if content else None
+        context = {"shown": shown, "headers": render_to_string(f"{TEMPLATES}/headers.html", {"headers": headers})}
+        return render_to_string(f"{TEMPLATES}/body.html", context)
+
+
+@admin.register(Relay)
+class RelayAdmin(ReadOnly, RelayModelAdmin):
+    list_display = ("publisher", "host", "pid", "shown_started_at", "shown_lease_until")
+    fields = ("publisher", "host", "pid", "shown_started_at", "shown_lease_until")
+    shown_started_at = column("started_at", _("started at"))
+    shown_lease_until = column("lease_until", _("lease until"))
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Relay]:
+        return super().get_queryset(request).using(maintenance.database())

@@ -1,0 +1,98 @@
+"""The ``OUTBOX`` entry of the ``IDEMPOTENCY`` setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from inspect import signature
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from django_idempotency.conf import options_of_wing
+from django_idempotency.messages.publisher import Publisher
+from django_idempotency.values.option_groups import Seconds
+from django_idempotency.values.options import (
+    BACKENDS,
+    BOOLEAN,
+    MAPPING,
+    Kept,
+    nearest,
+    number,
+    one_of,
+    option,
+    or_none,
+    seconds,
+    text,
+    validate,
+)
+
+DEFAULT = "default"
+
+
+class DeadHead(StrEnum):
+    """What a dead letter does to the later events of its key."""
+
+    HOLD = "hold"
+    FREE = "free"
+
+
+_SECONDS = seconds(0.001)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of the outbox, described in ``docs/outbox.md``. Times are in seconds, ``max_payload`` in bytes."""
+
+    publishers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False, metadata={"rule": BACKENDS})
+    routes: Mapping[str, str] = field(default_factory=dict, metadata={"rule": MAPPING})
+    using: str | None = option(None, or_none(text("the alias of a database")))
+    batch: int = option(500, number(1, 100_000))
+    lease: Kept[Seconds, float] = option(15.0, seconds(1))
+    poll: Kept[Seconds, float] = option(1.0, _SECONDS)
+    notify: bool = option(True, BOOLEAN)
+    send_timeout: Kept[Seconds, float] = option(10.0, _SECONDS)
+    max_attempts: int = option(20, number(1, 1_000_000))
+    first_delay: Kept[Seconds, float] = option(1.0, _SECONDS)
+    longest_delay: Kept[Seconds, float] = option(3600.0, _SECONDS)
+    dead_head: DeadHead = option(DeadHead.HOLD, one_of(DeadHead))
+    retention: Kept[Seconds | None, float | None] = option(None, or_none(_SECONDS))
+    max_payload: int = option(1024 * 1024, number(1, 2**30))
+
+    def __post_init__(self) -> None:
+        validate(self)
+        for pattern, alias in self.routes.items():
+            if alias not in self.publishers:
+                raise ImproperlyConfigured(f"ROUTES sends {pattern!r} to {alias!r}, which is not in PUBLISHERS.")
+
+    def publisher_of(self, topic: str) -> str:
+        """Return the alias of the publisher for ``topic``: that of the first route that fits, else ``"default"``."""
+        return next((alias for pattern, alias in self.routes.items() if fnmatchcase(topic, pattern)), DEFAULT)
+
+
+def options() -> Options:
+    """Return the options in force. Raises ``ImproperlyConfigured``."""
+    found: Options = options_of_wing("OUTBOX", Options)
+    return found
+
+
+def make_publisher(alias: str) -> Publisher:
+    """Return a new publisher by its alias. Raises ``ImproperlyConfigured`` if there is none or it can't be made."""
+    publishers = options().publishers
+    if alias not in publishers:
+        raise ImproperlyConfigured(f"OUTBOX: PUBLISHERS has no {alias!r}: {nearest(alias, publishers)}")
+    stated = publishers[alias]
+    names = ""
+    try:
+        backend = import_string(stated["BACKEND"])
+        if not (isinstance(backend, type) and issubclass(backend, Publisher)):
+            raise ImproperlyConfigured(f"OUTBOX: {stated['BACKEND']} is not a {Publisher.__qualname__}.")
+        names = ", ".join(signature(backend).parameters)
+        return backend(**stated.get("OPTIONS", {}))
+    except (ImportError, TypeError) as error:
+        raise ImproperlyConfigured(
+            f"OUTBOX: the publisher {alias!r} can't be created: {error}{names and f'. Its options: {names}'}."
+        ) from error

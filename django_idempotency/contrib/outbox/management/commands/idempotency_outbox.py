@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from threading import Event
+from typing import Any
+from uuid import UUID
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import CommandError, CommandParser
+from django.db import connections
+
+from django_idempotency.contrib.outbox import maintenance
+from django_idempotency.contrib.outbox.conf import options as settings
+from django_idempotency.contrib.outbox.decisions import Act, decide
+from django_idempotency.contrib.outbox.models import OutboxEvent
+from django_idempotency.contrib.outbox.relay import EventRelay
+from django_idempotency.management.base import MaintenanceCommand, ended_by_signal, seconds, sentence
+from django_idempotency.messages.publisher import PublisherUnavailable
+from django_idempotency.values.moments import in_zone
+
+SHOWN = ("event_id", "topic", "key", "attempts", "error", "created_at", "finished_at")
+ACTIONS = {
+    "relay": "Publish the events of the outbox until SIGTERM or SIGINT, then finish what is under way.",
+    "status": "Show pending, failing and dead events, and live relays, by publisher.",
+    "dead": "List dead letters, the oldest first.",
+    "requeue": "Try dead letters again.",
+    "discard": "Delete dead letters for good; later events of their keys go on.",
+    "cleanup": "Delete published events that are past their retention.",
+}
+DONE = {Act.REQUEUE: "requeued", Act.DISCARD: "discarded"}
+
+
+class Command(MaintenanceCommand):
+    help = "Publishes the events of the outbox, shows its state, and handles dead letters and events that were kept."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        for name, action in self.add_actions(parser, ACTIONS):
+            help = "alias; by default, the database that publish writes to"
+            action.add_argument("--database", choices=list(connections), help=help)
+            if name != "relay":
+                action.add_argument("--json", action="store_true", help="report as JSON, one object per line")
+            getattr(self, f"_add_{name}")(action)
+
+    def _add_relay(self, action: CommandParser) -> None:
+        action.add_argument("--publisher", action="append", help="only this publisher; may be given several times")
+        action.add_argument("--once", action="store_true", help="publish pending events, then exit")
+        help = "exit with 0 if every publisher has a live relay on this host, else with 1"
+        action.add_argument("--health", action="store_true", help=help)
+
+    def _add_status(self, action: CommandParser) -> None:
+        pass
+
+    def _add_dead(self, action: CommandParser) -> None:
+        action.add_argument("--topic", help="only of this topic")
+        action.add_argument("--limit", type=int, default=100, help="at most this many")
+
+    def _add_requeue(self, action: CommandParser) -> None:
+        action.add_argument("event", nargs="*", type=UUID, help="ids of events")
+        action.add_argument("--topic", help="all of this topic")
+        action.add_argument("--all", action="store_true", help="all dead letters")
+        self.add_operator(action)
+
+    def _add_discard(self, action: CommandParser) -> None:
+        action.add_argument("event", nargs="+", type=UUID, help="ids of events")
+        self.add_operator(action)
+
+    def _add_cleanup(self, action: CommandParser) -> None:
+        action.add_argument("--max-seconds", type=seconds(0), help="begin no further batch after this time")
+
+    def handle(self, *, action: str, database: str | None, **options: Any) -> None:
+        self.database, self.several = maintenance.database(database), False
+        getattr(self, f"_{action}")(options)
+
+    def _status(self, options: dict[str, Any]) -> None:
+        for figures in maintenance.figures(using=self.database):
+            error = maintenance.first_failure(figures.publisher, using=self.database) if figures.failing else ""
+            parts = [f"{figures.publisher}: {figures.pending} pending"]
+            if figures.oldest:
+                parts.append(f"the oldest since {in_zone(figures.oldest).isoformat(' ', 'seconds')}")
+            others = f"{figures.failing} failing, {figures.dead} dead, {figures.relays} live relays."
+            why = f" The first failing event: {error}" if error else ""
+            self.report({**asdict(figures), "error": error}, f"{', '.join(parts)}; {others}{why}", options)
+
+    def _dead(self, options: dict[str, Any]) -> None:
+        for event in maintenance.dead_letters(topic=options["topic"], using=self.database)[: options["limit"]]:
+            self.report({name: getattr(event, name) for name in SHOWN}, _line(event), options)
+
+    def _requeue(self, options: dict[str, Any]) -> None:
+        if not (options["event"] or options["topic"] or options["all"]):
+            raise CommandError("Pass the ids of events, --topic or --all.")
+        self._decide(Act.REQUEUE, options, topic=options["topic"])
+
+    def _discard(self, options: dict[str, Any]) -> None:
+        self._decide(Act.DISCARD, options)
+
+    def _decide(self, act: Act, options: dict[str, Any], topic: str | None = None) -> None:
+        by = self.operator(options, act.permission)
+        letters = maintenance.dead_letters(options["event"] or None, topic=topic, using=self.database)
+        decided = decide(act, letters, by=by, note=options["note"])
+        refused = "".join(f" {count} left alone: {why.label}" for why, count in decided.refused.items())
+        if refused and not decided.done:
+            raise CommandError(refused.strip())
+        facts = {DONE[act]: decided.done, "refused": {why.value: count for why, count in decided.refused.items()}}
+        self.report(facts, f"{decided.done} {DONE[act]}.{refused}", options)
+
+    def _cleanup(self, options: dict[str, Any]) -> None:
+        swept = maintenance.cleanup(max_seconds=options["max_seconds"], using=self.database)
+        self.report(asdict(swept), sentence(swept), options)
+
+    # --- relaying
+
+    def _relay(self, options: dict[str, Any]) -> None:
+        aliases = options["publisher"] or list(settings().publishers)
+        if not aliases:
+            raise CommandError("There is nothing to relay to: OUTBOX in the IDEMPOTENCY setting has no PUBLISHERS.")
+        if options["health"]:
+            self._check(aliases)
+            return
+        try:
+            relays = [EventRelay(alias, using=self.database) for alias in aliases]
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error)) from error
+        (self._run_once if options["once"] else self._run)(relays, options["verbosity"])
+
+    def _check(self, aliases: Sequence[str]) -> None:
+        here = maintenance.live_relays(using=self.database).filter(host=socket.gethostname()[:255])
+        alive = set(here.values_list("publisher", flat=True))
+        if missing := [alias for alias in aliases if alias not in alive]:
+            raise CommandError(f"No live relay on this host for {', '.join(missing)}.")
+        self.stdout.write(f"alive: {', '.join(aliases)}")
+
+    def _run_once(self, relays: Sequence[EventRelay], verbosity: int) -> None:
+        for relay in relays:
+            try:
+                published = relay.run_once()
+            except PublisherUnavailable as error:
+                raise CommandError(f"{relay.alias}: {error}") from error
+            if verbosity > 0:
+                self.stdout.write(f"{relay.alias}: {published} published")
+
+    def _run(self, relays: Sequence[EventRelay], verbosity: int) -> None:
+        """Run each relay in a thread of its own, so that none waits for another's broker. If one fails, all end."""
+        if verbosity > 0:
+            self.stdout.write(f"relaying to {', '.join(relay.alias for relay in relays)}")
+        with ended_by_signal() as stop, ThreadPoolExecutor(len(relays), "relay") as threads:
+            running = [threads.submit(_run, relay, stop) for relay in relays]
+        for relay in running:
+            relay.result()
+        if verbosity > 0:
+            self.stdout.write(f"{sum(relay.published for relay in relays)} published")
+
+
+def _run(relay: EventRelay, stop: Event) -> None:
+    try:
+        relay.run(stop)
+    finally:
+        stop.set()
+
+
+def _line(event: OutboxEvent) -> str:
+    key = f" key {event.key}" if event.key else ""
+    attempts = "1 attempt" if event.attempts == 1 else f"{event.attempts} attempts"
+    return f"{event.event_id} {event.topic}{key}, {attempts}: {event.error}"

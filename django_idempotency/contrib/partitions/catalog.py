@@ -1,0 +1,120 @@
+"""What the catalog says of the record table and its partitions. PostgreSQL only.
+
+The names of partitions are not interpreted, so it does not matter who made a partition.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import connections
+
+from django_idempotency.contrib.partitions.layout import EPOCH, MOST, TABLE, Contents, Layout, Partition, stamp
+from django_idempotency.exceptions import PartitionsUnsupported
+from django_idempotency.models import LIVE, TERMINAL
+from django_idempotency.stores.connections import record_database
+from django_idempotency.stores.errors import RETIRED, UNTIL
+
+
+def _microseconds(when: str) -> str:
+    """Return SQL for a time as microseconds since 1970, which depends on no time zone or date style of the session."""
+    return f"(extract(epoch FROM {when}) * 1000000)::bigint"
+
+
+def _when(microseconds: int | None) -> datetime | None:
+    return None if microseconds is None else EPOCH + timedelta(microseconds=microseconds)
+
+
+LAYOUT = f"""
+SELECT quote_ident(nspname), {_microseconds("statement_timestamp()")}, relkind = 'p',
+    EXISTS (SELECT FROM pg_constraint WHERE conrelid = pg_class.oid AND conname = '{UNTIL}')
+FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE pg_class.oid = '{TABLE}'::regclass
+"""
+
+# Infinity is no bound, like MINVALUE and MAXVALUE.
+LOWER, UPPER = (
+    f"(regexp_match(bounds, '{end} [(]''((?!-?infinity)[^'']+)''[)]'))[1]::timestamptz" for end in ("FROM", "TO")
+)
+PARTITIONS = f"""
+SELECT {_microseconds(LOWER)} AS lower, {_microseconds(UPPER)} AS upper, part.oid, name, bounds = 'DEFAULT',
+    EXISTS (
+        SELECT FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attname = 'id'
+        WHERE indrelid = part.oid AND indisunique AND indisvalid AND indpred IS NULL AND indkey::text = attnum::text
+    ),
+    inhdetachpending, EXISTS (SELECT FROM pg_constraint WHERE conrelid = part.oid AND conname = '{RETIRED}')
+FROM (
+    SELECT pg_class.oid, format('%I.%I', nspname, relname) AS name, inhdetachpending,
+        coalesce(pg_get_expr(relpartbound, pg_class.oid), '') AS bounds
+    FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE inhparent = '{TABLE}'::regclass
+) AS part
+ORDER BY lower NULLS FIRST, upper
+"""
+
+
+def read_layout(*, using: str | None = None) -> Layout:
+    """Return how the table is divided. Raises ``PartitionsUnsupported`` on a database other than PostgreSQL."""
+    alias = postgresql(using)
+    with connections[alias].cursor() as cursor:
+        cursor.execute(LAYOUT)
+        schema, now, partitioned, halfway = cursor.fetchone()
+        cursor.execute(PARTITIONS)
+        rows = cursor.fetchall() if partitioned else ()
+    return Layout(
+        schema=schema,
+        now=EPOCH + timedelta(microseconds=now),
+        partitioned=partitioned,
+        partitions=tuple(Partition(_when(lower), _when(upper), *others) for lower, upper, *others in rows),
+        halfway=halfway,
+    )
+
+
+def postgresql(using: str | None) -> str:
+    """Return the alias of the records' database. Raises ``PartitionsUnsupported`` if it is not PostgreSQL."""
+    alias = record_database(using)
+    if connections[alias].vendor != "postgresql":
+        raise PartitionsUnsupported(alias)
+    return alias
+
+
+def contents_of(cursor: Any, partition: Partition) -> Contents:
+    """Return what ``partition`` contains.
+
+    It is read by the partial indexes alone, and through the table, for a role that has no rights on its partitions.
+    """
+    rows = _rows_of(partition)
+    live, terminal = (", ".join(f"'{status.value}'" for status in statuses) for statuses in (LIVE, TERMINAL))
+    statement = (
+        f"SELECT (SELECT count(*) FROM (SELECT FROM {rows} status IN ({live}) LIMIT {MOST}) AS live),"
+        f" (SELECT count(*) FROM (SELECT FROM {rows} on_hold AND locked_until IS NULL LIMIT {MOST}) AS on_hold),"
+        f" (SELECT {_microseconds('max(purge_at)')} FROM {rows} status IN ({terminal})),"
+        f" {_microseconds('statement_timestamp()')}"
+    )
+    cursor.execute(statement)
+    of_live, of_on_hold, purge_at, now = cursor.fetchone()
+    return Contents(of_live, of_on_hold, _when(purge_at), EPOCH + timedelta(microseconds=now))
+
+
+def _rows_of(partition: Partition) -> str:
+    if partition.default or partition.detaching:  # a detached one is not seen through the table
+        return f"{partition.name} WHERE"
+    bounds = {">=": partition.lower, "<": partition.upper}
+    within = (f"created_at {sign} '{stamp(end)}' AND " for sign, end in bounds.items() if end is not None)
+    return f"{TABLE} WHERE {''.join(within)}"
+
+
+LEFT_BEHIND = f"""
+SELECT format('%I.%I', nspname, relname)
+FROM pg_constraint JOIN pg_class ON pg_class.oid = conrelid JOIN pg_namespace ON pg_namespace.oid = relnamespace
+WHERE conname = '{RETIRED}' AND NOT relispartition
+    AND relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = '{TABLE}'::regclass)
+ORDER BY 1
+"""
+
+
+def left_behind(alias: str) -> list[str]:
+    """Return the retired partitions that are detached, but not dropped yet."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute(LEFT_BEHIND)
+        return [name for (name,) in cursor.fetchall()]

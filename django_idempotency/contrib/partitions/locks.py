@@ -1,0 +1,109 @@
+"""Locks while the table is changed: they are short, are tried again, and the server notices if their process dies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from django.db import DatabaseError, connections, transaction
+
+from django_idempotency.contrib.partitions.layout import TABLE
+from django_idempotency.stores.claim_function import TABLE_LOCKS
+from django_idempotency.stores.errors import UNTIL, is_conflict
+
+T = TypeVar("T")
+
+LOCK_TIMEOUT = "100ms"  # the longest that other sessions queue behind a lock that this one waits for
+ATTEMPTS, PAUSE = 20, 0.25  # for a lock that is not to be had, and the seconds between two attempts
+
+# The role's own limits are lifted: reading the table once takes as long as it takes.
+NO_TIMEOUTS = """
+SELECT set_config(name, '0', true) FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout')
+"""
+# PostgreSQL cancels an autovacuum for a session that has waited for it for the deadlock_timeout.
+LONGER_THAN_DEADLOCK_TIMEOUT = """
+SELECT set_config('lock_timeout', (setting::int + 1000)::text, true) FROM pg_settings WHERE name = 'deadlock_timeout'
+"""
+
+
+@contextmanager
+def short_transaction(alias: str, *, lock_timeout: str) -> Iterator[Any]:
+    """Yield a cursor in a transaction of its own, which gives up if it waits longer than ``lock_timeout`` for a lock.
+
+    A statement that has its locks may take as long as it needs.
+    """
+    with transaction.atomic(using=alias, durable=True), connections[alias].cursor() as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        cursor.execute(NO_TIMEOUTS)
+        cursor.execute(f"SET LOCAL lock_timeout = '{lock_timeout}'")
+        yield cursor
+
+
+def keep_autovacuum_away(cursor: Any, table: str) -> None:
+    """Make a running autovacuum of ``table`` yield, and let no other begin before the transaction ends.
+
+    An autovacuum would never yield to a lock that is requested for ``LOCK_TIMEOUT`` only. The lock that is waited for
+    here conflicts with none of a claim's, so no claim queues behind it.
+    """
+    cursor.execute(LONGER_THAN_DEADLOCK_TIMEOUT)
+    cursor.execute(f"LOCK TABLE {table} IN SHARE UPDATE EXCLUSIVE MODE")
+    cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
+
+
+# The lock that a session holds while it converts the table, and shares while it drops partitions.
+AT_WORK = f"{TABLE_LOCKS}, hashtext('{TABLE} is being converted')"
+# If the platform supports it, the server ends a statement soon after the process that sent it is gone.
+NOTICE_DEATH = """
+DO $$ BEGIN
+    PERFORM set_config('client_connection_check_interval', '100ms', false);
+EXCEPTION WHEN invalid_parameter_value THEN NULL;
+END $$
+"""
+
+
+@contextmanager
+def at_work(alias: str, *, alone: bool) -> Iterator[bool]:
+    """Yield true if this is the only conversion (``alone``), or if there is none (not ``alone``).
+
+    So no name comes to mean another table. Meanwhile the session has no ``statement_timeout``.
+    """
+    shared = "" if alone else "_shared"
+    with connections[alias].cursor() as cursor:
+        cursor.execute(f"SELECT pg_try_advisory_lock{shared}({AT_WORK}), current_setting('statement_timeout')")
+        had, timeout = cursor.fetchone()
+        try:
+            cursor.execute(NOTICE_DEATH)
+            cursor.execute("SET statement_timeout = 0")
+            yield had
+        finally:
+            cursor.execute("RESET client_connection_check_interval")
+            cursor.execute(f"SET statement_timeout = '{timeout}'")
+            if had:
+                cursor.execute(f"SELECT pg_advisory_unlock{shared}({AT_WORK})")
+
+
+def patiently(work: Callable[[], T], *, attempts: int = ATTEMPTS) -> T:
+    """Run ``work``. If a lock is not to be had, run it again after a pause, up to ``attempts`` times in all."""
+    for _attempt in range(attempts - 1):
+        try:
+            return work()
+        except DatabaseError as error:
+            if not is_conflict(error):
+                raise
+        time.sleep(PAUSE)
+    return work()
+
+
+def take_back_check(alias: str) -> None:
+    """Take back the CHECK of an ``enable`` that no longer runs: it would refuse every record of a day to come."""
+
+    def forget() -> None:
+        with short_transaction(alias, lock_timeout=LOCK_TIMEOUT) as cursor:
+            cursor.execute(f"SELECT pg_try_advisory_xact_lock({AT_WORK})")
+            if cursor.fetchone() == (True,):
+                keep_autovacuum_away(cursor, TABLE)
+                cursor.execute(f"ALTER TABLE {TABLE} DROP CONSTRAINT IF EXISTS {UNTIL}")
+
+    patiently(forget)

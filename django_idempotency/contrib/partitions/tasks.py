@@ -1,0 +1,8 @@
+"""The schedule of the passes for Celery beat, which settings may import."""
+
+from __future__ import annotations
+
+from django_idempotency.contrib.partitions.passes import PASSES
+from django_idempotency.tasks import beat_schedule
+
+BEAT_SCHEDULE = beat_schedule(*PASSES)

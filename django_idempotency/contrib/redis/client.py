@@ -1,0 +1,266 @@
+"""How scripts get to Redis, Redis Cluster or Valkey, how durable a write has to be, and what their errors mean."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
+
+import redis
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+from redis import exceptions
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from django_idempotency.contrib.redis.scripts import Script
+from django_idempotency.exceptions import StoreRefused, StoreUnavailable
+from django_idempotency.values.option_groups import Seconds
+from django_idempotency.values.options import BOOLEAN, Kept, number, one_of, option, or_none, seconds, text, validate
+
+ID_LENGTH = 32  # of a record's id, with which its key ends
+
+
+class Durability(StrEnum):
+    """What has to hold a write before it counts."""
+
+    NONE = "none"
+    REPLICAS = "replicas"
+    DISK = "disk"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedisOptions:
+    """The ``OPTIONS`` of a Redis store. Times are in seconds.
+
+    ``url``: the URL of a Redis or Valkey server, or of one node of a cluster. ``cluster``: whether it is a cluster.
+    ``client``: instead of both, the path of a callable that returns a redis-py client, such as one from a Sentinel.
+    ``prefix``: what its keys begin with.
+    ``timeout``: how long a connection, and each response, may take.
+    ``durability``: ``"none"``, the master's memory; ``"replicas"``, WAIT for as many ``replicas``; ``"disk"``, WAITAOF
+    for the master's disk. ``durability_timeout``: how long to wait for that.
+    ``abandoned_retention``: how long the record of a silent owner is kept after its lease.
+    """
+
+    url: str | None = option(None, or_none(text("the URL of a Redis")), secret=True)
+    cluster: bool = option(False, BOOLEAN)
+    client: str | None = option(None, or_none(text("the path of a callable")))
+    prefix: str = option("idempotency:", text("the beginning of a key"))
+    timeout: Kept[Seconds, float] = option(2.0, seconds(0.01, 600))
+    durability: str = option(Durability.NONE, one_of(Durability))
+    replicas: int = option(1, number(1, 100))
+    durability_timeout: Kept[Seconds, float] = option(0.5, seconds(0.001, 600))
+    abandoned_retention: Kept[Seconds, float] = option(3600.0, seconds(1))
+
+    def __post_init__(self) -> None:
+        validate(self)
+        if (self.url is None) == (self.client is None):
+            raise ImproperlyConfigured("set either url or client, not both.")
+        if self.durability != Durability.NONE and self.durability_timeout >= self.timeout:
+            raise ImproperlyConfigured(
+                f"durability_timeout is {self.durability_timeout}; it must be less than the timeout of {self.timeout}, "
+                "within which the server must respond."
+            )
+
+    def make_client(self) -> Any:
+        client = self._given_or_new()
+        if client.get_encoder().decode_responses:
+            raise ImproperlyConfigured(
+                "The client of a Redis store has decode_responses=True, but responses are bytes."
+            )
+        return client
+
+    def _given_or_new(self) -> Any:
+        if self.client is not None:
+            return import_string(self.client)()
+        kind = redis.RedisCluster if self.cluster else redis.Redis
+        # Retry once, immediately, if a connection breaks: no script does harm when it is run again with the same token.
+        # Don't retry after a timeout: the caller has already waited as long as ``timeout`` says.
+        limits = {
+            "socket_timeout": self.timeout,
+            "socket_connect_timeout": self.timeout,
+            "retry": Retry(NoBackoff(), 1, (exceptions.ConnectionError,)),
+        }
+        return kind.from_url(str(self.url), **limits)
+
+
+# Another connection, or a later attempt, may succeed after these. Any other error of a server would come back.
+TRANSIENT = (
+    exceptions.ReadOnlyError,
+    exceptions.MovedError,
+    exceptions.AskError,
+    exceptions.TryAgainError,
+    exceptions.ClusterDownError,
+    exceptions.MasterDownError,
+)
+
+
+@contextmanager
+def redis_errors() -> Iterator[None]:
+    """Turn what redis-py raises into ``StoreUnavailable``, or into ``StoreRefused`` if the server refused."""
+    try:
+        yield
+    except exceptions.ResponseError as error:
+        raise (StoreRefused if _is_refusal(error) else StoreUnavailable)(_described(error)) from error
+    except (exceptions.RedisError, exceptions.RedisClusterException, OSError) as error:
+        raise StoreUnavailable(_described(error)) from error
+
+
+def _is_refusal(error: BaseException) -> bool:
+    return isinstance(error, exceptions.ResponseError) and not isinstance(error, TRANSIENT)
+
+
+def _described(error: Exception) -> str:
+    return f"Redis: {type(error).__name__}: {str(error)[:200]}"
+
+
+class TooFew(Exception):
+    """The write was not acknowledged by enough replicas, or disks, in time. It has taken place all the same."""
+
+
+class IdleClients:
+    """Clients of one server, each with its own connection. A command takes an idle or a new one and puts it back.
+
+    Before each command, redis-py's pool checks whether the connection is still open and has nothing left to read, which
+    costs as much as a small command. These clients reconnect when a command finds the connection broken, and a
+    connection whose reply may not have been read is closed.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self.pool = client.connection_pool
+        self._forget()
+
+    def _forget(self) -> None:
+        self._process = os.getpid()
+        self._clients: list[Any] = []
+
+    def execute_command(self, *command: Any) -> Any:
+        if self._process != os.getpid():  # the parent's clients are its own
+            self._forget()
+        clients = self._clients
+        try:
+            client = clients.pop()
+        except IndexError:
+            client = redis.Redis(connection_pool=self.pool, single_connection_client=True)
+        try:
+            return client.execute_command(*command)
+        except BaseException as error:  # a reply that was not read would be taken for that of the next command
+            if not _is_refusal(error):
+                client.connection.disconnect()
+            raise
+        finally:
+            clients.append(client)
+
+    def disconnect(self) -> None:
+        for client in list(self._clients):
+            with suppress(ValueError):  # taken by another thread meanwhile
+                self._clients.remove(client)
+                client.close()
+
+
+def _keys(key: str) -> tuple[int, str, str]:
+    """Return how many keys a script has, that of a record, and that of the set of unfinished records."""
+    return 2, key, key[:-ID_LENGTH]
+
+
+class Connection:
+    """A client, and the commands to send by it. Threads and forks share it."""
+
+    def __init__(self, options: RedisOptions) -> None:
+        self.options = options
+        with redis_errors():
+            self.client = options.make_client()
+        self.is_cluster = isinstance(self.client, redis.RedisCluster)
+        is_ours = options.client is None and not self.is_cluster
+        self.idle = IdleClients(self.client) if is_ours else None
+
+    def run(self, script: Script, key: str, *values: Any) -> Any:
+        """Run ``script`` on ``key``."""
+        execute = (self.idle or self.client).execute_command
+        with redis_errors():
+            try:
+                return execute("EVALSHA", script.sha, *_keys(key), *values)
+            except exceptions.NoScriptError:  # restarted, flushed, or another master
+                return execute("EVAL", script.source, *_keys(key), *values)
+
+    def run_each(self, script: Script, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Run ``script`` on many keys, in one round trip except on a cluster. Each call is a key and its values."""
+        if self.is_cluster or len(calls) < 2:
+            return [self.run(script, *call) for call in calls]
+        with redis_errors(), self.client.pipeline(transaction=False) as pipeline:
+            for key, *values in calls:
+                pipeline.evalsha(script.sha, *_keys(key), *values)
+            results = pipeline.execute(raise_on_error=False)
+            for number, result in enumerate(results):
+                if isinstance(result, exceptions.NoScriptError):
+                    results[number] = self.run(script, *calls[number])
+                elif isinstance(result, Exception):
+                    raise result
+        return list(results)
+
+    def run_durably(self, script: Script, key: str, *values: Any) -> Any:
+        """Run ``script``, and wait for what ``durability`` asks for.
+
+        Raises ``TooFew`` if that is not reached in time. The write has taken place then, too.
+        """
+        if self.options.durability == Durability.NONE:
+            return self.run(script, key, *values)
+        with redis_errors():
+            result, acknowledged = self._run_and_wait(self._node_of(key), script, key, *values)
+        wanted = self.options.replicas if self.options.durability == Durability.REPLICAS else 1
+        if acknowledged < wanted:
+            raise TooFew(f"Redis: {acknowledged} of {wanted} acknowledgements within the durability_timeout.")
+        return result
+
+    def _run_and_wait(self, node: Any, script: Script, key: str, *values: Any) -> tuple[Any, int]:
+        for name, text_or_sha in (("EVALSHA", script.sha), ("EVAL", script.source)):
+            with node.pipeline(transaction=False) as pipeline:  # on one connection: WAIT applies to its own writes
+                pipeline.execute_command(name, text_or_sha, *_keys(key), *values)
+                pipeline.execute_command(*self._wait())
+                result, acknowledged = pipeline.execute(raise_on_error=False)
+            if not isinstance(result, exceptions.NoScriptError):
+                break
+        for reply in (result, acknowledged):
+            if isinstance(reply, Exception):
+                if self.is_cluster and isinstance(reply, TRANSIENT):  # another node may have the key
+                    self.client.nodes_manager.initialize()
+                raise reply
+        return result, acknowledged[0] if isinstance(acknowledged, list) else int(acknowledged)
+
+    def _wait(self) -> tuple[Any, ...]:
+        milliseconds = max(1, round(self.options.durability_timeout * 1000))
+        if self.options.durability == Durability.DISK:
+            return ("WAITAOF", 1, 0, milliseconds)
+        return ("WAIT", self.options.replicas, milliseconds)
+
+    def _node_of(self, key: str) -> Any:
+        if not self.is_cluster:
+            return self.client
+        return self.client.get_redis_connection(self.client.get_node_from_key(key))
+
+    def reconnect(self) -> None:
+        """Drop idle connections, which may be stale."""
+        with redis_errors():
+            if self.is_cluster:
+                self.client.nodes_manager.initialize()
+                return
+            if self.idle:
+                self.idle.disconnect()
+            self.client.connection_pool.disconnect(inuse_connections=False)
+
+    def each_master(self, ask: Callable[[Any], Any]) -> list[Any]:
+        """Return what ``ask`` returns for a client of each master."""
+        with redis_errors():
+            if not self.is_cluster:
+                return [ask(self.client)]
+            return [ask(self.client.get_redis_connection(node)) for node in self.client.get_primaries()]
+
+
+@lru_cache(maxsize=16)
+def connection(options: RedisOptions) -> Connection:
+    """Return this process's connection for ``options``."""
+    return Connection(options)

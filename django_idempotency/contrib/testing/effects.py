@@ -1,0 +1,120 @@
+"""What a request has changed: by default rows of the project's models and mail, or else what a test observes itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from django.apps import apps
+from django.core import mail
+from django.db import connections, router
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Model, QuerySet
+
+Effects = Callable[[], Any] | QuerySet[Any] | None
+Observed = Mapping[str, Any]
+
+OWN_APP = "django_idempotency"
+# A session is state of the connection to a client, and every request may touch it.
+NO_EFFECTS = frozenset({"sessions.session"})
+# If a table has more rows, only their number is compared.
+MOST_ROWS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The number of rows of a table, and a digest of their contents that does not depend on their order."""
+
+    count: int
+    digest: int = 0
+
+
+def observe(effects: Effects = None, *, ignore: Collection[str] = ()) -> Observed:
+    """Return what there is now, by name.
+
+    ``effects``: a QuerySet, or a callable that returns anything that can be compared. With ``None``, the rows of all
+    models that the test may read are taken, except those of this app and of sessions, and the number of mails sent.
+    ``ignore``: labels of further models to leave out, such as ``"audit.Request"``.
+    """
+    if effects is None:
+        sent = {"mail.outbox": len(mail.outbox)} if hasattr(mail, "outbox") else {}
+        return {**_tables({label.lower() for label in ignore} | NO_EFFECTS), **sent}
+    seen = effects if isinstance(effects, QuerySet) else effects()
+    return {"effects": _rows(seen.all()) if isinstance(seen, QuerySet) else deepcopy(seen)}
+
+
+def changes(before: Observed, after: Observed) -> list[str]:
+    """Describe what has changed, with a line for each name; an empty list if nothing has."""
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    return [f"{name}: {_change(before.get(name, Rows(0)), after.get(name, Rows(0)))}" for name in names]
+
+
+def growth(before: Observed, after: Observed) -> dict[str, Any]:
+    """Return by how much each name has grown. Names whose size is unchanged are left out.
+
+    Raises ``TypeError`` for a value that has no size.
+    """
+    grown = {name: _size(after.get(name, 0)) - _size(before.get(name, 0)) for name in {**before, **after}}
+    return {name: size for name, size in grown.items() if size}
+
+
+def _tables(ignore: Collection[str]) -> dict[str, Rows]:
+    return {
+        model._meta.label + ("" if connection.alias == "default" else f" on {connection.alias}"): _rows(
+            model._base_manager.using(connection.alias).all()
+        )
+        for connection in connections.all()
+        for model in _models(connection, ignore)
+    }
+
+
+def _models(connection: BaseDatabaseWrapper, ignore: Collection[str]) -> Iterator[type[Model]]:
+    if connection.settings_dict.get("TEST", {}).get("MIRROR"):
+        return
+    try:
+        tables = set(connection.introspection.table_names())
+    except (AssertionError, RuntimeError):  # Django's and pytest-django's: the test may not use this database
+        return
+    for model in apps.get_models(include_auto_created=True):
+        options = model._meta
+        if options.app_label == OWN_APP or options.label_lower in ignore or options.proxy:
+            continue
+        if options.db_table in tables and router.allow_migrate_model(connection.alias, model):
+            yield model
+
+
+def _rows(found: QuerySet[Any]) -> Rows:
+    count = found.count()
+    if not 0 < count <= MOST_ROWS:
+        return Rows(count)
+    rows = found if found.query.is_sliced else found.order_by()
+    return Rows(count, sum(hash(repr([*map(_plain, row)])) for row in rows.values_list().iterator()))
+
+
+def _plain(value: Any) -> Any:
+    return bytes(value) if isinstance(value, memoryview) else value
+
+
+def _size(value: Any) -> Any:
+    if isinstance(value, Rows):
+        return value.count
+    size = len(value) if hasattr(value, "__len__") else value
+    if not hasattr(size, "__sub__"):
+        raise TypeError(f"effects returned {value!r}; here it has to return a number or a collection.")
+    return size
+
+
+def _change(before: Any, after: Any) -> str:
+    if not isinstance(before, Rows) or not isinstance(after, Rows):
+        return f"{_short(before)}, then {_short(after)}"
+    if before.count == after.count:
+        return "rows were changed"
+    more = after.count - before.count
+    return f"{abs(more)} {'more' if more > 0 else 'fewer'} row{'s' * (abs(more) != 1)}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"

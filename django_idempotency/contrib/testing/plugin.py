@@ -1,0 +1,103 @@
+"""The pytest plugin for ``--idempotency-twice``. It imports Django only if the option is given."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from django_idempotency.contrib.testing.twice import Repetition
+
+OPTION = "--idempotency-twice"
+IGNORE = "idempotency_twice_ignore"
+SENT = pytest.StashKey[list["Repetition"]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("django-idempotency")
+    group.addoption(
+        OPTION,
+        nargs="?",
+        const="keyed",
+        choices=("keyed", "all"),
+        help="Send each request with an idempotency key twice through Django's test clients, and fail tests in which "
+        "the second one gets a different response or changes something. With '=all', give every unsafe request a key.",
+    )
+    parser.addini(
+        IGNORE, "Labels of models whose rows are not effects, such as audit.Request.", type="args", default=[]
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption(OPTION):
+        config.pluginmanager.register(_Twice(config), "django-idempotency-twice")
+
+
+class _Twice:
+    def __init__(self, config: pytest.Config) -> None:
+        self.options: dict[str, Any] = {
+            "every": config.getoption(OPTION) == "all",
+            "ignore": config.getini(IGNORE),
+        }
+        self.sent: Counter[str] = Counter()  # requests sent twice, by method and route
+        self.differed: Counter[str] = Counter()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        item.stash[SENT] = []
+        with self._watching(item):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        try:
+            with self._watching(item):
+                result = yield
+        except BaseException:  # the test's own failure has precedence
+            item.add_report_section("call", "requests sent twice", _differences(item))
+            raise
+        if differing := _differences(item):
+            pytest.fail(differing, pytrace=False)
+        return result
+
+    @contextmanager
+    def _watching(self, item: pytest.Item) -> Iterator[None]:
+        from django_idempotency.contrib.testing.twice import sending_twice
+
+        with sending_twice(**self.options) as sent:
+            try:
+                yield
+            finally:
+                item.stash[SENT] += sent
+                self.sent.update(_named(one) for one in sent)
+                self.differed.update(_named(one) for one in sent if one.differences)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+        if output is not None:  # this process is a worker of pytest-xdist
+            output["idempotency_twice"] = [dict(self.sent), dict(self.differed)]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        sent, differed = getattr(node, "workeroutput", {}).get("idempotency_twice", ({}, {}))
+        self.sent.update(sent)
+        self.differed.update(differed)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        write = terminalreporter.write_line
+        terminalreporter.section("requests sent twice")
+        write(f"{self.sent.total()} requests were sent twice; {self.differed.total()} differed the second time")
+        for name, count in sorted(self.differed.items()):
+            write(f"{name}: {count} of {self.sent[name]}", red=True)
+
+
+def _differences(item: pytest.Item) -> str:
+    return "\n".join(str(one) for one in item.stash[SENT] if one.differences)
+
+
+def _named(one: Repetition) -> str:
+    return f"{one.method} {one.route}"

@@ -1,0 +1,239 @@
+"""Runs inside the business transaction, whose effects and response are committed together, or not at all."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import InterfaceError, OperationalError
+from django.db.transaction import TransactionManagementError
+
+from django_idempotency import signals
+from django_idempotency.engine.run import Run
+from django_idempotency.exceptions import ClaimLost, StoreConflict, StoreUnavailable, TransactionEnded
+from django_idempotency.policy import Policy
+from django_idempotency.reporting.logs import cause, log
+from django_idempotency.stores.base import TransactionalStore, Unlocked
+from django_idempotency.stores.transactions import Transaction
+from django_idempotency.values.outcomes import Claimed, Fail, Keep, Release, Snapshot, Verdict
+
+FIRST_PAUSE = 0.02
+PATIENCE = 5.0
+WRITES = 5  # attempts to write a response if other transactions are in the way
+ELSEWHERE = (
+    "At its end, the run did not find its record as it was claimed: the view has changed the connection's search_path, "
+    "has made a temporary table of the same name, or has changed the record. Undo that before the view returns."
+)
+
+
+class AtomicRun(Run):
+    """A run inside the business transaction: effects and response are committed together, or not at all."""
+
+    __slots__ = ("run_hooks", "transaction")
+    store: TransactionalStore
+
+    def __init__(self, claimed: Claimed, policy: Policy, store: TransactionalStore, transaction: Transaction) -> None:
+        super().__init__(claimed, policy, store)
+        self.transaction = transaction
+        self.run_hooks: Callable[[], None] = lambda: None
+
+    @property
+    def transactional_on(self) -> str | None:
+        return self.store.name
+
+    def begin(self) -> None:
+        """Open the transaction with the lock, which proves that the owner is alive."""
+        self.transaction.owner = self.context
+        try:
+            self.transaction.begin()
+            locked = self.store.lock(self.claim)
+            if locked is None:
+                raise ClaimLost
+            self.claim = locked
+        except BaseException as raised:
+            error = self._aborted(raised)
+            if isinstance(error, ClaimLost):
+                self.lose(signals.claim_lost)
+                raise
+            self._leave_to_retry(error)
+            _raise(error)
+
+    def outlive_handled_errors(self) -> None:
+        self.transaction.outlive_handled_errors()
+
+    def _end(self, error: BaseException | None) -> None:
+        _explain_durable(error)
+        verdict, transaction = self.decided(), self.transaction
+        commits = in_doubt = False  # in doubt once the server was asked to end the transaction
+        try:
+            commits = isinstance(verdict, Keep | Release) and not verdict.rollback and not transaction.must_roll_back
+            if commits:
+                self.run_hooks = transaction.take_over_hooks(self.report_after_commit)
+                transaction.end_with_next_write()
+                self.write(verdict)
+                in_doubt = True
+                transaction.commit()
+            else:
+                _refuse_phantom_success(verdict)
+                in_doubt = True
+                transaction.roll_back()
+        except BaseException as raised:  # an exiting process leaves its record in order too
+            failure = self._aborted(raised)
+            if isinstance(failure, ClaimLost):
+                self._refuse_another_table()
+                self.lose(signals.stale_write_rejected)
+                raise
+            if not isinstance(failure, Exception) or not (in_doubt or transaction.committing):
+                self._leave_to_retry(failure)
+                raise failure from failure.__cause__
+            record = self._look_after_commit(failure)
+            if commits:  # else only the rollback went wrong
+                self._learn_of_commit(record, failure)
+        if commits:
+            self.announce(verdict)
+        elif isinstance(verdict, Keep):
+            self._keep_after_rollback(verdict)
+        else:
+            self.abandon(verdict)
+
+    def _refuse_another_table(self) -> None:
+        """Raise an error if the claim is still this run's: the view has made its session find another table."""
+        record = self.store.look_after_commit(self.claim)
+        if record is Unlocked.ABSENT or self._is_undone(record):  # its row was locked: nobody has deleted it
+            elsewhere = ImproperlyConfigured(ELSEWHERE)
+            self._leave_to_retry(elsewhere)
+            raise elsewhere
+
+    def _end_after(self, error: BaseException) -> None:
+        _explain_durable(error)
+        outcome = self._aborted(error)
+        self._leave_to_retry(outcome)
+        if outcome is not error:
+            raise outcome
+
+    def _aborted(self, error: BaseException) -> BaseException:
+        """Roll back what is left of the transaction. Return ``error``, or what has struck, or failed, meanwhile."""
+        try:
+            self.transaction.abort(error)
+        except BaseException as raised:
+            self.transaction.close()
+            return raised
+        return error
+
+    def write_and_announce(self, verdict: Verdict) -> None:
+        if not isinstance(verdict, Fail):  # a failure depends on what became of the transaction
+            self.claim = self.store.unlocked(self.claim)
+        super().write_and_announce(verdict)
+
+    def _keep_after_rollback(self, verdict: Keep) -> None:
+        """Write the verdict after a rollback.
+
+        Raises ``StoreUnavailable``: if a response were sent but not stored, a retry could get another one.
+        """
+        for _attempt in range(WRITES):
+            try:
+                return self.write_and_announce(verdict)
+            except StoreConflict as error:
+                conflict = error
+                time.sleep(FIRST_PAUSE)
+        raise conflict
+
+    def _leave_to_retry(self, error: BaseException) -> None:
+        """Leave the record to a retry, because nothing was committed."""
+        released = None if isinstance(error, TransactionEnded) else self.verdict
+        self.abandon(released if isinstance(released, Release) else Fail(type(error).__name__))
+
+    # --- A COMMIT whose response was an error
+
+    def _look_after_commit(self, error: Exception) -> Snapshot | Unlocked:
+        """Return the record, once its row lock shows that the server is done with the transaction."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            try:
+                record = self.store.look_after_commit(self.claim)
+                if record is not Unlocked.BUSY:
+                    return record
+            except StoreUnavailable:  # or another session's lock; Django has closed a broken connection
+                pass
+            time.sleep(FIRST_PAUSE)
+        raise StoreUnavailable("The connection was lost during COMMIT; its outcome is unknown.") from error
+
+    def _learn_of_commit(self, record: Snapshot | Unlocked, error: Exception) -> None:
+        """Return if COMMIT took place although its response was an error. Raise if it did not."""
+        if self._is_undone(record):
+            self.claim = self.store.unlocked(self.claim)  # it did not store its response: not committed
+            self.abandon(Fail(type(error).__name__))
+            _raise(error)
+        if not self._is_committed(record):
+            self.lose(signals.stale_write_rejected)
+            raise ClaimLost from error
+        self.report_after_commit(error)
+        self.run_hooks()
+
+    def _is_undone(self, record: Snapshot | Unlocked) -> bool:
+        """Whether the record shows that COMMIT did not take place, and the claim is still this run's."""
+        return isinstance(record, Snapshot) and record.token == self.claim.token
+
+    def _is_committed(self, record: Snapshot | Unlocked) -> bool:
+        if isinstance(self.verdict, Release):
+            return self.store.has_released(self.claim)
+        stored = self.stored and self.stored[1]
+        return isinstance(record, Snapshot) and record.response == stored
+
+    def report_after_commit(self, error: Exception) -> None:
+        log(
+            logging.ERROR,
+            "committed_with_error",
+            "idempotency record %s: its transaction is committed, but: %s",
+            self.claim.id,
+            cause(error),
+            operation=self.claim.operation,
+            attempt=self.claim.attempt,
+            error=error,
+        )
+
+
+class LockRun(AtomicRun):
+    """An atomic run whose claim is a lock. Its business transaction was opened by the claim."""
+
+    __slots__ = ()
+
+    def begin(self) -> None:
+        self.transaction.owner = self.context
+
+    def _is_undone(self, record: Snapshot | Unlocked) -> bool:
+        return record is Unlocked.ABSENT and not self._is_committed(record)
+
+    def _is_committed(self, record: Snapshot | Unlocked) -> bool:
+        """Judge by the record: after a failover, another transaction with the same number does not make it."""
+        if isinstance(self.verdict, Release):
+            return super()._is_committed(record)
+        own = isinstance(record, Snapshot) and record.created_at == self.store.created_at(self.claim)
+        return own and super()._is_committed(record)
+
+
+def _refuse_phantom_success(verdict: Verdict) -> None:
+    if isinstance(verdict, Keep) and verdict.response.status < 400:
+        raise TransactionManagementError(
+            f"The view returned {verdict.response.status}, but its transaction is marked for rollback: none of it "
+            "would be committed. Return an error status, handle database errors in an inner atomic block, and do not "
+            "close the connection."
+        )
+
+
+def _explain_durable(error: BaseException | None) -> None:
+    if isinstance(error, RuntimeError) and str(error).startswith("A durable atomic block cannot be nested"):
+        error.add_note(
+            "The view runs in the transaction of its idempotency key, so a block inside it can't be durable. Remove "
+            'durable=True, or set mode="lease" for the view.'
+        )
+
+
+def _raise(error: BaseException) -> NoReturn:
+    """Raise ``error``, or ``StoreUnavailable`` because of it if the database is not there."""
+    if isinstance(error, OperationalError | InterfaceError):
+        raise StoreUnavailable(str(error)) from error
+    raise error

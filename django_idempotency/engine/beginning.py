@@ -1,0 +1,85 @@
+"""Begin the run of an operation, unless it is a duplicate.
+
+``begin()`` returns a ``Run``, or the outcome for a duplicate. The entry point runs the view, and then calls ``end()``
+with its verdict, once, in the thread that began the run. In atomic mode the run owns the business transaction. If an
+exception from a signal's handler keeps ``end()`` from being called, the next claim on the connection rolls the
+transaction back; a lease is no longer renewed then, and lapses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from django_idempotency import signals
+from django_idempotency.engine.atomic_runs import AtomicRun, LockRun
+from django_idempotency.engine.claims import begin_claim, duplicate
+from django_idempotency.engine.lease_runs import LeaseRun
+from django_idempotency.engine.run import Run
+from django_idempotency.engine.waiting import Pending, waited_for
+from django_idempotency.exceptions import ClaimLost, StoreUnavailable
+from django_idempotency.policy import Policy
+from django_idempotency.stores import store_for
+from django_idempotency.stores.base import TransactionalStore
+from django_idempotency.values.outcomes import Claimed, Duplicate, Operation
+
+T = TypeVar("T")
+
+
+def _begun(operation: Operation, policy: Policy, claim: Callable[[], Claimed | T]) -> Run | Duplicate | T:
+    try:
+        outcome = claim()
+    except StoreUnavailable as error:
+        signals.send(signals.store_failed, operation, error=error)
+        raise
+    return begin_claimed(outcome, policy) if isinstance(outcome, Claimed) else outcome
+
+
+def begin(operation: Operation, policy: Policy) -> Run | Duplicate:
+    """Claim ``operation`` and begin its run, or return the outcome for a duplicate. Wait first if the policy says so.
+
+    Raises what ``claim`` raises. Nothing was run then.
+    """
+    return _begun(operation, policy, lambda: waited_for(begin_claim(operation, policy)))
+
+
+def begin_or_wait(operation: Operation, policy: Policy) -> Run | Duplicate | Pending:
+    """Do as much of ``begin`` as is possible without waiting. Go on with ``begin_again`` once it is due."""
+    return _begun(operation, policy, lambda: begin_claim(operation, policy, blocks=False))
+
+
+def begin_again(pending: Pending) -> Run | Duplicate | Pending:
+    return _begun(pending.operation, pending.policy, pending.ask)
+
+
+def begin_claimed(claimed: Claimed, policy: Policy) -> Run | Duplicate:
+    """Begin the run of a claim. Return the outcome for a duplicate if the claim is lost by now."""
+    run = execution(claimed, policy)
+    try:
+        run.begin()
+    except ClaimLost:
+        return duplicate(claimed.operation, policy)
+    except StoreUnavailable as error:
+        error.claimed = True
+        run.report(error)
+        raise
+    return run
+
+
+def execution(claimed: Claimed, policy: Policy) -> Run:
+    """Return the run of a claim, which is not begun yet."""
+    store = store_for(policy, claimed.operation)
+    if not policy.is_atomic:
+        return LeaseRun(claimed, policy, store.at(claimed.receipt))
+    assert isinstance(store, TransactionalStore)
+    if claimed.by_lock:
+        return LockRun(claimed, policy, store, store.transaction(claimed))
+    return AtomicRun(claimed, policy, store, store.transaction())
+
+
+def give_back(outcome: object) -> None:
+    """Undo a run that has begun, or a claim that waits, whose caller is gone."""
+    if isinstance(outcome, LeaseRun):
+        outcome.free("CancelledError")
+    elif isinstance(outcome, Pending):
+        outcome.close()

@@ -1,0 +1,283 @@
+"""What all runs have in common: they end once, with a verdict that is written to the record and announced."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, Self, TypeVar
+from uuid import UUID
+
+from django.db import DatabaseError, connections
+from django.dispatch import Signal
+
+from django_idempotency import signals
+from django_idempotency.engine.claims import duplicate
+from django_idempotency.engine.digests import child_key
+from django_idempotency.exceptions import ClaimLost, StoreUnavailable
+from django_idempotency.policy import Policy
+from django_idempotency.reporting.logs import log_lost_response
+from django_idempotency.stores import store_for
+from django_idempotency.stores.base import Store
+from django_idempotency.values.option_groups import Redact
+from django_idempotency.values.outcomes import (
+    Claimed,
+    Duplicate,
+    Fail,
+    Keep,
+    Release,
+    StoredResponse,
+    Verdict,
+    is_storable,
+)
+
+V = TypeVar("V", bound=Verdict)
+
+
+@dataclass(slots=True, eq=False)
+class Context:
+    """What the running view sees as ``request.idempotency``.
+
+    ``running``: true from its first line to its last. ``ending``: true while its response is made afterwards.
+    """
+
+    claim: Claimed
+    policy: Policy
+    running: bool = False
+    ending: bool = False
+
+    @property
+    def key(self) -> str:
+        return self.claim.operation.key
+
+    @property
+    def scope(self) -> str:
+        return self.claim.operation.scope
+
+    @property
+    def record_id(self) -> UUID:
+        """The id of the key's record, which is a digest of scope and key."""
+        return self.claim.id
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first run of this key, and one more for each run after a crash or a failure."""
+        return self.claim.attempt
+
+    @property
+    def database(self) -> str | None:
+        """The alias of the record's database, which the effects should go to; ``None`` if the store has none."""
+        store = store_for(self.policy, self.claim.operation)
+        return store.name if store.transactional else None
+
+    def child_key(self, name: str) -> str:
+        """Return a key to send downstream: the same on every attempt, another for each ``name``, never the raw key."""
+        return child_key(self.claim.operation, name)
+
+    def renew(self) -> None:
+        """Extend the lease now. Only work that keeps the heartbeat's thread from running needs this.
+
+        Raises ``ClaimLost`` if another attempt has taken over: stop, and cause no further effect.
+        """
+        if not self.policy.is_atomic:
+            store = store_for(self.policy, self.claim.operation)
+            renewed = self.claim.token in store.renew([self.claim])  # false while the row is locked
+            if not renewed and not store.leases_left({self.claim.token: self.claim.id}):
+                raise ClaimLost
+
+
+class Run(ABC):
+    """One run of a claimed operation. A ``with`` block begins it, and ends it with ``verdict``, for scripts and tests.
+
+    ``verdict``: what stands if an error keeps the run from being ended with another verdict and its effects can't be
+    undone.
+    """
+
+    __slots__ = (
+        *("__weakref__", "began", "claim", "context", "ended", "lost"),
+        *("policy", "reported", "store", "stored", "verdict"),
+    )
+
+    def __init__(self, claimed: Claimed, policy: Policy, store: Store) -> None:
+        self.claim = claimed
+        self.policy = policy
+        self.store = store
+        self.context = Context(claimed, policy)
+        self.verdict: Verdict | None = None
+        self.stored: tuple[StoredResponse, StoredResponse] | None = None  # a response, and how the record stores it
+        self.began = time.monotonic()
+        self.reported = self.ended = self.lost = False
+
+    @property
+    def transactional_on(self) -> str | None:
+        """The alias of the database whose transaction this run is, if it is one."""
+        return None
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Begin the run. Raises ``ClaimLost`` if another attempt has taken over, and ``StoreUnavailable``."""
+
+    def outlive_handled_errors(self) -> None:  # noqa: B027 (without a transaction there is nothing to do)
+        """Have errors that the view handles undo no more than they would have outside of a transaction."""
+
+    def end(self, verdict: Verdict | None = None, *, error: BaseException | None = None) -> Duplicate | None:
+        """End the run with ``verdict``: complete its record and, in atomic mode, commit or roll back its effects.
+
+        ``error``: what propagates from the view, and does so afterwards. Without a verdict, it was not expected: then
+        effects are rolled back, or ``self.verdict`` stands if they can't be.
+        Return ``None`` once the verdict is written, or the outcome for a duplicate if another attempt took over.
+        Raises ``StoreUnavailable`` if the store failed or if it is unknown whether the effects were committed,
+        ``ReplayForbidden`` and ``TransactionEnded``.
+        """
+        try:
+            self.finish(verdict, error)
+        except ClaimLost:
+            return self.duplicate()
+        return None
+
+    def duplicate(self) -> Duplicate:
+        """Return the outcome for an owner that has lost its claim. Raises what ``may_replay`` raises, too."""
+        self.lost = True
+        return duplicate(self.claim.operation, self.policy)
+
+    def finish(self, verdict: Verdict | None, error: BaseException | None) -> None:
+        """``end``, but raise ``ClaimLost``."""
+        if self.ended:
+            raise RuntimeError("The run has ended already.")
+        self.ended, self.context.running = True, False
+        try:
+            if verdict is not None:
+                self.verdict = self.redacted(verdict)
+                self._end(error)
+            elif error is not None:
+                self._end_after(error)
+            else:
+                missing = RuntimeError("The run ended without a verdict.")
+                self._end_after(missing)
+                raise missing
+        except StoreUnavailable as failure:
+            self.report(failure)
+            raise
+        if isinstance(error, StoreUnavailable):
+            self.report(error)
+
+    def __enter__(self) -> Self:
+        self.begin()
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        self.finish(None if error else self.verdict, error)
+
+    @abstractmethod
+    def _end(self, error: BaseException | None) -> None:
+        """Carry out the verdict. ``error`` propagates afterwards."""
+
+    @abstractmethod
+    def _end_after(self, error: BaseException) -> None:
+        """Leave the record in order after an error that nobody expected."""
+
+    def redacted(self, verdict: V) -> V:
+        """Return ``verdict`` with the part of its response that the policy lets the record keep. This never raises."""
+        if not isinstance(verdict, Keep):
+            return verdict
+        response, options = verdict.response, self.policy.body
+        if options.redact is not None and response.has_content:
+            response = _redacted(response, options.redact, self.claim.id)
+        if not options.store:
+            response = replace(response, body=None)
+        return verdict if response is verdict.response else replace(verdict, response=response)
+
+    def decided(self) -> Verdict:
+        assert self.verdict is not None
+        return self.verdict
+
+    def write(self, verdict: Verdict) -> None:
+        """Write ``verdict`` to the record. Raises ``ClaimLost`` if it is no longer this run's."""
+        match verdict:
+            case Keep(response, failure):
+                written = self.store.complete(self.claim, self._encoded(response), failure=failure)
+            case Fail(reason, on_hold):
+                written = self.store.fail(self.claim, reason, on_hold=on_hold)
+            case Release():
+                written = self.store.release(self.claim)
+        if not written:
+            raise ClaimLost
+
+    def _encoded(self, response: StoredResponse) -> StoredResponse:
+        """Encode the response once: encrypted again, it would be another one to a store that already has it."""
+        if self.stored is None or self.stored[0] is not response:
+            self.stored = response, self.store.encode(response, self.claim)
+        return self.stored[1]
+
+    def write_and_announce(self, verdict: Verdict) -> None:
+        """Write ``verdict`` outside the run's transaction, and announce the result."""
+        try:
+            self.write(verdict)
+        except ClaimLost:
+            self.lose(signals.stale_write_rejected)
+            raise
+        self.announce(verdict)
+
+    def announce(self, verdict: Verdict) -> None:
+        operation, seconds = self.claim.operation, time.monotonic() - self.began
+        match verdict:
+            case Keep(response):
+                if operation.admission is not None:
+                    operation.admission.stored(operation, response)
+                signals.send(signals.key_completed, operation, response=response, seconds=seconds)
+            case Fail(reason):
+                signals.send(signals.key_failed, operation, reason=reason, seconds=seconds)
+            case Release():
+                signals.send(signals.key_released, operation, seconds=seconds)
+
+    def lose(self, signal: Signal) -> None:
+        signals.send(signal, self.claim.operation, attempt=self.claim.attempt)
+
+    def abandon(self, verdict: Verdict) -> None:
+        """Write ``verdict`` if that is still possible. An error is propagating, and no other error may replace it."""
+        try:
+            self.write_and_announce(verdict)
+        except ClaimLost:
+            pass
+        except (StoreUnavailable, DatabaseError) as error:
+            self.report(error)
+
+    def report(self, error: Exception) -> None:
+        """Announce that the store failed, once."""
+        if not self.reported:
+            self.reported = True
+            signals.send(signals.store_failed, self.claim.operation, error=error)
+
+
+# --- Redaction -------------------------------------------------------------------------------------------------------
+
+
+def _redacted(response: StoredResponse, redact: Redact, id: UUID) -> StoredResponse:
+    """Return what ``redact`` makes of the response of the record ``id``, or its status alone if that fails.
+
+    The log says why it failed, without quoting the response.
+    """
+    try:
+        with _no_queries():
+            kept = redact(response)
+        if not is_storable(kept):
+            raise TypeError("redact must return a StoredResponse of text headers and a body of bytes or None.")
+        return replace(kept, status=response.status)
+    except Exception as error:  # the project's code, after the effects: it may lose the copy, never the response
+        log_lost_response("could not be redacted, and is not stored", id, error)
+        return response.without_content()
+
+
+@contextmanager
+def _no_queries() -> Iterator[None]:
+    """Refuse queries inside the block: a failed query would break the business transaction."""
+    with ExitStack() as stack:
+        for connection in connections.all(initialized_only=True):
+            stack.enter_context(connection.execute_wrapper(_refuse))
+        yield
+
+
+def _refuse(*_query: Any) -> NoReturn:
+    raise RuntimeError("redact must not query a database.")

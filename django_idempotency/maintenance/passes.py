@@ -1,0 +1,111 @@
+"""The table of passes that task queues run. Apps register their own passes in it.
+
+A pass takes options and returns figures, both as plain values. Settings may import this module before models are
+loaded, so the table has the paths of functions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from django.utils.module_loading import import_string
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """A pass of maintenance, and its schedule.
+
+    - ``name``: unique among the passes of all apps.
+    - ``path``: dotted path of the function, which takes ``using`` and returns a dataclass.
+    - ``every``: seconds between two runs.
+    - ``bounded``: whether it takes ``max_seconds``, which ends a run before the limit has to.
+    - ``on_each``: whether it works on each database with records, unless ``using`` names one.
+
+    A message lives for a third of ``every``, and a run for 0.6 of it. So no run overlaps with the next one, without a
+    lock.
+    """
+
+    name: str
+    path: str
+    every: float
+    bounded: bool = True
+    on_each: bool = True
+
+    @property
+    def expires(self) -> float:
+        return self.every / 3
+
+    @property
+    def time_limit(self) -> float:
+        return self.every * 0.6
+
+    @property
+    def max_seconds(self) -> float | None:
+        return self.every / 2 if self.bounded else None
+
+
+REAP = Pass(name="reap", path="django_idempotency.maintenance.reaper.reap", every=60.0)
+CLEANUP = Pass(name="cleanup", path="django_idempotency.maintenance.cleaner.cleanup", every=600.0)
+DROP_BODIES = replace(CLEANUP, name="drop_bodies", path="django_idempotency.maintenance.cleaner.drop_bodies")
+
+PASSES: dict[str, Pass] = {}
+_listeners: list[Callable[[Pass], object]] = []
+
+
+def register(*passes: Pass) -> None:
+    """Add passes to the table, unless their names are there already. An app calls this in ``ready()``."""
+    for one in passes:
+        if one.name in PASSES:
+            continue
+        PASSES[one.name] = one
+        for listener in _listeners:
+            listener(one)
+
+
+def for_each_pass(listener: Callable[[Pass], object]) -> None:
+    """Call ``listener`` with each pass that is registered, and with each that will be."""
+    _listeners.append(listener)
+    for one in list(PASSES.values()):
+        listener(one)
+
+
+def run_pass(name: str, **options: Any) -> dict[str, Any]:
+    """Run the pass ``name`` with its options; return its figures.
+
+    If it works on several databases, return the figures of each by its alias. If one database fails, the others are
+    worked on all the same, and the error is raised at the end. Raises ``KeyError`` if there is no such pass.
+    """
+    one = PASSES[name]
+    run = import_string(one.path)
+    if not one.on_each:
+        return asdict(run(**options))
+    from django_idempotency.stores.connections import databases
+
+    using = options.pop("using", None)
+    wanted = databases() if using is None else (using,)
+    if len(wanted) == 1:
+        return asdict(run(using=wanted[0], **options))
+    return _run_on_each(run, wanted, options)
+
+
+def _run_on_each(run: Callable[..., Any], wanted: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
+    ends = time.monotonic() + (options.get("max_seconds") or 0.0)
+    figures: dict[str, Any] = {}
+    errors: list[Exception] = []
+    for place, alias in enumerate(wanted):
+        if options.get("max_seconds") is not None:  # share the remaining time among the remaining databases
+            options["max_seconds"] = max(0.0, ends - time.monotonic()) / (len(wanted) - place)
+        try:
+            figures[alias] = asdict(run(using=alias, **options))
+        except Exception as error:
+            error.add_note(f"in the database {alias!r}")
+            errors.append(error)
+    if errors:
+        raise ExceptionGroup("maintenance failed in some databases", errors)
+    return figures
+
+
+register(REAP, CLEANUP, DROP_BODIES)

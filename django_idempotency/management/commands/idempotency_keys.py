@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from django.core.management.base import CommandError, CommandParser
+
+from django_idempotency.maintenance.decisions import (
+    Act,
+    Done,
+    Refusal,
+    Refused,
+    allow_retry,
+    extend,
+    fail,
+    objection,
+    resolve,
+    version,
+)
+from django_idempotency.maintenance.owners import Owner, lock_owners, shown_lock_owners
+from django_idempotency.maintenance.watching import store_of, watch
+from django_idempotency.management.base import MaintenanceCommand, number, seconds
+from django_idempotency.management.keys import (
+    SITUATIONS,
+    Found,
+    described,
+    facts_of,
+    found_in,
+    line,
+    listed,
+    objection_to,
+    why_not,
+)
+from django_idempotency.values.outcomes import StoredResponse
+from django_idempotency.values.printable import printable
+
+STDIN = Path("-")
+ACTIONS = {
+    "list": "List the keys that are on hold or stuck, or others with --situation. Changes nothing.",
+    "show": (
+        "Show the records of a key: what each is, what happens by itself, what is safe to do now, and what happened. "
+        "Never shows responses. Changes nothing."
+    ),
+    "resolve": (
+        "Give a key the response that its operation, which did take place, should have returned: every retry gets it."
+    ),
+    "fail": "Mark a key as failed for good: it never runs again, and every retry gets a problem response.",
+    "allow-retry": (
+        "Let the next request with a key run again, if the key is on hold or its owner is gone. First make sure that "
+        "the operation did not take place."
+    ),
+    "extend": (
+        "Make the lease of a key last at least the given time from now, for an owner that is well but does not renew "
+        "it. A lease is never shortened."
+    ),
+}
+
+
+OUTCOMES = {
+    Act.ALLOW_RETRY: "free: its next request runs again",
+    Act.FAIL: "failed for good: every retry gets the problem response",
+    Act.RESOLVE: "resolved: every retry gets the response",
+    Act.EXTEND: "held by its owner for at least that long",
+}
+
+
+class Command(MaintenanceCommand):
+    help = "Lists keys, shows one, and decides about one as an operator does. Exits with 1 if nothing is found or done."
+    works_on_stores = True
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        for name, action in self.add_actions(parser, ACTIONS):
+            super().add_arguments(action)
+            if name != "list":
+                which = action.add_mutually_exclusive_group(required=True)
+                which.add_argument("key", nargs="?", help="the whole key, as the client sent it")
+                which.add_argument(
+                    "--record", type=UUID, help="instead: the id of its record, or the id that logs show"
+                )
+            action.add_argument("--scope", help='a whole scope, such as "auth.user:7"; needed if the key is in several')
+            if name not in ("list", "show"):
+                self.add_operator(action)
+                action.add_argument("--dry-run", action="store_true", help="report only; change nothing")
+            match name:
+                case "list":
+                    self._add_list(action)
+                case "resolve":
+                    self._add_resolve(action)
+                case "fail":
+                    help = "of the response, 400 to 599; default: 410"
+                    action.add_argument("--status", type=int, default=410, help=help)
+                    action.add_argument("--detail", default="", help="for the client, in the problem response")
+                case "extend":
+                    help = "seconds from now, or a time such as 20min or 2h; default: 300"
+                    action.add_argument("--seconds", type=seconds(1), default=300, help=help)
+
+    def _add_list(self, action: CommandParser) -> None:
+        action.add_argument("--situation", choices=SITUATIONS, default="waiting", help="which keys; default: waiting")
+        action.add_argument("--limit", type=number, default=100, help="at most this many; default: 100")
+
+    def _add_resolve(self, action: CommandParser) -> None:
+        action.add_argument("--status", type=int, required=True, help="status of the response, 200 to 599")
+        action.add_argument("--content-type", default="application/json", help="of the body; default: application/json")
+        body = action.add_mutually_exclusive_group()
+        body.add_argument("--body", help="body of the response; default: none")
+        body.add_argument("--body-file", type=Path, metavar="FILE", help="file with the body; - reads stdin")
+
+    def handle(self, *args: Any, action: str, **options: Any) -> None:
+        if action == "list":
+            super().handle(**options)
+        elif action == "show":
+            self._show(options)
+        else:
+            self._decide(Act(action.replace("-", "_")), options)
+
+    def work(self, *, situation: str, limit: int, scope: str | None, **options: Any) -> bool:
+        found = (each for each in listed(self.database, self.store, situation) if scope in (None, each.scope))
+        first = list(islice(found, limit + 1))
+        shown, more = first[:limit], len(first) > limit
+        lines = [line(record) for record in shown] or ["No such keys."]
+        if more:
+            lines.append(f"There are more: these are the first {limit}; see --limit.")
+        owners = lock_owners(self.database) if situation == "live" and self.store is None else []
+        if owners:
+            lines.append("\n  ".join(shown_lock_owners(owners, most=limit)))
+        facts = {"records": [facts_of(record) for record in shown], "more": more, "locks": len(owners)}
+        self.report(facts, "\n".join(lines), options)
+        return True
+
+    def _show(self, options: dict[str, Any]) -> None:
+        for found in self._find(options):
+            self.database, self.store = found.alias, found.store
+            self.report(*described(found.record), options)
+        if not self.complete:
+            raise CommandError("A database or store could not be searched: the key may have more records there.")
+
+    # --- finding
+
+    def _find(self, options: dict[str, Any]) -> list[Found]:
+        """Return the key's records in the scope, or in any. Raise ``CommandError`` if there is none.
+
+        Set ``complete`` to whether each database and store was searched.
+        """
+        found, owners = list[Found](), list[Owner]()
+
+        def search(*, key: str | None, scope: str | None, record: UUID | None, **_options: Any) -> bool:
+            here = found_in(self.database, self.store, key=key, scope=scope, id=record)
+            found.extend(Found(self.database, self.store, each) for each in here)
+            if self.store is None and key is not None and not any(scope in (None, each.scope) for each in here):
+                owners.extend(lock_owners(self.database, key, scope))
+            return True
+
+        self.complete = self.work_on_each(search, **options)
+        wanted = [each for each in found if options["scope"] in (None, each.record.scope)]
+        if wanted:
+            return wanted
+        if owners:
+            raise CommandError("\n  ".join(shown_lock_owners(owners, options["key"])))
+        if found:
+            raise CommandError(f"The key is not in that scope, but in {_scopes(found)}.")
+        if not self.complete:
+            raise CommandError("The key was not found, but a database or store could not be searched.")
+        raise CommandError(
+            "Unknown key: there is no record of it. It was never used, or was released, or its retention is over."
+        )
+
+    def _chosen(self, act: Act, found: list[Found], options: dict[str, Any]) -> Found:
+        possible = [each for each in found if objection_to(act, each.record) is None]
+        if not possible:
+            raise CommandError("\n".join(why_not(each.record, objection_to(act, each.record)) for each in found))
+        if len({each.record.scope for each in possible}) < len(possible):
+            places = ", ".join(each.alias for each in possible)
+            raise CommandError(f"The key is in several places; pass one of them with --database or --store: {places}.")
+        if len(possible) > 1:
+            raise CommandError(f"The key is in several scopes; pass one of them with --scope: {_scopes(possible)}.")
+        if not self.complete and options["scope"] is None:
+            raise CommandError("Nothing was done: the key may also be in other scopes. Pass one with --scope.")
+        return possible[0]
+
+    # --- deciding
+
+    def _decide(self, act: Act, options: dict[str, Any]) -> None:
+        decide = _decision(act, options)  # refuse what can't be meant before anything else
+        found = self._find(options)
+        if act != Act.EXTEND and not options["dry_run"] and (lapsed := list(filter(_has_only_lapsed, found))):
+            self.operator(options, act.permission)  # refuse before waiting, not after it
+            self._watch(lapsed, options)
+            found = self._find(options)
+        chosen = self._chosen(act, found, options)
+        self.database, self.store, record = chosen.alias, chosen.store, chosen.record
+        if not options["dry_run"]:
+            by = self.operator(options, act.permission)
+            try:
+                outcome = decide(record.pk, as_seen=version(record), note=options["note"].strip(), by=by, **self.where)
+            except ValueError as error:
+                raise CommandError(printable(str(error))) from error
+            if isinstance(outcome, Refused):
+                raise CommandError(why_not(record, outcome.why))
+        verb = "would be" if options["dry_run"] else "is"
+        self.report({act: [record.scope]}, f"The key of {record.scope} {verb} {OUTCOMES[act]}.", options)
+
+    def _watch(self, lapsed: list[Found], options: dict[str, Any]) -> None:
+        """Give owners whose leases have lapsed time to renew them, as they may do after an outage of the store."""
+        if options["verbosity"] > 0:
+            self.stderr.write("Its lease ran out: watching whether its owner renews it.", self.style.NOTICE)
+        for found in lapsed:
+            watch(found.store or store_of(found.record), found.record.pk)
+
+
+def _has_only_lapsed(found: Found) -> bool:
+    return objection(found.record, Act.ALLOW_RETRY, found.record.now) is Refusal.LAPSED
+
+
+def _scopes(found: list[Found]) -> str:
+    return ", ".join(printable(each.record.scope) for each in found)
+
+
+def _decision(act: Act, options: dict[str, Any]) -> Callable[..., Done | Refused]:
+    match act:
+        case Act.ALLOW_RETRY:
+            return allow_retry
+        case Act.FAIL:
+            return partial(fail, status=options["status"], detail=options["detail"])
+        case Act.EXTEND:
+            return partial(extend, seconds=options["seconds"])
+    response = StoredResponse(options["status"], (("Content-Type", options["content_type"]),), _body(options))
+    return partial(resolve, response=response)
+
+
+def _body(options: dict[str, Any]) -> bytes:
+    file: Path | None = options["body_file"]
+    try:
+        if file is None:
+            body = str(options["body"] or "").encode()
+        else:
+            body = sys.stdin.buffer.read() if file == STDIN else file.read_bytes()
+    except OSError as error:
+        raise CommandError(f"The body can't be read: {error}") from error
+    if body and "json" in options["content_type"]:
+        try:
+            json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise CommandError(f"The body is not JSON: {error}") from None
+    return body

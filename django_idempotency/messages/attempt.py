@@ -1,0 +1,276 @@
+"""One delivery of a message, from its claim to its acknowledgement or rejection."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from asgiref.sync import sync_to_async
+
+from django_idempotency import engine
+from django_idempotency.conf import conf, resolve
+from django_idempotency.engine import Context
+from django_idempotency.engine.digests import keyed
+from django_idempotency.exceptions import ClaimLost, StoreUnavailable
+from django_idempotency.messages.message import (
+    AlreadyDone,
+    AwaitsOperator,
+    Delivery,
+    Done,
+    Exhausted,
+    InFlightElsewhere,
+    MarkedFailed,
+    Message,
+    OutOfTurn,
+    Refused,
+    RejectMessage,
+    RetryLater,
+    StoreAway,
+)
+from django_idempotency.messages.results import (
+    DONE,
+    ERRORS,
+    REJECTED,
+    final,
+    reason_of,
+    result_of,
+    stored_rejection,
+    stored_result,
+)
+from django_idempotency.policy import Policy
+from django_idempotency.reporting.logs import log
+from django_idempotency.values.fingerprints import canonical_json, digest
+from django_idempotency.values.outcomes import (
+    Claimed,
+    Duplicate,
+    Fail,
+    InFlight,
+    Keep,
+    Mismatch,
+    OnHold,
+    Operation,
+    Release,
+    Replay,
+    StoredResponse,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from django_idempotency.messages.consumer import Consumer
+
+METHOD = "MESSAGE"
+OPERATOR_DELAY = 60
+STORE_DELAY = 1
+NOTHING_STATED = Policy()
+_current: ContextVar[Context | None] = ContextVar("django_idempotency_consumer", default=None)
+
+Handled = tuple[Verdict | None, "Delivery | Exception"]
+
+
+def current_context() -> Context | None:
+    """Return the context of the message that is being handled, or ``None`` outside a handler."""
+    return _current.get()
+
+
+@contextmanager
+def _in_context(context: Context) -> Iterator[None]:
+    """Have ``current_context()`` return the context of a run, whose handler is running meanwhile."""
+    token = _current.set(context)
+    context.running = True
+    try:
+        yield
+    finally:
+        context.running = False
+        _current.reset(token)
+
+
+@contextmanager
+def message_span(message: Message) -> Iterator[None]:
+    """If OpenTelemetry is on, open a consumer's span as a child of the message's ``traceparent``.
+
+    Names and attributes: https://opentelemetry.io/docs/specs/semconv/messaging/messaging-spans/
+    """
+    if "opentelemetry" not in conf().instrumentation:
+        yield
+        return
+    from opentelemetry import trace
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    parent = TraceContextTextMapPropagator().extract({name.lower(): value for name, value in message.headers.items()})
+    attributes = {"messaging.destination.name": message.source, "messaging.operation.type": "process"}
+    tracer = trace.get_tracer("django_idempotency")
+    with tracer.start_as_current_span(
+        f"process {message.source}", parent, kind=trace.SpanKind.CONSUMER, attributes=attributes
+    ):
+        yield
+
+
+class Attempt:
+    """One delivery of a message to a consumer."""
+
+    def __init__(self, consumer: Consumer, message: Message) -> None:
+        self.consumer = consumer
+        self.message = message
+        policy = resolve(consumer.policy or NOTHING_STATED)
+        # A process may have died in the handler. Only claims by record count that.
+        self.policy = policy.by_record if message.redelivered else policy
+        self.limit = consumer.max_attempts + message.attempts_before
+        digest = _fingerprint(message)
+        operation = Operation(
+            scope=f"consumer:{consumer.name}:{message.source}",
+            key=message.id,
+            fingerprint=digest,
+            digest=digest,
+            method=METHOD,
+            sender=consumer.sender or consumer.handler,
+            entry_point=consumer.entry_point,
+        )
+        self.operation = keyed(operation)
+
+    def consume(self, claimed: Claimed | None = None) -> Delivery:
+        """Handle the message with the claim that was made for it, or make a claim first."""
+        with message_span(self.message):
+            begun = self.begin(claimed)
+            return self.run(begun) if isinstance(begun, engine.Run) else begun
+
+    def leave(self, claimed: Claimed | None, first: RetryLater) -> OutOfTurn:
+        """Leave the message until ``first`` is handled, and give its claim back."""
+        begun = None if claimed is None else self.begin(claimed)
+        if isinstance(begun, engine.Run):
+            with suppress(StoreUnavailable):
+                begun.end(Release())
+        return OutOfTurn(0, f"an earlier message has to be handled first: {first.reason}")
+
+    def begin(self, claimed: Claimed | None = None) -> engine.Run | Delivery:
+        """Claim the message and begin its run, or return the outcome that it has already."""
+        try:
+            if claimed is None:
+                begun = engine.begin(self.operation, self.policy)
+            else:
+                begun = engine.begin_claimed(claimed, self.policy)
+        except StoreUnavailable as error:
+            return StoreAway(STORE_DELAY, str(error))
+        return begun if isinstance(begun, engine.Run) else self.delivery(begun)
+
+    def run(self, run: engine.Run) -> Delivery:
+        run.outlive_handled_errors()
+        try:
+            verdict, handled = self.handle(run)
+        except Exception as error:  # from a signal's handler
+            verdict, handled = None, error
+        except BaseException as error:
+            run.end(error=error)
+            raise
+        return self.end(run, verdict, handled)
+
+    async def arun(self, run: engine.Run) -> Delivery:
+        try:
+            verdict, handled = await self._ahandle(run)
+        except Exception as error:
+            verdict, handled = None, error
+        except BaseException as error:
+            await engine.shielded(partial(run.end, error=error))
+            raise
+        return await engine.shielded(partial(self.end, run, verdict, handled))
+
+    def end(self, run: engine.Run, verdict: Verdict | None, handled: Delivery | Exception) -> Delivery:
+        """End the run, and return what to tell the broker."""
+        error = handled if isinstance(handled, Exception) else None
+        try:
+            lost = run.end(verdict, error=error)
+            if lost is not None or isinstance(error, ClaimLost):
+                return self.delivery(lost or run.duplicate())
+        except Exception as failed:  # from the store: tell the broker, and let the consumer go on
+            error = failed
+        if error is not None:
+            return self._after(error, run)
+        return cast("Delivery", handled)
+
+    def handle(self, run: engine.Run) -> Handled:
+        """Run the handler. Return the verdict and what to tell the broker if it stands, or the handler's error."""
+        if exhausted := self._exhausted(run):
+            return exhausted
+        try:
+            with _in_context(run.context):
+                result = final(self.consumer.handler(self.message, run.context))
+        except Exception as error:  # the handler's own
+            return self._failed(run, error)
+        return self._done(result)
+
+    async def _ahandle(self, run: engine.Run) -> Handled:
+        if exhausted := self._exhausted(run):
+            return exhausted
+        try:
+            with _in_context(run.context):
+                result = await self.consumer.handler(self.message, run.context)
+        except Exception as error:  # the handler's own
+            return self._failed(run, error)
+        return await sync_to_async(self._done)(result)
+
+    def _exhausted(self, run: engine.Run) -> Handled | None:
+        """Fail the message if all attempts are used up. A process that dies in its handler can't report its failure."""
+        if not self.consumer.is_exhausted(run.claim, self.message, self.limit):
+            return None
+        before = run.claim.attempt - 1
+        reason = f"{before} attempts failed or were cut short"
+        return self.consumer.verdict_when_exhausted() or Fail(reason), Exhausted(reason, before)
+
+    def _failed(self, run: engine.Run, error: Exception) -> Handled:
+        if isinstance(error, RejectMessage):
+            reason = str(error) or "the handler rejected it"
+            return Keep(stored_rejection(reason, self.policy), failure=True, rollback=True), Refused(reason)
+        verdict = self.consumer.verdict_on(error)
+        if verdict is None and run.claim.attempt >= self.limit:
+            verdict = self.consumer.verdict_when_exhausted()
+        return verdict, error
+
+    def _done(self, result: Any) -> Handled:
+        try:
+            return self.consumer.verdict_on_result(result) or Keep(self.stored(result)), Done(result)
+        except Exception as error:  # a codec may raise anything
+            return None, error
+
+    def stored(self, result: Any) -> StoredResponse:
+        """Return what is kept of a result. In lease mode, its effects have happened even if it can't be kept."""
+        try:
+            return stored_result(result, self.consumer.codec, self.policy)
+        except Exception as error:  # a codec may raise anything
+            if self.policy.is_atomic:
+                raise
+            log(logging.ERROR, "result_lost", "a result was not kept: %s", error, operation=self.operation)
+            return StoredResponse(DONE, body=None)
+
+    def _after(self, error: Exception, run: engine.Run) -> Delivery:
+        if isinstance(error, StoreUnavailable):
+            return StoreAway(STORE_DELAY, str(error), has_run=True)
+        delivery = self.consumer.after(error, run.claim.attempt, self.limit)
+        message = "a message was not handled: %s"
+        fields = {"operation": self.operation, "attempt": run.claim.attempt, "error": error}
+        log(logging.ERROR, "handler_failed", message, delivery.reason, **fields)  # type: ignore[union-attr, arg-type]
+        return delivery
+
+    def delivery(self, outcome: Duplicate) -> Delivery:
+        match outcome:
+            case Replay(response) if response.status < ERRORS:
+                return AlreadyDone(result_of(response, self.consumer.codec))
+            case Replay(response):
+                kind = Refused if response.status == REJECTED else MarkedFailed
+                return kind(reason_of(response))
+            case InFlight(retry_after):
+                return InFlightElsewhere(retry_after, "another consumer is handling the message")
+            case OnHold(reason):
+                return AwaitsOperator(OPERATOR_DELAY, reason)
+            case Mismatch(running):
+                return self.consumer.after_mismatch(running=running)
+
+
+def _fingerprint(message: Message) -> bytes:
+    try:
+        body = canonical_json(message.body)
+    except ValueError:
+        body = message.body
+    return digest([message.source.encode(), message.id.encode(), body])

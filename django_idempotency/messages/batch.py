@@ -1,0 +1,115 @@
+"""Handling several messages together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from django_idempotency import engine, signals
+from django_idempotency.exceptions import StoreUnavailable
+from django_idempotency.messages.attempt import STORE_DELAY, Attempt, message_span
+from django_idempotency.messages.message import Delivery, Reject, RetryLater, StoreAway
+from django_idempotency.values.outcomes import Claimed, Verdict
+
+Attempts = Mapping[int, Attempt]  # by their places among the messages
+
+
+def consume_together(attempts: Sequence[Attempt | Reject], *, in_order: bool) -> list[Delivery]:
+    """Handle the attempts of one consumer together if possible, and the others one by one, in their order.
+
+    ``in_order``: handle no message behind one that must be redelivered.
+    """
+    deliveries: dict[int, Delivery] = {n: attempt for n, attempt in enumerate(attempts) if isinstance(attempt, Reject)}
+    valid = {n: attempt for n, attempt in enumerate(attempts) if not isinstance(attempt, Reject)}
+    claims: dict[int, Claimed] = {}
+    for group in _groups(valid, in_order=in_order):
+        claims |= _claim(group, deliveries)
+        _run_together(group, claims, deliveries, in_order=in_order)
+    _run_one_by_one(valid, claims, deliveries, in_order=in_order)
+    return [deliveries[place] for place in range(len(attempts))]
+
+
+def _groups(attempts: Attempts, *, in_order: bool) -> list[dict[int, Attempt]]:
+    """Group attempts whose records are in one database, for one transaction. A group has at least two."""
+    groups: dict[str, dict[int, Attempt]] = defaultdict(dict)
+    met = set()
+    for place, attempt in attempts.items():
+        if attempt.policy.is_atomic and attempt.operation.id not in met:  # duplicates are handled later
+            met.add(attempt.operation.id)
+            groups[engine.place(attempt.operation, attempt.policy)][place] = attempt
+    several = in_order and len(groups) > 1
+    return [] if several else [group for group in groups.values() if len(group) > 1]
+
+
+def _claim(group: Attempts, deliveries: dict[int, Delivery]) -> dict[int, Claimed]:
+    """Claim the messages that were never tried, in one statement, and find those that are done."""
+    first = next(iter(group.values()))
+    try:
+        outcomes = engine.claim_many([attempt.operation for attempt in group.values()], first.policy)
+    except StoreUnavailable as error:
+        signals.send(signals.store_failed, first.operation, error=error)
+        deliveries |= dict.fromkeys(group, StoreAway(STORE_DELAY, str(error)))
+        return {}
+    by_place = dict(zip(group, outcomes, strict=True))
+    deliveries |= {
+        place: group[place].delivery(outcome)
+        for place, outcome in by_place.items()
+        if outcome is not None and not isinstance(outcome, Claimed)
+    }
+    return {place: outcome for place, outcome in by_place.items() if isinstance(outcome, Claimed)}
+
+
+def _run_together(
+    group: Attempts, claims: Mapping[int, Claimed], deliveries: dict[int, Delivery], *, in_order: bool
+) -> None:
+    """Add the outcomes of messages whose effects are committed. The others leave nothing behind but their claims."""
+    done: dict[int, Delivery] = {}
+    wanted = [place for place in group if place not in deliveries and (in_order or place in claims)]
+    if not any(place in claims for place in wanted):
+        return None
+    batch = engine.Batch([claims[place] for place in wanted if place in claims], group[wanted[0]].policy)
+    try:
+        batch.begin()
+        for place in wanted:
+            tried = place in claims and _try_in(batch, done, place, group[place], claims[place])
+            if in_order and not tried:
+                break
+        batch.end()
+    except Exception as error:  # whatever it was, each message runs alone next, and meets it again if it persists
+        return batch.abort(error)
+    except BaseException as error:
+        batch.abort(error)
+        raise
+    deliveries |= done
+    return None
+
+
+def _try_in(batch: engine.Batch, done: dict[int, Delivery], place: int, attempt: Attempt, claim: Claimed) -> bool:
+    def work(run: engine.Run) -> Verdict | None:
+        with message_span(attempt.message):
+            verdict, delivery = attempt.handle(run)
+        if isinstance(delivery, Exception):
+            raise delivery
+        done[place] = delivery
+        return verdict
+
+    with suppress(Exception):  # from the handler: the message runs alone next, and its error is reported then
+        if batch.run(claim, work):
+            return True
+    done.pop(place, None)
+    return False
+
+
+def _run_one_by_one(
+    attempts: Attempts, claims: Mapping[int, Claimed], deliveries: dict[int, Delivery], *, in_order: bool
+) -> None:
+    """Handle the messages that have no outcome yet."""
+    first: RetryLater | None = None
+    for place, attempt in attempts.items():
+        if place not in deliveries:
+            begun = claims.get(place)
+            deliveries[place] = attempt.consume(begun) if first is None else attempt.leave(begun, first)
+        delivery = deliveries[place]
+        if in_order and first is None and isinstance(delivery, RetryLater):
+            first = delivery

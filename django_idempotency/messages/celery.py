@@ -1,0 +1,280 @@
+"""Celery: a task that is delivered again returns its first result."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from celery import Task, current_task
+from celery.exceptions import Ignore, Retry
+from celery.exceptions import Reject as RejectTask
+from celery.local import Proxy
+from django.core.exceptions import ImproperlyConfigured
+from django.core.serializers.json import DjangoJSONEncoder
+from kombu import serialization
+
+from django_idempotency import engine
+from django_idempotency.conf import resolve
+from django_idempotency.messages import (
+    NOT_KEPT,
+    Ack,
+    Consumer,
+    Delivery,
+    InFlightElsewhere,
+    MarkedFailed,
+    Message,
+    Reject,
+    RetryLater,
+    celery_exit,  # noqa: F401 (listens)
+    celery_requests,
+)
+from django_idempotency.messages.consumer import TaskDecorator
+from django_idempotency.policy import Policy
+from django_idempotency.values.keys import child_key, record_id
+from django_idempotency.values.outcomes import Claimed, EntryPoint, Release, Verdict
+
+MAX_CRASHES = 10
+
+_at_work: ContextVar[frozenset[Message]] = ContextVar("django_idempotency_tasks", default=frozenset())
+
+
+class TaskMarkedFailed(Exception):
+    """An operator has decided that the task failed. The task's state is FAILURE."""
+
+
+class ResultNotKept(Exception):
+    """The task is done, but its result was too large to be kept (``Body.limit``), and something waits for it."""
+
+
+def _protected(function: Callable[..., Any], *, policy: Policy, max_crashes: int = MAX_CRASHES) -> Callable[..., Any]:
+    if isinstance(function, Task | Proxy):
+        raise ImproperlyConfigured(
+            "@idempotent_task got a task, which is not protected. Put @idempotent_task below @shared_task or @app.task."
+        )
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        task = _delivered(run)
+        message = task and _message(task, function, args)
+        if message is None or message in _at_work.get() or _is_part_of_a_run(task, policy):
+            return function(*args, **kwargs)
+        consumer = _TaskConsumer(
+            "celery",
+            partial(_call, message, function, args, kwargs),
+            policy=policy,
+            max_attempts=max_crashes + task.request.retries,
+            codec=_Codec(task),
+            sender=function,
+            entry_point=EntryPoint.CELERY,
+            task=task,
+        )
+        return _concluded(task, consumer.consume(message))
+
+    run.idempotent = True  # type: ignore[attr-defined]
+    return run
+
+
+if TYPE_CHECKING:
+
+    @dataclass(frozen=True, kw_only=True, eq=False)
+    class _Options(Policy):
+        max_crashes: int = MAX_CRASHES
+else:
+    _Options = Policy
+
+idempotent_task = TaskDecorator(_Options, _protected, "max_crashes")
+"""Run a task's function once for each task id: ``@shared_task(acks_late=True)`` above ``@idempotent_task``, or
+``@idempotent_task(…)`` with ``policy=`` or any options of ``Policy``.
+
+Have Celery redeliver the messages of a dead worker (``acks_late=True, reject_on_worker_lost=True``). A redelivery
+that comes while the first delivery still runs stays with the broker and is looked at again. This uses up none of
+the task's retries. A task whose worker has died ``max_crashes`` times is rejected. If the function is called
+directly, outside a worker, it just runs.
+
+The task raises ``TaskMarkedFailed`` and ``ResultNotKept``. Raises ``ImproperlyConfigured`` above ``@shared_task``.
+"""
+
+
+# --- Which task this is ----------------------------------------------------------------------------------------------
+
+
+def _delivered(run: Callable[..., Any]) -> Any:
+    """Return the task that a worker runs ``run`` for, or ``None`` if other code calls it, such as another task."""
+    task = current_task
+    if not task or task.request.called_directly:
+        return None
+    if run in celery_requests.layers(task):
+        return task
+    # An opaque decorator may hide the function. It belongs to another task only if that task shows it.
+    hidden = not any(run in celery_requests.layers(other) for other in task.app.tasks.values())
+    return task if hidden else None
+
+
+def _is_part_of_a_run(task: Any, policy: Policy) -> bool:
+    """Whether the task runs eagerly inside a transaction, with which its effects are committed or rolled back."""
+    return bool(task.request.is_eager) and engine.in_transaction(resolve(policy))
+
+
+def _message(task: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Message:
+    """Return the task as a message. A task that replaced another one has the same id, and a greater depth."""
+    request = task.request
+    depth = request.replaced_task_nesting
+    id = f"{request.id}/{depth}" if depth else request.id
+    bound = isinstance(next(iter(args), None), Task)
+    body = _body(_arguments(function, request.args or (), request.kwargs or {}, bound=bound))
+    redelivered = bool((request.delivery_info or {}).get("redelivered"))
+    return Message(source=task.name, id=id, body=body, redelivered=redelivered)
+
+
+def _arguments(function: Callable[..., Any], args: Any, kwargs: Any, *, bound: bool) -> Any:
+    """Return the arguments by name, whichever way they were passed."""
+    try:
+        named = inspect.signature(function).bind(*([None] * bound), *args, **kwargs)
+    except (TypeError, ValueError):
+        return [args, kwargs]
+    return dict(list(named.arguments.items())[bound:])
+
+
+def _body(arguments: Any) -> bytes:
+    try:
+        return json.dumps(arguments, cls=_Encoder).encode()
+    except (TypeError, ValueError):  # a dictionary's keys, or a value that contains itself
+        return repr(arguments).encode()
+
+
+class _Encoder(DjangoJSONEncoder):
+    def default(self, value: Any) -> Any:
+        try:
+            return super().default(value)
+        except TypeError:
+            return value.hex() if isinstance(value, bytes) else repr(value)
+
+
+# --- The run ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _TaskConsumer(Consumer):
+    """Leaves exceptions to Celery."""
+
+    task: Any = field(kw_only=True)
+
+    def verdict_on(self, error: Exception) -> Verdict | None:
+        """Release the key for a retry with other arguments: it is a message with another body under the same id.
+
+        Release it for a message that the task sends back, too: its return is no crash.
+        """
+        sent_back = isinstance(error, RejectTask) and bool(getattr(error, "requeue", False))
+        changed = isinstance(error, Retry) and _changed(self.task.request, error)
+        return Release(rollback=True) if sent_back or changed else None
+
+    def after_mismatch(self, *, running: bool) -> Delivery:
+        """Have a retry with other arguments wait for the attempt that sent it, which only then releases the key."""
+        if running and self.task.request.retries:
+            return InFlightElsewhere(1, "the attempt that asked for this retry has not ended")
+        return super().after_mismatch(running=running)
+
+    def is_exhausted(self, claim: Claimed, message: Message, limit: int) -> bool:
+        """Give up what has ended its worker too often. A task that failed and is sent again has not."""
+        return (claim.taken_over or message.redelivered) and super().is_exhausted(claim, message, limit)
+
+    def after(self, error: Exception, attempt: int, limit: int) -> NoReturn:
+        raise error
+
+
+def _changed(request: Any, retry: Retry) -> bool:
+    signature: Any = getattr(retry, "sig", None)
+    if signature is None:
+        return False
+    return [list(signature.args), dict(signature.kwargs)] != [list(request.args or ()), dict(request.kwargs or {})]
+
+
+def _call(message: Message, function: Callable[..., Any], args: Any, kwargs: Any, *_given: Any) -> Any:
+    token = _at_work.set(_at_work.get() | {message})
+    try:
+        return function(*args, **kwargs)
+    except RejectTask:
+        raise
+    except Ignore:  # the task has ended itself, or sent its replacement: what it wrote stands
+        return ENDED
+    finally:
+        _at_work.reset(token)
+
+
+def _concluded(task: Any, delivery: Delivery) -> Any:
+    match delivery:
+        case Ack(result):
+            return _returned(task, result)
+        case RetryLater(delay=delay, reason=reason):
+            raise celery_requests.NotNow(reason, delay)
+        case MarkedFailed(reason):
+            raise TaskMarkedFailed(reason)
+        case Reject(reason=reason):
+            raise celery_requests.Rejected(reason)
+
+
+def _returned(task: Any, result: Any) -> Any:
+    if result is ENDED:
+        raise Ignore("the task had ended itself")
+    _name_callbacks(task)
+    if result is not NOT_KEPT:
+        return result
+    request, ignored = task.request, task.request.ignore_result or task.ignore_result
+    if request.callbacks or request.chain or request.chord or not ignored:
+        raise ResultNotKept(request.id)
+    return None
+
+
+def _name_callbacks(task: Any) -> None:
+    """Give each ``link`` an id that is the same on every replay. Celery gives groups, chains and chords their ids."""
+    parent = record_id(task.name, task.request.id)
+    for number, signature in enumerate(task.request.callbacks or []):
+        if not signature.get("subtask_type"):
+            signature["options"].setdefault("task_id", child_key(parent, f"link {number}"))
+
+
+# --- Results ---------------------------------------------------------------------------------------------------------
+
+
+class _Ended:
+    """Stands for the result of a task that raised ``Ignore``."""
+
+
+ENDED = _Ended()
+_ENDED_BODY = b"\0ended"  # not the output of any serializer
+
+
+def _dump_options(task: Any) -> dict[str, Any]:
+    """Return ``pydantic_dump_kwargs``, which only the function that Celery wraps around the task's has."""
+    for layer in celery_requests.layers(task):
+        names = layer.__code__.co_freevars if inspect.isfunction(layer) else ()
+        if "dump_kwargs" in names:
+            return {"mode": "json", **inspect.getclosurevars(layer).nonlocals["dump_kwargs"]}
+    return {"mode": "json"}
+
+
+class _Codec:
+    """Keeps a result as Celery would send it, so that a replay returns what the first run returned."""
+
+    def __init__(self, task: Any) -> None:
+        self.task = task
+        self.serializer = task.app.conf.result_serializer
+        self.content_type, self.encoding, _nothing = serialization.dumps(None, serializer=self.serializer)
+
+    def encode(self, result: Any) -> bytes:
+        if result is ENDED:
+            return _ENDED_BODY
+        if hasattr(result, "model_dump"):  # a pydantic model, which Celery dumps with the same options
+            result = result.model_dump(**_dump_options(self.task))
+        _type, _encoding, payload = serialization.dumps(result, serializer=self.serializer)
+        return payload.encode(self.encoding) if isinstance(payload, str) else payload
+
+    def decode(self, body: bytes) -> Any:
+        if body == _ENDED_BODY:
+            return ENDED
+        return serialization.loads(body, self.content_type, self.encoding, force=True)

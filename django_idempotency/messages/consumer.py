@@ -1,0 +1,253 @@
+"""The message entry point: handle a message once, however often it is delivered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from asgiref.sync import sync_to_async
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error, close_old_connections, connections
+
+from django_idempotency import engine
+from django_idempotency.engine import Context
+from django_idempotency.messages.attempt import Attempt, message_span
+from django_idempotency.messages.batch import consume_together
+from django_idempotency.messages.message import (
+    Delivery,
+    Exhausted,
+    Malformed,
+    Message,
+    Reject,
+    Retry,
+    Unidentifiable,
+    identified,
+)
+from django_idempotency.messages.results import TYPED_JSON, Codec
+from django_idempotency.policy import Policy, is_async, policy_of
+from django_idempotency.values.outcomes import Claimed, EntryPoint, Verdict, dotted_name
+
+MAX_ATTEMPTS = 10
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+
+Handler = Callable[[Message, Context], Any]
+F = TypeVar("F", bound=Callable[..., Any])
+Options = ParamSpec("Options")
+
+
+def _close_broken_connections() -> None:
+    """Close unusable connections, as Django does around a request. Those that work are kept.
+
+    ``CONN_MAX_AGE = 0``, the default, would have each message open a new one.
+    """
+    for connection in connections.all(initialized_only=True):
+        if connection.settings_dict["CONN_MAX_AGE"] == 0:
+            connection.close_at = None
+        with suppress(Error):  # from the driver, if it is closed already; Django forgets it all the same
+            connection.close_if_unusable_or_obsolete()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backoff:
+    """Seconds before the next attempt: ``first``, then ``factor`` times longer after each, at most ``longest``."""
+
+    first: float = 1
+    factor: float = 2
+    longest: float = 300
+
+    def __call__(self, attempt: int) -> float:
+        return min(self.first * self.factor ** min(attempt - 1, 100), self.longest)
+
+
+BACKOFF = Backoff()
+
+
+@dataclass(frozen=True, eq=False)
+class Consumer:
+    """Handles each message once.
+
+    ``name``: part of the key, with the message's source, so that two consumers of one queue each handle all messages.
+    If a consumer is renamed, every message is new to it.
+    ``handler``: called with the message and its context. Its return value is the result.
+    ``max_attempts``: how often a message is tried before it becomes a dead letter.
+    ``backoff``: takes the number of the failed attempt and returns the seconds before the next.
+    ``codec``: how results are kept.
+    ``sender``: the ``sender`` of signals; by default, the handler.
+    """
+
+    name: str
+    handler: Callable[..., Any]
+    policy: Policy | None = field(default=None, kw_only=True)
+    max_attempts: int = field(default=MAX_ATTEMPTS, kw_only=True)
+    backoff: Callable[[int], float] = field(default=BACKOFF, kw_only=True)
+    codec: Codec = field(default=TYPED_JSON, kw_only=True)
+    sender: object = field(default=None, kw_only=True)
+    entry_point: EntryPoint = field(default=EntryPoint.CONSUMER, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ImproperlyConfigured(
+                f"The consumer's name is {self.name!r}; use 1 to 100 letters, digits, dots, hyphens or underscores."
+            )
+        if not isinstance(self.max_attempts, int) or self.max_attempts < 1:
+            raise ImproperlyConfigured(f"max_attempts is {self.max_attempts!r}; it must be an integer of at least 1.")
+
+    def consume(self, message: Message) -> Delivery:
+        """Handle ``message`` unless it was handled before, and return what to tell the broker. See ``consume()``."""
+        self.refuse_coroutine()
+        attempt = self._attempt(message)
+        if isinstance(attempt, Reject):
+            return attempt
+        return attempt.consume()
+
+    async def aconsume(self, message: Message) -> Delivery:
+        """``consume`` for event loops. A coroutine function is awaited, in lease mode; others run in a thread."""
+        if not is_async(self.handler):
+            return await sync_to_async(self.consume_in_thread, thread_sensitive=False)(message)
+        attempt = self._attempt(message)
+        if isinstance(attempt, Reject):
+            return attempt
+        if attempt.policy.is_atomic:
+            name = dotted_name(self.handler)
+            raise ImproperlyConfigured(f'{name} is async and in atomic mode; set mode="lease" for it.')
+        with message_span(attempt.message):
+            begun = await engine.shielded(attempt.begin, undo=engine.give_back)
+            return await attempt.arun(begun) if isinstance(begun, engine.Run) else begun
+
+    def consume_many(self, messages: Sequence[Message | Malformed], *, in_order: bool = False) -> list[Delivery]:
+        """Handle several messages, and return what to tell the broker about each. Those that are malformed stay so.
+
+        One statement claims them, and one transaction has the effects of all, each behind a savepoint. A message that
+        fails is handled by itself afterwards. If the transaction fails, and in lease mode, all are handled one by one.
+
+        ``in_order``: handle no message behind one that must be redelivered. Those behind it are ``OutOfTurn``.
+        """
+        self.refuse_coroutine()
+        attempts = [self._attempt(message) for message in messages]
+        return consume_together(attempts, in_order=in_order)
+
+    def refuse_coroutine(self) -> None:
+        """Raise ``ImproperlyConfigured`` if the handler has to be awaited, which only ``aconsume`` does."""
+        if is_async(self.handler):
+            raise ImproperlyConfigured(
+                f"{dotted_name(self.handler)} is async, so only aconsume() can run it. Make it sync, or use aconsume()."
+            )
+
+    def consume_in_thread(self, message: Message) -> Delivery:
+        """``consume`` for a thread outside Django's request cycle: close its old connections before and after."""
+        close_old_connections()
+        try:
+            return self.consume(message)
+        finally:
+            close_old_connections()
+
+    def consume_many_in_thread(
+        self, messages: Sequence[Message | Malformed], *, in_order: bool = False
+    ) -> list[Delivery]:
+        """``consume_many`` for a runner's thread, which keeps its connections: replace those that are broken."""
+        _close_broken_connections()
+        try:
+            return self.consume_many(messages, in_order=in_order)
+        finally:
+            _close_broken_connections()
+
+    def _attempt(self, message: Message | Malformed) -> Attempt | Malformed:
+        if isinstance(message, Malformed):
+            return message
+        try:
+            return Attempt(self, identified(message))
+        except Unidentifiable as error:
+            return Malformed(str(error))
+
+    # --- What adapters decide otherwise
+
+    def verdict_on(self, error: Exception) -> Verdict | None:
+        """Return the verdict on the record when the handler raises ``error``, or ``None`` if a retry runs again."""
+        return None
+
+    def verdict_on_result(self, result: Any) -> Verdict | None:
+        """Return the verdict on the record when the handler returns ``result``, or ``None`` to keep the result."""
+        return None
+
+    def verdict_when_exhausted(self) -> Verdict | None:
+        """Return the verdict on the record when all attempts are used up, or ``None`` if it keeps their number."""
+        return None
+
+    def after_mismatch(self, *, running: bool) -> Delivery:
+        """Return what to tell the broker of a message with another body, whose first one may be ``running``."""
+        return Malformed("its id was first used for a message with a different body")
+
+    def is_exhausted(self, claim: Claimed, message: Message, limit: int) -> bool:
+        """Return whether the attempts before ``claim`` have reached ``limit``."""
+        return claim.attempt > limit
+
+    def after(self, error: Exception, attempt: int, limit: int) -> Delivery:
+        """Return what to tell the broker when the handler raised ``error`` in attempt ``attempt`` of ``limit``."""
+        reason = f"{type(error).__name__}: {error}".strip(": ")
+        if attempt >= limit:
+            return Exhausted(f"attempt {attempt} of {limit} failed: {reason}", attempt)
+        return Retry(self.backoff(attempt), reason, attempt, error)
+
+
+def consume(
+    message: Message,
+    handler: Handler,
+    *,
+    consumer: str = "default",
+    policy: Policy | None = None,
+    max_attempts: int = MAX_ATTEMPTS,
+    backoff: Callable[[int], float] = BACKOFF,
+) -> Delivery:
+    """Handle a message once, however often it is delivered, and return what to tell the broker.
+
+    Acknowledge the message after this function has returned. In atomic mode, the handler's effects, its result and the
+    record are committed in one transaction. An exception in the handler is logged and rolls them back. The outcome is
+    then a ``Retry``, or an ``Exhausted`` after ``max_attempts``.
+
+    See ``Consumer`` for the arguments. Raises ``ClaimInsideTransaction``.
+    """
+    made = Consumer(consumer, handler, policy=policy, max_attempts=max_attempts, backoff=backoff)
+    return made.consume(message)
+
+
+async def aconsume(
+    message: Message,
+    handler: Callable[[Message, Context], Any],
+    *,
+    consumer: str = "default",
+    policy: Policy | None = None,
+    max_attempts: int = MAX_ATTEMPTS,
+    backoff: Callable[[int], float] = BACKOFF,
+) -> Delivery:
+    """``consume`` for event loops. A handler that is a coroutine function needs a policy in lease mode.
+
+    Raises ``ImproperlyConfigured`` if such a policy is missing.
+    """
+    made = Consumer(consumer, handler, policy=policy, max_attempts=max_attempts, backoff=backoff)
+    return await made.aconsume(message)
+
+
+class TaskDecorator(Generic[Options]):
+    """A decorator of a task's function: bare, with ``policy=``, or with any options of ``Policy``.
+
+    ``options``: taken for the types of its arguments only, those of ``Policy`` and ``limit``.
+    ``protect``: takes the function, ``policy`` and maybe ``limit``, and returns the protected function.
+    """
+
+    def __init__(self, options: Callable[Options, Policy], protect: Callable[..., Any], limit: str) -> None:
+        self._protect, self._limit = protect, limit
+
+    @overload
+    def __call__(self, function: F, /) -> F: ...
+    @overload
+    def __call__(self, *, policy: Policy, **limit: int) -> Callable[[F], F]: ...
+    @overload
+    def __call__(self, *args: Options.args, **options: Options.kwargs) -> Callable[[F], F]: ...
+    def __call__(self, *function: Any, **options: Any) -> Any:
+        limit = {self._limit: options.pop(self._limit)} if self._limit in options else {}
+        decorate = partial(self._protect, policy=policy_of(options), **limit)
+        return decorate(*function) if function else decorate

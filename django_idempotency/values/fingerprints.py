@@ -1,0 +1,360 @@
+"""Compute the 32 bytes that say whether a retry is the same request. Pure.
+
+JSON is compared by meaning, forms and multipart by field, and anything else by its bytes. A body is also compared by
+its bytes if it can't be parsed as its content type says, or if comparing it would cost much more than parsing it. Every
+part is length-prefixed, and the parts of the query are counted, so no two requests have the same encoding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Collection, Iterable
+from copy import copy
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, DecimalException, Inexact, InvalidOperation, Overflow
+from itertools import chain
+from operator import itemgetter
+from typing import Any
+from urllib.parse import parse_qsl
+
+from django.core.files.uploadedfile import UploadedFile
+from django.http import HttpRequest
+from django.utils.datastructures import MultiValueDict
+
+VERSION = b"1"
+CHUNK = 64 * 1024
+MAX_FIELDS = 1000  # Django's default for DATA_UPLOAD_MAX_NUMBER_FIELDS
+MAX_DEPTH = 100  # levels of nested arrays and objects; far below the limit of Python's stack
+MAX_FRACTIONS = 1000
+LONGEST_FRACTION = 1000  # characters, of all numbers together that are not read as a double
+EXACT_DIGITS = 15  # digits that every double keeps
+VISITS = 1000  # elements that may be looked at one by one, and more in a long body:
+PER_VISIT, PER_EXCLUDED = 6, 128  # bytes; shorter elements are parsed much faster than they are looked at
+LONGEST_NAME = 100  # characters of a form's field that may name a nested one
+CONTAINERS = (dict, list)
+FEW = 1000
+LONGEST_INTEGER = 30  # digits that a number written with a fraction or an exponent may have as an integer
+
+Fields = Iterable[tuple[str, bytes]]
+
+
+def fingerprint(
+    request: HttpRequest,
+    *,
+    only: Collection[str] | None = None,
+    exclude: Collection[str] = frozenset(),
+    max_fields: int | None = MAX_FIELDS,
+) -> bytes:
+    """Return the fingerprint of ``request``'s method, path, query and body.
+
+    ``only`` and ``exclude`` name fields of a JSON object or a form, nested ones as ``card.cvv``; they don't affect
+    other bodies. For an array they name the fields of its objects. In a form, ``card.cvv`` also names ``card[cvv]``. A
+    query or a form with more than ``max_fields`` fields is compared by its bytes; ``None`` means no limit. Errors that
+    Django raises while it reads the body (too large, malformed multipart) are not caught.
+    """
+    media_type = request.content_type or ""
+    if media_type == "multipart/form-data":
+        parts = _form_parts(_multipart_fields(_posted(request)), only, exclude)
+    elif media_type == "application/x-www-form-urlencoded":
+        parts = _urlencoded_parts(request.body, max_fields, only, exclude)
+    elif media_type == "application/json" or media_type.endswith("+json"):
+        parts = _json_parts(request.body, only, exclude)
+    else:
+        parts = [b"raw", request.body]
+    encoded = request.META.get("QUERY_STRING", "").encode("utf-8", "surrogatepass")
+    query = _urlencoded_parts(encoded, max_fields, None, ())
+    return digest([*_request_line(request), str(len(query)).encode(), *query, *parts])
+
+
+def of_bytes(request: HttpRequest, identity: bytes) -> bytes:
+    """Return the fingerprint of a request by the ``identity`` that the view itself has computed, not by its body."""
+    return digest([*_request_line(request), b"view", identity])
+
+
+def digest(parts: Iterable[bytes]) -> bytes:
+    """Return the SHA-256 digest of the length-prefixed ``parts`` and the version of this scheme."""
+    total = hashlib.sha256(VERSION)
+    for part in parts:
+        total.update(len(part).to_bytes(8, "big"))
+        total.update(part)
+    return total.digest()
+
+
+def _request_line(request: HttpRequest) -> list[bytes]:
+    return [(request.method or "").encode(), request.path.encode("utf-8", "surrogatepass")]
+
+
+def _json_parts(body: bytes, only: Collection[str] | None, exclude: Collection[str]) -> list[bytes]:
+    try:
+        return [b"json", canonical_json(body, Selection(only, exclude))]
+    except ValueError:
+        return [b"raw", body]
+
+
+def _urlencoded_parts(
+    encoded: bytes, max_fields: int | None, only: Collection[str] | None, exclude: Collection[str]
+) -> list[bytes]:
+    text = encoded.decode("utf-8", "surrogateescape")
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, errors="surrogateescape", max_num_fields=max_fields)
+    except ValueError:  # more than max_fields
+        return [b"raw", encoded]
+    return _form_parts([(name, value.encode("utf-8", "surrogateescape")) for name, value in pairs], only, exclude)
+
+
+def _form_parts(fields: Fields, only: Collection[str] | None, exclude: Collection[str]) -> list[bytes]:
+    selection = Selection(only, exclude)
+    parts = [b"form"]
+    counting = [(name, value) for name, value in fields if selection.has_field(name)]
+    for name, value in sorted(counting, key=itemgetter(0)):  # the values of one field keep their order
+        parts += name.encode("utf-8", "surrogatepass"), value
+    return parts
+
+
+def _posted(request: HttpRequest) -> HttpRequest:
+    """Return ``request`` itself or a copy that is a POST, because Django parses forms only for that method."""
+    if request.method == "POST" or hasattr(request, "_post"):
+        return request
+    _ = request.body  # kept in memory, for the copy and for the view
+    posted = copy(request)
+    posted.method = "POST"
+    return posted
+
+
+def _multipart_fields(request: HttpRequest) -> Fields:
+    parsed: tuple[Any, Any] = request.POST, request.FILES
+    for posted in parsed:
+        if isinstance(posted, MultiValueDict):
+            yield from (field for name, values in posted.lists() for value in values for field in _fields(name, value))
+        else:
+            yield from _fields("", posted)
+
+
+def _fields(name: str, value: Any, depth: int = 0) -> Fields:
+    """Yield the fields in ``value``. A parser of REST framework may have made objects of them, with files inside."""
+    if isinstance(value, dict | list | tuple) and value and depth < MAX_DEPTH:
+        for inner, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _fields(f"{name}[{inner}]" if name else str(inner), part, depth + 1)
+    elif isinstance(value, UploadedFile):
+        yield name, digest([(value.name or "").encode("utf-8", "surrogatepass"), _file_digest(value)])
+    else:
+        yield name, str(value).encode("utf-8", "surrogatepass")
+
+
+def _file_digest(file: UploadedFile[Any]) -> bytes:
+    total = hashlib.sha256()
+    file.seek(0)
+    while chunk := file.read(CHUNK):
+        total.update(chunk)
+    file.seek(0)
+    return total.digest()
+
+
+# --- Fields ----------------------------------------------------------------------------------------------------------
+
+Tree = dict[str, Any]  # by name: the tree of what is inside, or ``None`` for all of it
+
+
+class Selection:
+    """Which fields count: those that ``only`` names, with everything in them, except those that ``exclude`` names."""
+
+    def __init__(self, only: Collection[str] | None, exclude: Collection[str]) -> None:
+        self.only = only
+        self.exclude = exclude
+        self._above_only = tuple(f"{path}." for path in only or ())
+        self._above_excluded = tuple(f"{path}." for path in exclude)
+
+    def has_field(self, name: str) -> bool:
+        """Return whether the field ``name`` of a form counts. Takes linear time: a client chooses the length."""
+        if self.only is None and not self.exclude:
+            return True
+        path = name
+        if name.endswith("]") and len(name) <= LONGEST_NAME:
+            path = name.replace("[]", "").replace("][", ".").replace("[", ".").removesuffix("]")
+        names = {name, path}
+        if self.only is not None and names.isdisjoint(self.only) and not path.startswith(self._above_only):
+            return False
+        return names.isdisjoint(self.exclude) and not path.startswith(self._above_excluded)
+
+    def of_json(self, value: Any, visits: _Visits) -> list[Any]:
+        """Remove from a JSON value what does not count, and return that."""
+        removed: list[Any] = []
+        if isinstance(value, dict):
+            if self.only is not None:
+                _keep([value], _tree(self.only), removed, visits)
+            _remove([value], _tree(self.exclude), removed, visits)
+        return removed
+
+
+class _Visits:
+    """Counts the elements that are looked at one by one. Raises ``ValueError`` if they are too many."""
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+    def count(self, visited: int) -> None:
+        self.left -= visited
+        if self.left < 0:
+            raise ValueError("too many elements to look at")
+
+
+def _remove(objects: list[Any], tree: Tree, removed: list[Any], visits: _Visits) -> None:
+    for name, inside in tree.items():
+        having = [each for each in objects if name in each]
+        if inside is None:
+            removed += [name] * len(having)
+            removed += [each.pop(name) for each in having]
+        else:
+            _remove(_objects([each[name] for each in having], visits), inside, removed, visits)
+
+
+def _keep(objects: list[Any], tree: Tree, removed: list[Any], visits: _Visits) -> None:
+    for each in objects:
+        kept = {
+            name: each.pop(name)
+            for name, inside in tree.items()
+            if name in each and (inside is None or type(each[name]) in CONTAINERS)
+        }
+        if each:
+            removed += each
+            removed += each.values()
+            each.clear()
+        each |= kept
+    for name, inside in tree.items():
+        if inside is not None:
+            _keep(_objects([each[name] for each in objects if name in each], visits), inside, removed, visits)
+
+
+def _objects(values: list[Any], visits: _Visits) -> list[Any]:
+    """Return the objects among ``values``, and those in arrays among them."""
+    objects = []
+    while values:
+        visits.count(len(values))
+        objects += [each for each in values if type(each) is dict]
+        values = [*chain.from_iterable([each for each in values if type(each) is list])]
+    return objects
+
+
+def _tree(paths: Iterable[str]) -> Tree:
+    """Return the names on ``paths``; a name may have a dot itself, so a path is divided at each of its dots."""
+    inside: dict[str, list[str]] = {}
+    for path in paths:
+        for place, letter in enumerate(path):
+            if letter == ".":
+                inside.setdefault(path[:place], []).append(path[place + 1 :])
+    return {name: _tree(rest) for name, rest in inside.items()} | dict.fromkeys(paths)
+
+
+# --- JSON ------------------------------------------------------------------------------------------------------------
+
+# json's parser and encoder, which are written in C, do nearly all of the work. Only numbers with a fraction or an
+# exponent are handled one by one in Python, at most MAX_FRACTIONS of them, and those that no double keeps at a length.
+_encode = json.JSONEncoder(ensure_ascii=False, check_circular=False, sort_keys=True, separators=(",", ":")).encode
+_encode_as_it_is = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
+_EXACT = Context(prec=LONGEST_FRACTION, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[InvalidOperation, Overflow, Inexact])
+
+
+def canonical_json(body: bytes, selection: Selection | None = None) -> bytes:
+    """Return the same bytes for all JSON texts with the same meaning, in time linear in their length.
+
+    ``selection``: which fields count; all by default.
+
+    Raises ``ValueError`` if the text is not JSON, if it has no agreed meaning (``NaN``, or a name that is repeated in
+    one object, RFC 8259 section 4), or if it would cost too much: more than ``MAX_DEPTH`` levels of nested arrays and
+    objects, more than ``MAX_FRACTIONS`` numbers with a fraction or an exponent, long ones, or many short elements that
+    would have to be walked through.
+    """
+    text = body.decode(json.detect_encoding(body), "surrogatepass")
+    fractions = _Fractions()
+    try:
+        value = json.loads(text, parse_float=fractions.read, parse_constant=_refuse_constant)
+        _refuse_depth(body, value)
+        if not fractions.count and not any(part in text for part in _VARYING):  # the encoder would reproduce it
+            return text.encode("utf-8", "surrogatepass")
+        removed = []
+        if selection is not None:
+            more = len(body) // PER_EXCLUDED if selection.only is None else 0
+            removed = selection.of_json(value, _Visits(VISITS + more))
+        canonical = _encode(value)
+        quotes = _count_quotes(canonical) + (_encode_as_it_is(removed).count('"') if removed else 0)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    # The parser drops a name that is repeated in an object, so its quotation marks are missing.
+    if "{" in text and quotes != _count_quotes(text) + ("\\" in text and text.count("\\u0022")):
+        raise ValueError("a name occurs twice in one object")
+    return canonical.encode("utf-8", "surrogatepass")
+
+
+# The parts of valid JSON without fractions that can be written in several ways: objects, escapes, white space, zero.
+_VARYING = ("{", "\\", " ", "\n", "\t", "\r", "-0")
+
+
+def _count_quotes(text: str) -> int:
+    """Count the quotation marks, which Python finds faster by splitting if they are rare in a long text."""
+    found = len(text.split('"', FEW)) - 1
+    return found if found < FEW else text.count('"')
+
+
+def _refuse_depth(body: bytes, value: Any) -> None:
+    """Enforce a fixed limit: how much of the stack is left differs between a request and its retry."""
+    if sum(len(body.split(bracket, MAX_DEPTH + 1)) - 1 for bracket in (b"[", b"{")) <= MAX_DEPTH:
+        return
+    visits, level = _Visits(VISITS + len(body) // PER_VISIT), [value]
+    for _depth in range(MAX_DEPTH + 1):
+        objects = [each for each in level if type(each) is dict]
+        arrays = [each for each in level if type(each) is list]
+        if not objects and not arrays:
+            return
+        level = [*chain.from_iterable(map(dict.values, objects)), *chain.from_iterable(arrays)]
+        visits.count(len(level))
+    raise ValueError(f"more than {MAX_DEPTH} levels of arrays and objects")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+class _Fractions:
+    """Reads the numbers that have a fraction or an exponent, and counts them."""
+
+    def __init__(self) -> None:
+        self.count = self.length = 0
+
+    def read(self, text: str) -> Any:
+        self.count += 1
+        if self.count > MAX_FRACTIONS:
+            raise ValueError(f"more than {MAX_FRACTIONS} numbers with a fraction or an exponent")
+        double = float(text)
+        if len(text) <= EXACT_DIGITS + 1 and (
+            1e-300 < abs(double) < 10**EXACT_DIGITS or text.strip("-.0123456789") == ""
+        ):
+            return int(double) if double.is_integer() else double
+        if repr(double) == text and not double.is_integer():
+            return double
+        self.length += len(text) + LONGEST_INTEGER
+        if self.length > LONGEST_FRACTION + LONGEST_INTEGER:
+            raise ValueError("numbers with too many digits")
+        return _fraction(text)
+
+
+def _fraction(text: str) -> int | float | list[Any]:
+    """Return the number as an integer or a double if that is exact, else its digits and exponent.
+
+    A double distinguishes numbers of up to 15 digits and is written with its shortest digits. If these digits don't
+    equal the number, the double is another number.
+    """
+    try:
+        number = _EXACT.normalize(_EXACT.create_decimal(text))
+    except DecimalException as error:
+        raise ValueError("an exponent is too large") from error
+    sign, digits, exponent = number.as_tuple()
+    assert isinstance(exponent, int)
+    if exponent >= 0 and len(digits) + exponent <= LONGEST_INTEGER:
+        return int(number)
+    double = float(text)
+    if math.isfinite(double) and Decimal(repr(double)) == number:
+        return double
+    # A client can't send ``Infinity``, so it marks the numbers that are neither an integer nor a double.
+    significand = int("".join(map(str, digits)))
+    return [math.inf, -significand if sign else significand, exponent]

@@ -1,0 +1,216 @@
+"""The transports for httpx and the adapter for requests, through a relay that loses what the real server answers."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import ssl
+import subprocess
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import anyio
+import httpx
+import pytest
+import requests
+
+from django_idempotency.contrib.client import Retries
+from django_idempotency.contrib.client.httpx import AsyncIdempotentTransport, IdempotentTransport
+from django_idempotency.contrib.client.requests import IdempotentAdapter
+
+pytestmark = [pytest.mark.server, pytest.mark.http_clients]
+
+HEADERS = {"Authorization": "Token alice-token"}
+SOON = Retries(first_wait=0.01)
+LIMITS = httpx.Limits(max_keepalive_connections=0)
+
+
+def by_httpx(method, url, retries=SOON, **sent):
+    transport = IdempotentTransport(httpx.HTTPTransport(limits=LIMITS), retries)
+    with httpx.Client(transport=transport, trust_env=False, timeout=30) as client:
+        return client.request(method, url, **sent)
+
+
+def by_async_httpx(method, url, retries=SOON, content=None, **sent):
+    async def chunks():
+        for chunk in content:
+            yield chunk
+
+    async def main():
+        transport = AsyncIdempotentTransport(httpx.AsyncHTTPTransport(limits=LIMITS), retries)
+        async with httpx.AsyncClient(transport=transport, trust_env=False, timeout=30) as client:
+            return await client.request(method, url, content=content and chunks(), **sent)
+
+    return asyncio.run(main())
+
+
+def by_requests(method, url, retries=SOON, content=None, **sent):
+    with requests.Session() as session:
+        session.trust_env = False
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, IdempotentAdapter(retries))
+        return session.request(method, url, timeout=30, **({} if content is None else {"data": content}), **sent)
+
+
+@pytest.fixture(params=[by_httpx, by_async_httpx, by_requests])
+def request_by(request):
+    return request.param
+
+
+@pytest.fixture
+def charge(request_by, relay, reference):
+    """Charge under ``reference``, with a key of the client's making."""
+
+    def send(retries=SOON, headers=(), **sent):
+        body = {"json": {"amount": 5, "currency": "EUR", "reference": reference}}
+        url = f"{relay.url}/api/charges/"
+        return request_by("POST", url, retries, headers={**HEADERS, **dict(headers)}, **(sent or body))
+
+    return send
+
+
+NO_RESPONSE = (httpx.TransportError, requests.RequestException)
+
+
+def test_a_lost_response_is_fetched_with_the_same_key(charge, relay, server, reference):
+    relay.plan = ["lose", "cut"]
+    response = charge()
+    assert (response.status_code, response.headers["Idempotent-Replayed"]) == (201, "true")
+    assert response.json()["reference"] == reference
+    assert (len(relay.keys), len(set(relay.keys)), server.ledger(reference)) == (3, 1, 1)
+    assert response.elapsed
+
+
+def test_a_call_that_is_in_flight_is_waited_for(charge, relay, server, reference):
+    relay.plan = ["leave"]
+    response = charge(headers={"X-Simulate": '{"delay_ms": 1500}'})
+    assert (response.status_code, server.ledger(reference)) == (201, 1)
+    assert 409 in relay.statuses
+    assert len(set(relay.keys)) == 1
+
+
+def test_a_refusal_that_no_retry_can_change_is_returned(charge, relay, reference):
+    key = {"Idempotency-Key": f'"{reference}"'}
+    charge(headers=key)
+    refused = charge(headers=key, json={"amount": 9, "currency": "EUR", "reference": reference})
+    assert (refused.status_code, relay.keys) == (422, list(key.values()) * 2)
+    assert refused.headers["X-Should-Retry"] == "false"
+
+
+def test_the_last_error_or_response_is_the_callers_once_no_attempt_is_left(charge, relay):
+    relay.plan = [{"status": 503}] * 3 + ["lose"] * 3
+    assert charge(Retries(attempts=3, first_wait=0.01)).status_code == 503
+    with pytest.raises(NO_RESPONSE):
+        charge(Retries(attempts=3, first_wait=0.01))
+    assert (len(relay.keys), len(set(relay.keys))) == (6, 2)
+
+
+def test_a_post_without_a_key_is_sent_once(charge, relay):
+    relay.plan = ["lose"]
+    with pytest.raises(NO_RESPONSE):
+        charge(Retries(methods=(), first_wait=0.01))
+    assert relay.keys == [None]
+
+
+def test_a_get_is_retried_without_a_key(request_by, relay, reference):
+    relay.plan = ["lose", {"status": 503}]
+    response = request_by("GET", f"{relay.url}/api/ledger/?reference={reference}", headers=HEADERS)
+    assert (response.json()["effects"], relay.keys) == (0, [None] * 3)
+
+
+def test_a_body_that_can_be_read_once_is_sent_again(charge, relay, server, reference):
+    relay.plan = ["lose"]
+    body = f'{{"amount": 5, "currency": "EUR", "reference": "{reference}"}}'.encode()
+    response = charge(headers={"Content-Type": "application/json"}, content=iter([body[:9], body[9:]]))
+    assert (response.status_code, server.ledger(reference)) == (201, 1)
+    assert relay.bodies == [body, body]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: bytearray(b"abc"),
+        lambda: memoryview(b"abc"),
+        lambda: iter(["a", "bc"]),
+        lambda: io.BytesIO(b"abc"),
+        lambda: io.StringIO("abc"),
+    ],
+    ids=["bytearray", "memoryview", "iterator of str", "file", "text file"],
+)
+def test_every_kind_of_body_for_requests_is_sent_again_and_redirected(relay, made):
+    elsewhere = {"status": 307, "headers": {"Location": f"{relay.url}/elsewhere"}}
+    relay.plan = [{"status": 503}, elsewhere, {"status": 200}]
+    assert by_requests("POST", relay.url, content=made()).status_code == 200
+    assert relay.bodies == [b"abc"] * 3
+    assert len(set(relay.keys)) == 1
+
+
+def a_problem(**members):
+    headers = {"Content-Type": "application/problem+json"}
+    return {"status": 400, "headers": headers, "body": json.dumps(members).encode()}
+
+
+def test_the_members_of_a_problem_decide_about_retry_and_key(charge, relay, server, reference):
+    relay.plan = [a_problem(retryable=False, safe_new_key=True), a_problem(retryable=True)]
+    assert charge().status_code == 201
+    assert server.ledger(reference) == 1
+    first, second, third = relay.keys
+    assert first != second == third
+
+
+def test_an_error_that_no_attempt_can_change_is_raised_at_once(request_by, relay, monkeypatch):
+    waits = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    monkeypatch.setattr(anyio, "sleep", waits.append)
+    secure = relay.url.replace("http:", "https:")  # no TLS is spoken there
+    url, error = "ftp://127.0.0.1/", NO_RESPONSE
+    if request_by is by_requests:
+        url, error = secure, requests.exceptions.SSLError
+    with pytest.raises(error):
+        request_by("POST", url)
+    assert waits == []
+
+
+# --- TLS -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def secure_server(tmp_path):
+    """A server that closes its first connection in the middle of a request. Yields its address, and its certificate."""
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    make = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    subprocess.run([*make.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    requests_seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            requests_seen.append(self.headers["Idempotency-Key"])
+            if len(requests_seen) == 1:
+                self.close_connection = True
+                return
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(201)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        Thread(target=server.serve_forever).start()
+        yield f"https://localhost:{server.server_port}/", str(certificate), requests_seen
+        server.shutdown()
+
+
+@pytest.mark.openssl
+def test_a_secure_connection_that_breaks_during_the_upload_is_tried_again(secure_server):
+    url, certificate, requests_seen = secure_server
+    answer = by_requests("POST", url, content=b"x" * 5_000_000, verify=certificate)
+    assert answer.status_code == 201
+    assert len(requests_seen) == 2
+    assert len(set(requests_seen)) == 1

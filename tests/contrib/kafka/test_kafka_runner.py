@@ -1,0 +1,263 @@
+"""The Kafka adapter against librdkafka's mock cluster, across clients."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import MappingProxyType
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_idempotency.messages import Backoff, Consumer, Done, RejectMessage
+from django_idempotency.messages import runner as running_of_consumers
+from testproject.models import LedgerEntry
+from tests.messages.brokers import running
+from tests.messages.handlers import pay
+from tests.support.callers import all_effects as effects
+from tests.support.mock_kafka import MockKafka
+from tests.support.runner_contract import Dead, RunnerContract, refuse
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("transactional_db"), pytest.mark.slow]
+
+
+class Cluster(MockKafka):
+    def take_dead(self):
+        """The next message of the topic of dead letters."""
+        if not hasattr(self, "dead"):
+            from confluent_kafka import Consumer as Client
+
+            options = {"auto.offset.reset": "earliest", "topic.metadata.refresh.interval.ms": 500}
+            self.dead = Client({"bootstrap.servers": self.servers, "group.id": "dead", **options})
+            self.dead.subscribe(["topic.dead"])
+        found = self.dead.poll(1)
+        if found is None or found.error():
+            return None
+        return Dead(found.value(), {name: value.decode() for name, value in found.headers()})
+
+    def runner(self, handler, *, identified=True, **options):
+        return kafka(self, handler, **options)
+
+    def publish(self, *ids, headers=MappingProxyType({}), **options):
+        for id in ids:
+            super().publish(id, headers=headers.items(), **options)
+
+    def is_empty(self):
+        """Every offset is stored at once, and committed later."""
+        return True
+
+    def committed(self, group, partition):
+        from confluent_kafka import Consumer as Client
+        from confluent_kafka import TopicPartition
+
+        client = Client({"bootstrap.servers": self.servers, "group.id": group})
+        try:
+            return client.committed([TopicPartition("topic", partition)], timeout=10)[0].offset
+        finally:
+            client.close()
+
+
+@pytest.fixture
+def cluster():
+    cluster = Cluster()
+    yield cluster
+    if hasattr(cluster, "dead"):
+        cluster.dead.close()
+
+
+@pytest.fixture
+def broker(cluster):
+    return cluster
+
+
+class TestRunner(RunnerContract):
+    pass
+
+
+def kafka(cluster, handler, *, max_attempts=10, backoff=0.2, **options):
+    from django_idempotency.contrib.kafka.runner import Kafka
+
+    consumer = Consumer("tests", handler, backoff=Backoff(first=backoff), max_attempts=max_attempts)
+    config = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
+    return Kafka(consumer, cluster.servers, "topic", config=config, **options)
+
+
+class Idle(Consumer):
+    """Handles everything at once, so that only the runner takes time."""
+
+    def consume_many_in_thread(self, messages, *, in_order=False):
+        return [Done(None) for _message in messages]
+
+
+@pytest.mark.parametrize("batch", [1, 50])
+def test_a_runner_keeps_what_was_fetched(cluster, batch):
+    """It may have no room for a moment. A paused partition would be fetched anew, which takes half a second."""
+    cluster.publish(*map(str, range(2000)))
+    from django_idempotency.contrib.kafka.runner import Kafka
+
+    runner = Kafka(Idle("tests", pay), cluster.servers, "topic", batch=batch)
+    with running(runner):
+        eventually(lambda: runner.counts["Done"], within=60)
+        begun = time.monotonic()
+        eventually(lambda: runner.counts["Done"] == 2000, within=60)
+    assert time.monotonic() - begun < 20
+
+
+def test_health_tells_that_the_cluster_is_away(monkeypatch, caplog):
+    from django_idempotency.contrib.kafka import runner as adapter
+
+    monkeypatch.setattr(running_of_consumers, "SILENCE", 1.5)
+    monkeypatch.setattr(adapter, "ASK_AFTER", 0.2)
+    monkeypatch.setattr(adapter, "ASK_FOR", 0.2)
+    cluster = MockKafka()
+    runner = adapter.Kafka(Consumer("tests", pay), cluster.servers, "topic")
+    with running(runner):
+        eventually(lambda: runner.is_healthy)
+        del cluster
+        eventually(lambda: "the broker can't be reached" in caplog.text and not runner.is_healthy)
+
+
+def test_an_offset_is_stored_only_once_its_message_is_handled(cluster):
+    """A message that waits holds up its own partition, and no other."""
+    cluster.publish("a", "b", "c", partition=0)
+    cluster.publish("x", "y", partition=1)
+    failing = threading.Event()
+
+    def handle(message, context):
+        if message.id == "b" and not failing.is_set():
+            raise LookupError("not yet")
+        return pay(message, context)
+
+    def handled():
+        return list(LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True))
+
+    first = kafka(cluster, handle)
+    with running(first):
+        eventually(lambda: first.counts["Retry"] >= 2 and first.counts["Done"] == 3, within=60)
+    assert (sorted(handled()), cluster.committed("tests", 0)) == (["a", "x", "y"], 1)
+    failing.set()
+    second = kafka(cluster, handle)
+    with running(second):
+        eventually(lambda: second.counts["Done"] == 2, within=60)
+    assert handled()[3:] == ["b", "c"]
+
+
+def test_a_batch_keeps_the_order_of_its_partition(cluster):
+    """Also where one in its middle fails, and is tried again."""
+    ids = [f"m-{number}" for number in range(12)]
+
+    def handle(message, context):
+        if message.id == "m-5" and context.attempt < 3:
+            raise LookupError("not yet")
+        return pay(message, context)
+
+    runner = kafka(cluster, handle, batch=8)
+    cluster.publish(*ids, partition=0)
+    with running(runner):
+        eventually(lambda: runner.counts["Done"] == 12, within=60)
+    assert list(LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True)) == ids
+
+
+def test_an_option_that_librdkafka_does_not_know_is_named():
+    from django_idempotency.contrib.kafka.runner import Kafka
+
+    runner = Kafka(Consumer("tests", pay), "127.0.0.1:1", "topic", config={"sasl.usrname": "shop"})
+    with pytest.raises(ImproperlyConfigured, match=r"sasl\.usrname"):
+        runner.run()
+
+
+def test_dead_letters_of_two_topics_are_two_messages_where_they_meet(cluster):
+    """Two topics have the same partitions and offsets. A dead letter of a dead letter is still the first message."""
+    from django_idempotency.contrib.kafka.runner import Kafka
+
+    calls = []
+
+    def refuse(message, context):
+        calls.append(f"{message.source}/{message.id}")
+        raise RejectMessage("no such account")
+
+    for topic in ("a", "b"):
+        cluster.producer.produce(topic, b"{}", partition=0)
+    assert cluster.producer.flush(20) == 0
+    refusing = Kafka(Consumer("tests", refuse), cluster.servers, "a", "b", dead_letters="dead")
+    keeping = Kafka(Consumer("keeping", refuse), cluster.servers, "dead", dead_letters="a")
+    with running(refusing):
+        eventually(lambda: refusing.counts["Refused"] == 2)
+        with running(keeping):
+            eventually(lambda: refusing.counts["Refused"] >= 4)
+    assert sorted(set(calls)) == ["a/0-0", "a/b/0-0", "b/0-0", "dead/a/0-0", "dead/b/0-0"]
+
+
+@pytest.mark.parametrize(
+    ("config", "confirm", "reason"),
+    [
+        ({"message.max.bytes": 2000}, 30.0, "Message size too large"),
+        ({"bootstrap.servers": "127.0.0.1:1"}, 0.2, "timed out"),
+    ],
+    ids=["too large for the topic", "not confirmed in time"],
+)
+def test_a_dead_letter_that_is_not_taken_commits_nothing(cluster, monkeypatch, caplog, config, confirm, reason):
+    from confluent_kafka import Producer
+
+    from django_idempotency.contrib.kafka import runner as adapter
+
+    def handle(message, context):
+        return refuse(message, context) if message.id == "poison" else pay(message, context)
+
+    monkeypatch.setattr(adapter, "CONFIRM", confirm)
+    monkeypatch.setattr(adapter, "Producer", lambda given: Producer({**given, **config}))
+    monkeypatch.setattr(running_of_consumers, "AFTER_ERROR", 0.1)
+    cluster.publish("first", partition=0)
+    cluster.publish("poison", body=b"x" * 3000, partition=0)
+    cluster.publish("behind", partition=0)
+    first = kafka(cluster, handle)
+
+    def told():
+        return [message for message in caplog.messages if "a dead letter was not accepted" in message]
+
+    with running(first):
+        eventually(lambda: len(told()) >= 3, within=60)
+    assert first.counts["Refused"] >= 3
+    assert all(reason in message for message in told())
+    assert cluster.committed("tests", 0) == 1
+
+    monkeypatch.setattr(adapter, "CONFIRM", 30.0)
+    monkeypatch.setattr(adapter, "Producer", Producer)
+    second = kafka(cluster, handle)
+    with running(second):
+        eventually(lambda: second.counts["AlreadyDone"], within=60)
+    assert (cluster.committed("tests", 0), effects()) == (3, 2)
+    assert (second.counts["Refused"], eventually(cluster.take_dead).headers["ce_id"]) == (1, "poison")
+
+
+def test_a_partition_that_moves_is_drained_first(cluster):
+    """A second member joins while messages are at work: they end, and are done by nobody else."""
+    cluster.publish(*(f"m-{number}" for number in range(60)))
+    first, second = kafka(cluster, pay), kafka(cluster, pay)
+    with running(first):
+        eventually(effects, within=60)
+        with running(second):
+            cluster.publish(*(f"n-{number}" for number in range(60)))
+            eventually(lambda: effects() == 120, within=90)
+    assert LedgerEntry.objects.values("reference").distinct().count() == 120
+    assert first.counts["Done"] + second.counts["Done"] == 120
+
+
+def test_messages_that_wait_when_their_partitions_are_taken_away_are_handled(cluster):
+    """Each partition is paused for a minute, and given out again before that: half of them to the same member."""
+    refused = threading.Event()
+
+    def handle(message, context):
+        if not refused.is_set():
+            raise LookupError("not yet")
+        return pay(message, context)
+
+    first, second = kafka(cluster, handle, backoff=60), kafka(cluster, handle)
+    with running(first):
+        for partition in range(4):
+            cluster.publish(f"m-{partition}", partition=partition)
+        eventually(lambda: first.counts["Retry"] == 4)
+        refused.set()
+        with running(second):
+            eventually(lambda: second.counts["Done"] and effects() == 4, within=30)

@@ -1,0 +1,255 @@
+"""The OpenAPI document tells of each protected operation's key, responses and rules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("drf_spectacular")
+
+from django.urls import path
+from drf_spectacular.generators import SchemaGenerator
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from drf_spectacular.validation import validate_schema
+from rest_framework.decorators import action, api_view
+from rest_framework.response import Response
+from rest_framework.routers import SimpleRouter
+from rest_framework.views import APIView
+from rest_framework.viewsets import GenericViewSet
+
+from django_idempotency.decorators import idempotency_exempt, idempotent
+from django_idempotency.policy import Fingerprint, Keys, Limits, Policy
+from django_idempotency.rest_framework import IdempotentMixin
+from testproject.serializers import PaymentSerializer
+from tests.http.test_ninja_openapi import Paid, operations, pay_here
+
+pytestmark = pytest.mark.drf
+
+
+def document(view, **policy):
+    """The operations of a view with ``policy`` at /payments/."""
+    described = type("PaymentViewSet", (view,), {"idempotency_policy": Policy(**policy)})
+    router = SimpleRouter()
+    router.register("payments", described, basename="payment")
+    schema = SchemaGenerator(patterns=router.urls).get_schema(request=None, public=True)
+    validate_schema(schema)
+    return schema
+
+
+class Payments(IdempotentMixin, GenericViewSet):
+    """Payments of a shop."""
+
+    serializer_class = PaymentSerializer
+
+    def list(self, request):
+        return Response()
+
+    def create(self, request):
+        return Response()
+
+    @action(detail=False, methods=["post"], idempotency_policy=Policy(required=True, fail_open=True))
+    def refund(self, request):
+        return Response()
+
+
+def header(operation):
+    parameters = [each for each in operation.get("parameters", ()) if each["name"] == "Idempotency-Key"]
+    return parameters[0] if parameters else None
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_the_key_is_a_header_required_as_the_policy_says(required):
+    operation = document(Payments, required=required)["paths"]["/payments/"]["post"]
+    found = header(operation)
+    assert (found["in"], found.get("required", False)) == ("header", required)
+    assert (found["schema"]["minLength"], found["schema"]["maxLength"]) == (1, 257)
+
+
+def test_a_safe_method_takes_no_key():
+    operation = document(Payments)["paths"]["/payments/"]["get"]
+    assert header(operation) is None
+    assert "409" not in operation["responses"]
+
+
+def test_responses_of_the_package_have_the_problem_schema():
+    schema = document(Payments)
+    responses = schema["paths"]["/payments/"]["post"]["responses"]
+    assert responses.keys() == {"200", "201", "400", "409", "422", "503"} - {"200"}
+    assert responses["400"]["content"].pop("application/json") == {"schema": {}}, "a view's own"
+    for status in ("400", "409", "422", "503"):
+        (content,) = responses[status]["content"].items()
+        assert content == ("application/problem+json", {"schema": {"$ref": "#/components/schemas/IdempotencyProblem"}})
+    assert {"Retry-After"} == responses["409"]["headers"].keys() == responses["503"]["headers"].keys()
+    assert {"code", "retryable", "safe_new_key"} <= schema["components"]["schemas"]["IdempotencyProblem"][
+        "properties"
+    ].keys()
+
+
+def test_the_codes_of_each_response_are_described_by_the_policy_of_the_action():
+    paths = document(Payments)["paths"]
+    optional, required = (paths[path]["post"]["responses"] for path in ("/payments/", "/payments/refund/"))
+    assert optional["409"]["description"].endswith("Codes: idempotency_key_in_use, idempotency_key_on_hold.")
+    assert optional["422"]["description"].endswith("Code: idempotency_key_reused.")
+    told = ["idempotency_key_missing" in responses["400"]["description"] for responses in (optional, required)]
+    assert told == [False, True]
+    assert "request_time_malformed" not in optional["400"]["description"]
+    assert "Idempotent-Replayed" in optional["201"]["headers"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "status", "is_described"),
+    [
+        ({"fail_open": True}, "503", False),
+        ({"keys": Keys(max_age=60)}, "410", True),
+        ({"may_replay": lambda request, record: True}, "403", True),
+        ({"admit": Limits(new_keys=1)}, "429", True),
+    ],
+    ids=["fail_open", "max_age", "may_replay", "admit"],
+)
+def test_a_response_is_described_where_the_policy_makes_it_possible(policy, status, is_described):
+    described = [document(Payments, **options)["paths"]["/payments/"]["post"]["responses"] for options in ({}, policy)]
+    assert [status in responses for responses in described] == [not is_described, is_described]
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ({}, "gets the first response for 1 day"),
+        ({"retention": 7200}, "gets the first response for 2 hours"),
+        ({"retention": 90}, "gets the first response for 90 seconds"),
+        ({"fingerprint": Fingerprint(exclude=["trace"])}, "All of the body except trace is compared"),
+        ({"fingerprint": Fingerprint(only=["amount"])}, "Of the body, amount are compared"),
+        ({}, "code response_not_stored"),
+    ],
+)
+def test_the_rules_for_retries_are_published(policy, said):
+    description = document(Payments, **policy)["paths"]["/payments/"]["post"]["description"]
+    assert "Payments of a shop." in description
+    assert said in description
+
+
+def test_the_pattern_and_length_of_keys_are_in_the_schema():
+    keys = Keys(pattern="[0-9]+|x", min_length=8)
+    schema = header(document(Payments, keys=keys)["paths"]["/payments/"]["post"])["schema"]
+    assert (schema["pattern"], schema["minLength"]) == ('^"?(?:[0-9]+|x)"?$', 8)
+    schema = header(document(Payments, keys=replace(keys, strict=True))["paths"]["/payments/"]["post"])["schema"]
+    assert (schema["pattern"], schema["minLength"]) == ('^"(?:[0-9]+|x)"$', 10)
+
+
+def test_a_description_by_the_project_has_precedence():
+    class Described(Payments):
+        @extend_schema(
+            description="Pays.",
+            parameters=[OpenApiParameter("Idempotency-Key", location="header", description="Ours.")],
+            responses={201: PaymentSerializer, 409: OpenApiResponse(description="Busy.")},
+        )
+        def create(self, request):
+            return Response()
+
+    operation = document(Described)["paths"]["/payments/"]["post"]
+    assert header(operation)["description"] == "Ours."
+    assert operation["responses"]["409"]["description"] == "Busy."
+    assert operation["responses"].keys() == {"201", "400", "409", "422", "503"}
+    assert operation["description"].startswith("Pays.\n\nIdempotency: a retry")
+
+
+# --- Views that only the middleware covers ---------------------------------------------------------------------------
+
+
+class Plain(APIView):
+    serializer_class = PaymentSerializer
+
+    def get(self, request):
+        return Response()
+
+    def post(self, request):
+        return Response()
+
+    @extend_schema(description="Puts.", request=PaymentSerializer, responses={204: None})
+    def put(self, request):
+        return Response()
+
+
+@extend_schema(request=PaymentSerializer, responses=PaymentSerializer)
+@api_view(["POST"])
+def plain(request):
+    return Response()
+
+
+def covered_operation(method="post", view=None, at="plain/"):
+    """The operation of a view without an entry point."""
+    schema = SchemaGenerator(patterns=[path(at, view or Plain.as_view())]).get_schema(request=None, public=True)
+    validate_schema(schema)
+    return schema["paths"][f"/{at}"][method]
+
+
+def is_described(operation):
+    described = [header(operation) is not None, *(status in operation["responses"] for status in ("409", "422"))]
+    assert len(set(described)) == 1
+    return described[0]
+
+
+@pytest.fixture
+def middleware(settings):
+    settings.MIDDLEWARE = ["django_idempotency.middleware.IdempotencyMiddleware"]
+
+
+def test_without_the_middleware_a_view_stays_as_it_is(settings):
+    settings.MIDDLEWARE = []
+    assert not is_described(covered_operation())
+
+
+@pytest.mark.usefixtures("middleware")
+def test_a_view_that_the_middleware_covers_is_described(settings):
+    settings.IDEMPOTENCY = {"RETENTION": 60, "REQUIRED": True, "METHODS": {"POST"}}
+    operation = covered_operation()
+    assert is_described(operation)
+    assert header(operation)["required"]
+    assert "for 1 minute" in operation["description"]
+    assert not is_described(covered_operation("get"))
+    assert not is_described(covered_operation("put"))
+
+
+@pytest.mark.usefixtures("middleware")
+@pytest.mark.parametrize(("method", "view"), [("put", None), ("post", plain)], ids=["method", "api_view"])
+def test_a_covered_view_that_extends_its_schema_is_described(method, view):
+    assert is_described(covered_operation(method, view))
+
+
+@pytest.mark.usefixtures("middleware")
+def test_an_exempt_view_is_not_described(settings):
+    assert not is_described(covered_operation(view=idempotency_exempt(Plain.as_view())))
+    settings.IDEMPOTENCY = {"EXEMPT_PATHS": ["^/hooks/"]}
+    assert not is_described(covered_operation(at="hooks/plain/"))
+    assert is_described(covered_operation())
+
+
+@pytest.mark.usefixtures("middleware")
+def test_an_entry_point_of_its_own_counts_before_the_middlewares(settings):
+    settings.IDEMPOTENCY = {"RETENTION": 60}
+    assert "for 2 hours" in covered_operation(view=idempotent(retention=7200)(Plain.as_view()))["description"]
+
+
+def test_the_test_projects_document_is_valid(client, db):
+    answer = client.get("/api/schema/", headers={"Accept": "application/vnd.oai.openapi+json"})
+    assert answer.status_code == 200
+    validate_schema(answer.json())
+    paths = answer.json()["paths"]
+    assert header(paths["/api/transfers/"]["post"])["required"]
+    assert is_described(paths["/legacy/api/refunds/"]["post"])
+
+
+def test_the_documents_of_ninja_and_rest_framework_say_the_same(api):
+    options = {
+        "required": True,
+        "retention": 7200,
+        "fingerprint": Fingerprint(exclude=["trace"]),
+        "keys": Keys(max_age=60),
+    }
+    api.post("/pay", response={201: Paid})(idempotent(**options)(pay_here()))
+    ours = operations(api)[0]["/pay"]["post"]
+    other = document(Payments, **options)["paths"]["/payments/"]["post"]
+    assert {**header(ours), "required": True} == {**header(other), "required": True}
+    assert ours["responses"]["410"] == other["responses"]["410"]
+    assert ours["description"].partition("Idempotency:")[2] == other["description"].partition("Idempotency:")[2]

@@ -1,0 +1,141 @@
+"""The published policy tells each operation's rules, and nothing else."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from django.http import HttpResponse
+from django.urls import path, re_path
+from django.views import View
+
+from django_idempotency.contrib.openapi.published_policy import PublishedPolicyView
+from django_idempotency.decorators import idempotent
+from django_idempotency.http import published
+from django_idempotency.policy import Fingerprint, Policy
+
+TERMS = {"key", "required", "key_description", "retention", "remembered_for"}
+TERMS |= {"compared", "rules", "statuses", "responses"}
+
+
+@idempotent(
+    required=True,
+    retention=7200,
+    fingerprint=Fingerprint(headers=["X-Account"]),
+    scope=lambda request: "a-secret-scope",
+)
+def pay(request, pk):
+    return HttpResponse()
+
+
+class Orders(View):
+    def get(self, request):
+        return HttpResponse()
+
+    def post(self, request):
+        return HttpResponse()
+
+    def put(self, request):
+        return HttpResponse()
+
+
+def plain(request):
+    return HttpResponse()
+
+
+@pytest.fixture
+def show(client, settings):
+    settings.MIDDLEWARE = []
+
+    def shown(accept="application/json", **options):
+        settings.ROOT_URLCONF = (
+            path("policy/", PublishedPolicyView.as_view(**options)),
+            path("pay/<int:pk>/", pay),
+            re_path(r"^orders/$", idempotent(Orders).as_view()),
+            path("plain/", plain),
+        )
+        return client.get("/policy/", headers={"Accept": accept})
+
+    return shown
+
+
+def test_each_operation_is_listed_with_its_policy(show):
+    first, second = show().json()["operations"]
+    assert (first["path"], first["methods"]) == ("/pay/{pk}/", ["DELETE", "PATCH", "POST", "PUT"])
+    assert (first["required"], first["retention"], first["remembered_for"]) == (True, 7200, "2 hours")
+    assert first["compared"].endswith("are compared, and the headers X-Account")
+    assert first["statuses"].startswith("After 400, 401, 403–406, 415, 422, 429 the key is free again. After 500–599")
+    assert first["responses"].keys() == {"400", "409", "422", "503"}
+    assert (second["path"], second["methods"], second["required"]) == ("/orders/", ["POST", "PUT"], False)
+
+
+@pytest.mark.parametrize("accept", ["text/html,application/xhtml+xml,*/*;q=0.8", "text/html"])
+def test_a_browser_gets_a_page(show, accept):
+    response = show(accept)
+    assert response.headers["Content-Type"].startswith("text/html")
+    page = response.content.decode()
+    assert re.findall(r"<h2>(.*?) <code>(.*?)</code>", page) == [
+        ("DELETE, PATCH, POST, PUT", "/pay/{pk}/"),
+        ("POST, PUT", "/orders/"),
+    ]
+    assert "Required." in page
+    assert "2 hours" in page
+    assert response.headers["Vary"] == "Accept"
+
+
+def test_a_client_that_accepts_any_type_gets_json(show):
+    assert show("*/*").headers["Content-Type"] == "application/json"
+
+
+def test_the_published_policy_shows_only_the_chosen_paths(show):
+    assert [each["path"] for each in show(paths="^/orders").json()["operations"]] == ["/orders/"]
+
+
+def test_the_published_policy_has_the_listed_members_and_no_others(show):
+    response = show()
+    told = response.json()
+    assert told.keys() == {"header", "operations", "others"}
+    for operation in told["operations"]:
+        assert operation.keys() == TERMS | {"path", "methods"}
+    assert b"secret" not in response.content
+
+
+def test_the_published_policy_uses_the_words_of_the_openapi_document(show):
+    (pay_terms, _orders) = show().json()["operations"]
+    policy = Policy(required=True, retention=7200, fingerprint=Fingerprint(headers=["X-Account"]))
+    assert pay_terms["rules"] == published.retry_rules(policy)
+    assert pay_terms["responses"] == published.own_responses(policy)
+    assert pay_terms["key"] == published.key_schema(policy)
+
+
+def test_the_middlewares_policy_counts_for_the_others(show, settings):
+    assert show().json()["others"] is None
+    settings.MIDDLEWARE = ["django_idempotency.middleware.IdempotencyMiddleware"]
+    settings.IDEMPOTENCY = {"RETENTION": 60}
+    told = show().json()
+    assert (told["others"].keys(), told["others"]["remembered_for"]) == (TERMS, "1 minute")
+    settings.IDEMPOTENCY = {"ENABLED": False}
+    assert (show().json()["others"], show().json()["operations"]) == (None, [])
+
+
+@pytest.mark.openapi
+def test_operations_of_the_frameworks_are_listed_too(show, settings, client):
+    from ninja import NinjaAPI
+    from rest_framework.routers import DefaultRouter
+
+    from tests.contrib.openapi.test_openapi import Payments
+
+    api, router = NinjaAPI(urls_namespace="published", docs_url=None), DefaultRouter()
+    api.post("/give")(idempotent(required=True)(lambda request: None))
+    router.register("payments", Payments, basename="payment")
+    settings.ROOT_URLCONF = (
+        path("", PublishedPolicyView.as_view()),
+        path("ninja/", api.urls),
+        *router.urls,
+    )
+    told = client.get("/").json()["operations"]
+    assert sorted((each["path"], each["methods"], each["required"]) for each in told) == [
+        ("/ninja/give", ["POST"], True),
+        ("/payments/", ["POST"], False),
+        ("/payments/refund/", ["POST"], True),
+    ]

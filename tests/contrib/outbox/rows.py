@@ -1,0 +1,38 @@
+"""Many rows of the outbox, and what it costs to read them."""
+
+from __future__ import annotations
+
+from django.db import connection
+
+from django_idempotency.contrib.outbox.models import OutboxEvent
+from tests.support import plans
+
+WAITING = f"""
+INSERT INTO {OutboxEvent._meta.db_table} (event_id, publisher, lane, topic, key, payload, content_type, headers, status,
+    attempts, error, created_at, available_at)
+SELECT gen_random_uuid(), 'default', i %% 64, 'bad', 'bad-' || i, '', 'text/plain', '{{}}', 'pending', %s, 'no',
+    statement_timestamp(), statement_timestamp() + interval %s
+FROM generate_series(1, %s) AS i
+"""
+
+
+def waiting(count, interval, attempts=3):
+    """Pending events after so many failed attempts, the next one of which is after ``interval``."""
+    with connection.cursor() as cursor:
+        cursor.execute(WAITING, [attempts, interval, count])
+
+
+def buffers_of(work):
+    """How many buffers are read by what ``work`` selects from the table of events."""
+    counts = []
+
+    def explain(execute, sql, params, *details):
+        if OutboxEvent._meta.db_table in sql and sql.lstrip().startswith(("SELECT", "WITH")):
+            with connection.connection.cursor() as cursor:
+                cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", params)
+                counts.append(plans.buffers(cursor.fetchone()[0][0]["Plan"]))
+        return execute(sql, params, *details)
+
+    with connection.execute_wrapper(explain):
+        work()
+    return sum(counts)

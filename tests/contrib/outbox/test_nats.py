@@ -1,0 +1,98 @@
+"""The publisher for NATS JetStream, against the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+import nats
+import pytest
+
+from django_idempotency.contrib.nats.publisher import NATSPublisher
+from django_idempotency.messages.publisher import Confirmed, PublisherUnavailable, Refused
+from tests.contrib.outbox.events import TRACE, event, sent
+from tests.support.private_servers import free_port
+
+pytestmark = pytest.mark.nats
+
+
+class Stream:
+    """A stream of the test's own; what its subjects start with, and what is in it."""
+
+    def __init__(self, url):
+        self.url = url
+        self.name = f"outbox_{uuid.uuid4().hex}"
+        self.prefix = f"{self.name}."
+
+    def do(self, act):
+        async def connected():
+            client = await nats.connect(self.url)
+            try:
+                return await act(client.jetstream())
+            finally:
+                await client.close()
+
+        return asyncio.run(connected())
+
+    def messages(self):
+        async def read(context):
+            count = (await context.stream_info(self.name)).state.messages
+            return [await context.get_msg(self.name, seq=number) for number in range(1, count + 1)]
+
+        return self.do(read)
+
+
+@pytest.fixture
+def stream(nats_url):
+    made = Stream(nats_url)
+    made.do(lambda context: context.add_stream(name=made.name, subjects=[f"{made.prefix}>"]))
+    yield made
+    made.do(lambda context: context.delete_stream(made.name))
+
+
+def test_a_message_has_the_events_id_key_and_headers(nats_url, stream):
+    one = event("charge.created", key="order-7")
+    assert sent(NATSPublisher(nats_url, prefix=stream.prefix), one) == [Confirmed(one)]
+    (message,) = stream.messages()
+    assert (message.subject, message.data) == (f"{stream.prefix}charge.created", one.payload)
+    assert message.headers == {
+        "traceparent": TRACE,
+        "Nats-Msg-Id": str(one.id),
+        "Content-Type": "application/json",
+        "Idempotency-Outbox-Key": "order-7",
+    }
+
+
+def test_hundreds_are_acknowledged_together(nats_url, stream):
+    events = [event("a") for _ in range(500)]
+    assert sent(NATSPublisher(nats_url, prefix=stream.prefix), *events) == [Confirmed(one) for one in events]
+    assert len(stream.messages()) == 500
+
+
+def test_an_event_that_is_sent_again_is_in_the_stream_once(nats_url, stream):
+    one, publisher = event("a"), NATSPublisher(nats_url, prefix=stream.prefix)
+    for _ in range(2):
+        assert sent(publisher, one) == [Confirmed(one)]
+    assert len(stream.messages()) == 1
+
+
+def test_an_event_that_no_stream_accepts_is_refused_among_others(nats_url, stream):
+    good, lost = event(f"{stream.prefix}a"), event(f"nobody-{uuid.uuid4().hex}")
+    assert sent(NATSPublisher(nats_url), good, lost) == [
+        Confirmed(good),
+        Refused(lost, "no stream accepts its subject"),
+    ]
+
+
+def test_an_event_too_large_for_the_broker_is_refused_for_good(nats_url, stream):
+    good, large = event("a"), event("a", b"x" * (2 * 1024 * 1024))
+    outcomes = sent(NATSPublisher(nats_url, prefix=stream.prefix), large, good)
+    assert outcomes[1] if outcomes[0].event is large else outcomes[0] == Confirmed(good)
+    refused = next(outcome for outcome in outcomes if outcome.event is large)
+    assert isinstance(refused, Refused)
+    assert refused.permanent
+
+
+def test_a_server_that_is_down_is_said_to_be():
+    with pytest.raises(PublisherUnavailable):
+        NATSPublisher(f"nats://127.0.0.1:{free_port()}").connect()

@@ -1,0 +1,138 @@
+"""The pure parts: waves, and from where a lane is read."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from django_idempotency.contrib.outbox.backlog import delay_after
+from django_idempotency.contrib.outbox.conf import Options
+from django_idempotency.contrib.outbox.cursor import OVERLAP, SWEEP_EVERY, SWEEP_SHARE, Cursor
+from django_idempotency.contrib.outbox.relay import waves
+from tests.contrib.outbox.events import event
+
+
+def at(position, lane=1):
+    return replace(event("a"), position=position, lane=lane)
+
+
+@given(some.lists(some.sampled_from(["", "a", "b", "c"])))
+def test_waves_keep_the_order_of_each_key_and_have_a_key_once(keys):
+    events = [event("a", key=key) for key in keys]
+    parts = waves(events)
+    sent = [one for part in parts for one in part]
+    assert sorted(one.position for one in sent) == [one.position for one in events]
+    for key in "abc":
+        assert [one for one in sent if one.key == key] == [one for one in events if one.key == key]
+    for part in parts:
+        keyed = [one.key for one in part if one.key]
+        assert len(keyed) == len(set(keyed))
+
+
+def test_reading_begins_where_it_had_come_to_some_time_ago():
+    cursor = without_sweeps()
+    assert cursor.after({1}, {}, now=0) == {1: 0}
+    cursor.has_read([at(10)], 0, now=0)
+    assert cursor.after({1}, {}, now=0.5) == {1: 0}
+    cursor.has_read([at(20)], 0, now=0.5)
+    assert cursor.after({1}, {}, now=OVERLAP + 0.1) == {1: 10}
+    assert cursor.after({1}, {}, now=OVERLAP + 0.6) == {1: 20}
+
+
+def without_sweeps():
+    """A cursor whose last sweep took so long that there won't be one for long."""
+    cursor = Cursor()
+    cursor.after({1}, {}, now=0)
+    cursor.has_read([], 10_000, now=0)
+    return cursor
+
+
+def calm():
+    """All that was read is old."""
+    cursor = without_sweeps()
+    cursor.has_read([at(100)], 0, now=0)
+    assert cursor.after({1}, {}, now=OVERLAP) == {1: 100}
+    return cursor, OVERLAP
+
+
+def swept(cursor, lanes, took, now):
+    """The lanes that are read from their beginning at ``now``, which takes so many seconds more than usual."""
+    cursor.has_read([at(100, lane) for lane in lanes], 0, now - OVERLAP)
+    after = cursor.after(lanes, {}, now)
+    cursor.has_read([], took, now)
+    return [lane for lane in lanes if after[lane] == 0]
+
+
+def test_a_sweep_finds_what_is_below_all_that_was_read():
+    cursor, _now = calm()
+    assert cursor.after({1}, {}, now=1_000_000) == {1: 0}
+    cursor.has_read([], 0, now=1_000_000)
+    assert cursor.after({1}, {}, now=1_000_000) == {1: 100}
+
+
+def test_a_sweep_that_costs_little_is_soon_of_all_lanes_and_once_a_second():
+    cursor, lanes, now, seen = Cursor(), range(8), OVERLAP, []
+    while now < OVERLAP + 5 * SWEEP_EVERY:
+        seen.append((now, swept(cursor, lanes, 0.001, now)))
+        now += 0.01
+    whole = [when for when, some_lanes in seen if len(some_lanes) == 8]
+    assert [round(later - earlier) for earlier, later in itertools.pairwise(whole)] == [1, 1, 1]
+
+
+def test_a_sweep_that_costs_much_goes_lane_by_lane():
+    """It takes a twentieth of the time, whatever it costs, and each lane has its turn."""
+    cursor, lanes, now, turns = Cursor(), range(8), OVERLAP, []
+    for _part in range(30):
+        found = swept(cursor, lanes, 0.4, now)
+        turns.append(found)
+        assert swept(cursor, lanes, 0.4, now + 0.4 / SWEEP_SHARE - 0.1) == []
+        now += 0.4 / SWEEP_SHARE
+    last = turns[-8:]
+    assert {len(found) for found in last} == {1}
+    assert sorted(lane for found in last for lane in found) == list(lanes)
+
+
+def test_a_lane_with_held_back_events_is_read_from_the_first():
+    cursor, now = calm()
+    assert cursor.after({1}, {1: 40}, now) == {1: 39}
+    assert cursor.after({1}, {1: 40}, now) == {1: 39}
+
+
+def test_a_lane_that_was_held_back_is_read_from_the_beginning():
+    """Also if another one holds back others by then, and if it is more than a read brings."""
+    cursor, now = calm()
+    cursor.after({1}, {1: 40}, now)
+    for _ in range(2):
+        assert cursor.after({1}, {1: 60}, now) == {1: 0}
+    cursor.has_read([at(45)], 0, now)
+    assert cursor.after({1}, {1: 60}, now + OVERLAP) == {1: 45}
+
+
+def test_a_late_event_has_its_lane_read_anew():
+    cursor, now = calm()
+    cursor.has_read([at(5)], 0, now)
+    assert cursor.after({1}, {}, now + OVERLAP) == {1: 5}
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        lambda cursor: cursor.leave_behind([at(100)]),
+        lambda cursor: cursor.after(set(), {}, OVERLAP),
+        lambda cursor: cursor.after({1}, {1: 40}, OVERLAP),
+    ],
+    ids=["an event was left behind", "the lane was another relay's", "an event was held back"],
+)
+def test_a_lane_is_read_from_its_beginning_after(happens):
+    cursor, now = calm()
+    happens(cursor)
+    assert cursor.after({1}, {}, now) == {1: 0}
+
+
+def test_delays_double_up_to_a_limit():
+    options = Options(first_delay=2, longest_delay=100)
+    assert [delay_after(attempts, options) for attempts in (1, 2, 3, 7, 10_000)] == [2, 4, 8, 100, 100]

@@ -1,0 +1,118 @@
+"""The publisher for RabbitMQ, against the real one."""
+
+from __future__ import annotations
+
+import uuid
+
+import kombu
+import pytest
+from django.db import transaction
+
+from django_idempotency.contrib.outbox.models import OutboxEvent, Status
+from django_idempotency.contrib.outbox.publishing import publish
+from django_idempotency.contrib.rabbitmq.publisher import RabbitMQPublisher
+from django_idempotency.messages.publisher import Confirmed, ConnectionLost, PublisherUnavailable, Refused
+from tests.contrib.outbox.events import TRACE, event, sent
+from tests.support.private_servers import free_port
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.rabbitmq
+
+
+@pytest.fixture
+def channel(rabbitmq_url):
+    with kombu.Connection(rabbitmq_url) as connection:
+        yield connection.channel()
+
+
+@pytest.fixture
+def queue(channel):
+    """A queue of the test's own, by its name."""
+    name = f"outbox-{uuid.uuid4().hex}"
+    channel.queue_declare(name, durable=True, auto_delete=False)
+    yield name
+    channel.queue_delete(name)
+
+
+@pytest.fixture
+def full_queue(channel):
+    """One that takes a single message."""
+    name = f"outbox-{uuid.uuid4().hex}"
+    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    channel.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)
+    yield name
+    channel.queue_delete(name)
+
+
+def test_a_message_has_the_events_id_key_and_headers(rabbitmq_url, channel, queue):
+    one = event(queue, key="order-7")
+    assert sent(RabbitMQPublisher(rabbitmq_url), one) == [Confirmed(one)]
+    message = channel.basic_get(queue, no_ack=True)
+    assert bytes(message.body, "utf-8") if isinstance(message.body, str) else message.body == one.payload
+    assert message.properties["message_id"] == str(one.id)
+    assert message.properties["delivery_mode"] == 2
+    assert message.properties["content_type"] == "application/json"
+    assert message.properties["application_headers"] == {"traceparent": TRACE, "idempotency-outbox-key": "order-7"}
+
+
+def test_hundreds_are_confirmed_together(rabbitmq_url, channel, queue):
+    events = [event(queue) for _ in range(500)]
+    assert sent(RabbitMQPublisher(rabbitmq_url), *events) == [Confirmed(one) for one in events]
+    assert channel.queue_declare(queue, passive=True).message_count == 500
+
+
+def test_an_event_that_no_queue_takes_is_refused_among_others(rabbitmq_url, queue):
+    good, lost, late = event(queue), event("nobody-listens"), event(queue)
+    outcomes = sent(RabbitMQPublisher(rabbitmq_url), good, lost, late)
+    assert outcomes[0::2] == [Confirmed(good), Confirmed(late)]
+    assert isinstance(outcomes[1], Refused)
+    assert "NO_ROUTE" in outcomes[1].reason
+
+
+def test_an_event_that_the_broker_nacks_is_refused(rabbitmq_url, full_queue):
+    first, second = event(full_queue), event(full_queue)
+    outcomes = sent(RabbitMQPublisher(rabbitmq_url), first, second)
+    assert outcomes == [Confirmed(first), Refused(second, "RabbitMQ refused it (nack)")]
+
+
+def test_an_exchange_is_declared_where_that_is_asked_for(rabbitmq_url, channel, queue):
+    exchange = f"{queue}-exchange"
+    publisher = RabbitMQPublisher(rabbitmq_url, exchange, declare=True)
+    publisher.connect()
+    channel.queue_bind(queue, exchange, "charge.*")
+    one = event("charge.created")
+    assert sent(publisher, one) == [Confirmed(one)]
+    channel.exchange_delete(exchange)
+
+
+@pytest.mark.usefixtures("transactional_db")
+def test_a_topic_that_amqp_can_not_hold_holds_up_no_other_event(rabbitmq_url, channel, queue, outbox, relay):
+    """It has 255 characters, which the outbox takes, but 510 bytes."""
+    backend = "django_idempotency.contrib.rabbitmq.RabbitMQPublisher"
+    outbox(PUBLISHERS={"default": {"BACKEND": backend, "OPTIONS": {"url": rabbitmq_url}}}, MAX_ATTEMPTS=1)
+    with transaction.atomic():
+        for topic in (queue, "é" * 255, queue):
+            publish(topic, {})
+    one = relay()
+    eventually(lambda: one.step() == 0 and OutboxEvent.objects.count() == 1)
+    assert OutboxEvent.objects.get().status == Status.DEAD
+    assert one.published == 2
+    got = iter(lambda: channel.basic_get(queue, no_ack=True), None)
+    assert len({message.properties["message_id"] for message in got}) == 2
+
+
+def test_a_missing_exchange_breaks_the_connection(rabbitmq_url):
+    with pytest.raises(ConnectionLost, match="NOT_FOUND"):
+        sent(RabbitMQPublisher(rabbitmq_url, f"none-{uuid.uuid4().hex}"), event("a"))
+
+
+def test_a_broker_that_is_down_is_said_to_be():
+    with pytest.raises(PublisherUnavailable):
+        RabbitMQPublisher(f"amqp://guest:guest@127.0.0.1:{free_port()}//").connect()
+
+
+def test_a_closed_publisher_connects_again(rabbitmq_url, queue):
+    publisher = RabbitMQPublisher(rabbitmq_url)
+    for _ in range(2):
+        one = event(queue)
+        assert sent(publisher, one) == [Confirmed(one)]

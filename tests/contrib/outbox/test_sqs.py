@@ -1,0 +1,165 @@
+"""The publisher for SQS, against moto's server."""
+
+from __future__ import annotations
+
+import base64
+import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+from botocore.config import Config
+from moto.server import ThreadedMotoServer
+
+from django_idempotency.contrib.sqs.publisher import SQSPublisher
+from django_idempotency.messages.publisher import Confirmed, PublisherUnavailable, Refused
+from tests.contrib.outbox.events import TRACE, event, sent
+from tests.support.private_servers import free_port
+
+pytestmark = [
+    pytest.mark.sqs,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+ACCOUNT = {"region_name": "eu-west-1", "aws_access_key_id": "test", "aws_secret_access_key": "test"}
+
+
+@pytest.fixture(scope="module")
+def options():
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield {"endpoint_url": f"http://{host}:{port}", **ACCOUNT}
+    server.stop()
+
+
+@pytest.fixture
+def sqs(options):
+    import boto3
+
+    client = boto3.client("sqs", **options)
+    yield client
+    client.close()
+
+
+def received(sqs, url):
+    found = []
+    while batch := sqs.receive_message(
+        QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"], AttributeNames=["All"]
+    ).get("Messages"):
+        found += batch
+        for message in batch:
+            sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+    return found
+
+
+def attributes(message):
+    return {name: value["StringValue"] for name, value in message["MessageAttributes"].items()}
+
+
+def test_a_message_has_the_events_id_and_headers(sqs, options):
+    url = sqs.create_queue(QueueName="plain")["QueueUrl"]
+    one = event("charge.created")
+    assert sent(SQSPublisher(url, **options), one) == [Confirmed(one)]
+    (message,) = received(sqs, url)
+    assert message["Body"] == one.payload.decode()
+    assert attributes(message) == {
+        "event-id": str(one.id),
+        "topic": "charge.created",
+        "content-type": "application/json",
+        "traceparent": TRACE,
+    }
+
+
+def test_a_fifo_queue_deduplicates_by_the_id_and_groups_by_the_key(sqs, options):
+    url = sqs.create_queue(QueueName="charges.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
+    one, publisher = event("charge.created", key="order 7"), SQSPublisher(url, **options)
+    for _ in range(2):
+        assert sent(publisher, one) == [Confirmed(one)]
+    (message,) = received(sqs, url)
+    assert message["Attributes"]["MessageDeduplicationId"] == str(one.id)
+    assert message["Attributes"]["MessageGroupId"] == "b3JkZXIgNw=="
+
+
+def test_more_than_a_call_takes_go_in_several(sqs, options):
+    sqs.create_queue(QueueName="many")
+    url = options["endpoint_url"] + "/123456789012/{topic}"
+    events = [event("many") for _ in range(23)]
+    assert sent(SQSPublisher(url, **options), *events) == [Confirmed(one) for one in events]
+
+
+@pytest.mark.parametrize("payload", [b"\xff\x00", b"\x00"], ids=["no text", "no text of SQS'"])
+def test_bytes_go_as_base64(sqs, options, payload):
+    url = sqs.create_queue(QueueName="bytes")["QueueUrl"]
+    sent(SQSPublisher(url, **options), event("a", payload))
+    (message,) = received(sqs, url)
+    assert base64.b64decode(message["Body"]) == payload
+    assert attributes(message)["content-encoding"] == "base64"
+
+
+def test_an_event_refused_within_a_call_leaves_the_others_confirmed(sqs, options):
+    url = sqs.create_queue(QueueName="partial")["QueueUrl"]
+    good, many = event("a"), event("a", headers={f"name-{number}": "x" for number in range(8)})
+    outcomes = sent(SQSPublisher(url, **options), good, many)
+    assert outcomes[0] == Confirmed(good)
+    assert outcomes[1] == Refused(many, "SQS accepts at most 10 attributes, including headers", permanent=True)
+
+
+def test_an_event_that_makes_a_whole_call_fail_costs_the_others_no_attempt(sqs, options):
+    """As it does for a header with a name that it does not take."""
+    url = sqs.create_queue(QueueName="whole")["QueueUrl"]
+    one, bad, other = event("a"), event("a", headers={"no name": "x"}), event("a")
+    outcomes = sent(SQSPublisher(url, **options), one, bad, other)
+    assert [outcomes[0], outcomes[2]] == [Confirmed(one), Confirmed(other)]
+    assert isinstance(outcomes[1], Refused)
+
+
+def test_an_empty_message_can_never_be_sent(sqs, options):
+    url = sqs.create_queue(QueueName="empty")["QueueUrl"]
+    (outcome,) = sent(SQSPublisher(url, **options), empty := event("a", b""))
+    assert outcome == Refused(empty, "SQS accepts no empty messages", permanent=True)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (503, "ServiceUnavailable"),
+        (400, "RequestThrottled"),
+        (403, "ExpiredToken"),
+        (403, "InvalidClientTokenId"),
+        (403, "SignatureDoesNotMatch"),
+    ],
+)
+def test_an_illness_of_the_service_is_no_events_fault(options, status, code):
+    class Ill(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.send_response(status)
+            self.send_header("x-amzn-query-error", f"{code};Sender")
+            self.end_headers()
+            self.wfile.write(json.dumps({"__type": code, "message": "later"}).encode())
+
+        def log_message(self, *given):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Ill)
+    Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    config = Config(retries={"max_attempts": 0})
+    try:
+        with pytest.raises(PublisherUnavailable, match=code):
+            sent(SQSPublisher(f"{url}/1/q", endpoint_url=url, config=config, **ACCOUNT), event("a"), event("a"))
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_queue_that_is_not_there_refuses(options):
+    (outcome,) = sent(SQSPublisher(options["endpoint_url"] + "/123456789012/none", **options), event("a"))
+    assert isinstance(outcome, Refused)
+    assert "NonExistentQueue" in outcome.reason
+
+
+def test_a_service_that_is_down_is_said_to_be():
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(PublisherUnavailable):
+        sent(SQSPublisher(f"{url}/1/queue", endpoint_url=url, **ACCOUNT), event("a"))

@@ -1,0 +1,426 @@
+"""``drop`` takes partitions whose time is over, and no key that is live, on hold or used again."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from uuid import uuid4
+
+import pytest
+from django.core.management import call_command
+from django.db import OperationalError, connection, connections
+from psycopg.errors import DeadlockDetected
+
+from django_idempotency import engine, maintenance
+from django_idempotency.contrib.partitions import dropping, locks, report
+from django_idempotency.contrib.partitions.catalog import read_layout
+from django_idempotency.contrib.partitions.conversion import disable, enable
+from django_idempotency.contrib.partitions.dropping import Dropped, drop
+from django_idempotency.contrib.partitions.layout import TABLE
+from django_idempotency.contrib.partitions.provisioning import ensure
+from django_idempotency.contrib.partitions.report import status
+from django_idempotency.exceptions import NotConvertible, StoreConflict
+from django_idempotency.maintenance import decisions
+from django_idempotency.models import IdempotencyRecord, Status
+from django_idempotency.policy import Lease, Policy
+from django_idempotency.stores import store_for
+from django_idempotency.stores.database import ahead
+from django_idempotency.stores.errors import store_errors
+from django_idempotency.values.outcomes import Claimed, Keep, StoredResponse
+from tests.contrib.partitions.table import (
+    ACTIVITY,
+    DAY,
+    DAYS,
+    HOUR,
+    HOURS,
+    OLDEST,
+    TODAY,
+    YESTERDAY,
+    live,
+    long_transaction,
+    old,
+    pay,
+    rows,
+    run_sql,
+)
+from tests.support.callers import claim, effects, entry_point, is_replay, operation, paying, record, shift
+from tests.support.checks import PARTITIONS, found
+from tests.support.threads import in_threads, just_before
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.postgresql, pytest.mark.plain_table]
+
+
+def test_drop_drops_what_is_over_and_keeps_what_holds_something(days):
+    old("done", age=2 * DAY)
+    old("late", purge_at=HOUR)
+    old("done-too")
+    entry_point(paying)("today")
+    dropped = drop()
+    assert dropped.dropped == (OLDEST,)
+    ((name, reason),) = dropped.kept.items()
+    assert name == YESTERDAY
+    assert reason.startswith("the last due at ")
+    assert set(IdempotencyRecord.objects.values_list("key", flat=True)) == {"late", "done-too", "today"}
+    shift("late", expires_at=-1, purge_at=-1)
+    assert drop().dropped == (YESTERDAY,)
+    assert drop() == Dropped()
+    assert is_replay(entry_point(paying)("today"))
+
+
+def test_a_partition_in_use_is_never_dropped(days):
+    live(mode=Lease(on_crash="hold"))
+    assert drop().kept == {YESTERDAY: "1 live"}
+    maintenance.reap()
+    shift(expires_at=-HOUR, purge_at=-HOUR)
+    assert drop().kept == {YESTERDAY: "1 on hold"}
+    decisions.allow_retry(record().pk)
+    assert drop().dropped == (YESTERDAY,)
+
+
+def test_status_tells_why_a_partition_stays(days):
+    old(purge_at=HOUR)
+    oldest, yesterday, today, tomorrow = status().partitions
+    assert (oldest.kept, oldest.lower, oldest.live) == ("", None, 0)
+    assert yesterday.kept.startswith("the last due at ")
+    assert yesterday.purge_at == record().purge_at
+    assert (today.kept, tomorrow.kept, tomorrow.upper) == ("not over yet", "not over yet", None)
+    assert all(partition.bytes > 0 for partition in status().partitions)
+
+
+LOCK_PARTITION = "LOCK TABLE public"
+
+
+def test_a_key_that_is_used_again_just_before_the_lock_lives_on(days, other_thread):
+    old()
+    with just_before(LOCK_PARTITION + f".{TABLE}_p1", lambda: other_thread(entry_point(paying))):
+        drop()
+    assert effects() == 2
+    assert is_replay(entry_point(paying)())
+
+
+def test_a_key_reused_just_before_the_lock_keeps_its_partition(days, other_thread):
+    """Decided by a retry while it was not expired yet, and written now."""
+    old()
+    policy, mine = Policy(mode="lease"), Claimed(operation(), uuid4())
+    store = store_for(policy)
+
+    def take_over():
+        IdempotencyRecord.objects.update(status=Status.FAILED)
+        with store.try_lock(mine.id) as seen:
+            IdempotencyRecord.objects.update(
+                status=Status.PROCESSING,
+                token=mine.token,
+                locked_at=ahead(0),
+                locked_until=ahead(60),
+                response_status=None,
+                response_headers=None,
+                response_body=None,
+            )
+        return seen
+
+    with just_before(LOCK_PARTITION + f".{TABLE}_p1", lambda: other_thread(take_over)):
+        assert drop().kept == {YESTERDAY: "1 live"}
+    assert store.complete(mine, StoredResponse(201))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_row_that_somebody_has_locked_keeps_its_partition(days, other_thread):
+    """Somebody who is about to use an expired key again: the row is about to move."""
+    old()
+    policy, token = Policy(mode="lease"), uuid4()
+    store = store_for(policy)
+    with store.try_lock(operation().id) as seen:
+        assert "in use" in other_thread(drop).kept[YESTERDAY]
+        claimed = store.reassign(seen, operation(), token)
+    assert drop().dropped == (OLDEST, YESTERDAY)
+    assert record().token == token
+    assert store.complete(claimed, StoredResponse(201))
+
+
+def test_an_early_claim_finds_the_partition_closed(days):
+    """As late as that a statement must hang for as long as keys are kept; but then it must not be lost."""
+    with pytest.raises(StoreConflict), just_before("ALTER TABLE .* DETACH .*_p1", insert_late):
+        drop()
+    assert drop().dropped == (YESTERDAY,)
+
+
+def insert_late():
+    with store_errors():
+        make_record(read_layout().now - 2 * HOURS)
+
+
+def make_record(created_at):
+    """By a raw INSERT, past the claim."""
+    columns = (
+        "id, scope, key, method, path, fingerprint, mode, created_at, status, updated_at, expires_at, purge_at,"
+        " response_status, response_headers"
+    )
+    run_sql(f"""
+        INSERT INTO {TABLE} ({columns}) SELECT gen_random_uuid(), 's', 'k', '', '', '', 'atomic',
+            '{created_at}', 'completed', now(), now(), now(), 200, '{{}}'
+    """)
+
+
+DETACH_WAITS = "query LIKE '%DETACH%' AND wait_event = 'virtualxid'"
+
+
+@contextmanager
+def in_300_ms(thread):
+    thread(run_sql, "SET statement_timeout = '300ms'")
+    try:
+        yield
+    finally:
+        thread(run_sql, "RESET statement_timeout")
+
+
+def here(work, *arguments):
+    return work(*arguments)
+
+
+def test_a_detach_that_was_cancelled_while_it_waited_is_finished(days, other_thread):
+    old()
+    cancel = f"SELECT pg_cancel_backend(pid) {ACTIVITY.removeprefix('SELECT 1')} AND {DETACH_WAITS}"
+    with long_transaction(other_thread), ThreadPoolExecutor(1) as pool:
+        dropping = pool.submit(in_threads, 1, lambda _: drop())
+        eventually(lambda: run_sql(cancel) or dropping.done())
+        ((dropped),) = dropping.result()
+    assert "canceling statement" in dropped.kept[OLDEST]
+    oldest, *_ = status().partitions
+    assert (oldest.retired, oldest.detaching) == (True, True)
+    assert found(label=PARTITIONS) == []
+    assert drop().dropped == (OLDEST, YESTERDAY)
+
+
+def half_detach(partition, other_thread, other):
+    """As somebody leaves it who gives up while he waits."""
+    with long_transaction(other_thread), in_300_ms(other), pytest.raises(OperationalError):
+        other(run_sql, f"ALTER TABLE {TABLE} DETACH PARTITION {partition} CONCURRENTLY")
+
+
+def test_beside_a_half_detached_partition_all_stay(days, other_thread, observer):
+    old()
+    half_detach(YESTERDAY, other_thread, observer)
+    (message,) = found(label=PARTITIONS)
+    assert (message.id, "FINALIZE" in message.msg) == ("django_idempotency_partitions.W003", True)
+    kept = drop().kept
+    assert kept.keys() == {OLDEST, YESTERDAY}
+    assert all(f"DETACH PARTITION {YESTERDAY} FINALIZE" in reason for reason in kept.values())
+    assert rows(YESTERDAY) == 1
+    run_sql(f"ALTER TABLE {TABLE} DETACH PARTITION {YESTERDAY} FINALIZE")
+    assert drop().dropped == (OLDEST,)
+    assert rows(YESTERDAY) == 1
+
+
+def test_ensure_fails_if_a_half_detached_partition_leaves_too_little(table, other_thread, observer, capsys):
+    enable()
+    ensure()
+    call_command("idempotency_partitions", "ensure")
+    layout = read_layout()
+    (tomorrow,) = (partition.name for partition in layout.partitions if partition.covers(layout.now + DAYS))
+    half_detach(tomorrow, other_thread, observer)
+    with pytest.raises(SystemExit):
+        call_command("idempotency_partitions", "ensure")
+    assert f"too short: {tomorrow} is half detached: ALTER TABLE" in capsys.readouterr().out
+
+
+def test_a_partition_detached_just_before_the_lock_keeps_its_rows(days, other_thread, observer):
+    old()
+    with just_before(LOCK_PARTITION + f".{TABLE}_p1", lambda: half_detach(YESTERDAY, other_thread, observer)):
+        assert "FINALIZE" in drop().kept[YESTERDAY]
+    assert rows(YESTERDAY) == 1
+
+
+@pytest.mark.parametrize("when", ["SELECT", "LOCK TABLE"])
+def test_disable_copies_nothing_while_a_partition_is_half_detached(days, other_thread, observer, when):
+    """It would not see the rows in it, and drop them."""
+    old()
+    with (
+        just_before(when, lambda: half_detach(YESTERDAY, other_thread, observer)),
+        pytest.raises(NotConvertible, match=f"DETACH PARTITION {YESTERDAY} FINALIZE"),
+    ):
+        disable()
+    assert read_layout().partitioned
+    run_sql(f"ALTER TABLE {TABLE} DETACH PARTITION {YESTERDAY} FINALIZE")
+    assert disable().changed
+    assert rows(YESTERDAY) == 1
+
+
+def test_a_partition_renamed_before_the_lock_is_not_dropped(days, other_thread):
+    old()
+    entry_point(paying)("today")
+    shift("today", expires_at=-1, purge_at=-1)
+
+    def swap():
+        for name, other in ((YESTERDAY, "px"), (TODAY, f"{TABLE}_p1"), ("px", f"{TABLE}_p2")):
+            run_sql(f"ALTER TABLE {name} RENAME TO {other}")
+
+    with just_before(LOCK_PARTITION + f".{TABLE}_p1", lambda: other_thread(swap)):
+        assert drop().kept == {YESTERDAY: "not over yet"}
+    assert {row["key"] for row in IdempotencyRecord.objects.values()} == {"k", "today"}
+    assert entry_point(paying)("new").status_code == 201
+    assert drop().dropped == (TODAY,)
+
+
+@pytest.mark.parametrize("step", ["LOCK", "ALTER TABLE .* DETACH", "DROP TABLE"])
+def test_while_partitions_are_dropped_the_table_is_not_converted(days, other_thread, step):
+    """A name could mean another table in between."""
+    refused = []
+
+    def convert():
+        with pytest.raises(NotConvertible, match="Another session"):
+            disable()
+        refused.append(True)
+
+    old()
+    with just_before(f"{step} .*{TABLE}_p1", lambda: other_thread(convert)):
+        assert drop().dropped == (OLDEST, YESTERDAY)
+    assert refused
+    assert disable().changed
+
+
+def test_while_the_table_is_converted_nothing_is_dropped(days, other_thread):
+    old()
+    dropped = []
+    with just_before("LOCK TABLE", lambda: dropped.append(other_thread(drop))):
+        disable()
+    assert dropped == [Dropped(kept=dict.fromkeys((OLDEST, YESTERDAY), dropping.CONVERTED))]
+    assert record()
+
+
+def test_nobody_waits_for_a_drop_that_waits_for_a_long_transaction(days, other_thread):
+    old()
+    claimed = claim("long", policy=Policy())
+    with ThreadPoolExecutor(1) as pool, engine.execution(claimed, Policy()) as run:
+        dropping = pool.submit(in_threads, 1, lambda _: drop())
+        waits = f"{ACTIVITY} AND {DETACH_WAITS}"
+        eventually(lambda: other_thread(run_sql, waits) or dropping.done())
+        other_thread(run_sql, "SET statement_timeout = '2s'")
+        for number in range(20):
+            assert other_thread(entry_point(paying), f"k{number}").status_code == 201
+        assert not dropping.done()
+        run.verdict = Keep(StoredResponse(201))
+    ((dropped),) = dropping.result()
+    assert dropped.dropped == (OLDEST, YESTERDAY)
+
+
+@pytest.mark.parametrize("step", ["LOCK", "ALTER TABLE .* DETACH", "DROP TABLE"])
+def test_a_partition_that_another_session_drops_meanwhile_counts_as_gone(days, other_thread, step):
+    old()
+    with just_before(f"{step} .*{TABLE}_p1", lambda: other_thread(drop)):
+        dropped = drop()
+    assert dropped.kept in ({}, {YESTERDAY: dropping.GONE})
+    assert len(read_layout().partitions) == 2
+    assert run_sql("SELECT 1 FROM pg_class WHERE relname = %s", [f"{TABLE}_p1"]) == []
+
+
+def test_two_who_drop_at_once_are_harmless(days):
+    old()
+    gone = in_threads(3, lambda _: drop())
+    assert {name for one in gone for name in one.dropped} == {OLDEST, YESTERDAY}
+    assert not read_layout().partitions[0].retired
+
+
+def test_a_drop_that_is_the_victim_of_a_deadlock_reads_the_layout_again(days, monkeypatch):
+    """Of two who drop, one may look at a partition that the other has locked while it waits for all who look."""
+    looks = 0
+
+    def look(**named):
+        nonlocal looks
+        looks += 1
+        if looks in (1, 3, 6):
+            raise OperationalError("deadlock detected") from DeadlockDetected()
+        return read_layout(**named)
+
+    old()
+    for module in (dropping, report):
+        monkeypatch.setattr(module, "read_layout", look)
+    monkeypatch.setattr(locks, "PAUSE", 0)
+    assert OLDEST in drop().dropped
+
+
+def fill(age, count):
+    """So many responses, made so long ago and due by and by, and one key on hold."""
+    run_sql(f"""
+        INSERT INTO {TABLE} (
+            id, scope, key, method, path, fingerprint, mode, created_at, status, updated_at, expires_at, purge_at,
+            on_hold, response_status, response_headers
+        )
+        SELECT gen_random_uuid(), 's', 'k', '', '', '', 'lease', now() - interval '{age} s',
+            CASE WHEN n = 1 THEN 'failed' ELSE 'completed' END, now(), now() + make_interval(secs => n - {count // 2}),
+            now() + make_interval(secs => n - {count // 2}), n = 1, CASE WHEN n > 1 THEN 200 END,
+            CASE WHEN n > 1 THEN '{{}}'::jsonb END
+        FROM generate_series(1, {count}) AS n
+    """)
+    run_sql(f"VACUUM ANALYZE {TABLE}")
+
+
+@contextmanager
+def explaining(words, options):
+    """The plans, in the order that they are sent, of this thread's statements with these words."""
+    plans = []
+
+    def explain(execute, sql, parameters, many, context):
+        if words in sql:
+            with connections["default"].connection.cursor() as cursor:
+                cursor.execute(f"EXPLAIN ({options}, FORMAT JSON) {sql}", parameters)
+                plans.append(cursor.fetchone()[0][0]["Plan"])
+        return execute(sql, parameters, many, context)
+
+    with connection.execute_wrapper(explain):
+        yield plans
+
+
+def buffers_of(work, words):
+    """How many each statement with these words read that ``work`` sends."""
+    with explaining(words, "ANALYZE, BUFFERS") as plans:
+        work()
+    return [plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] for plan in plans]
+
+
+def test_records_that_keep_a_partition_are_found_by_the_partial_indexes(days):
+    fill(2 * HOUR, 20_000)
+    assert [standing.on_hold for standing in status().partitions] == [0, 1, 0, 0]
+    looks = buffers_of(status, "max(purge_at)")
+    assert len(looks) == 4
+    assert max(looks) < 20
+
+
+def clean_up():
+    next(maintenance.cleanup.in_steps(batch=100))
+
+
+def reap():
+    next(maintenance.reap.in_steps(batch=100))
+
+
+@pytest.mark.parametrize(
+    ("work", "words", "most"),  # cleaning up, it looks and deletes at once
+    [(clean_up, "SKIP LOCKED", 800), (reap, "SKIP LOCKED", 500), (pay, "django_idempotency_claim", 500)],
+    ids=["cleanup", "reap", "claim"],
+)
+def test_over_all_partitions_only_the_rows_that_are_meant_are_read(days, work, words, most):
+    fill(2 * HOUR, 20_000)
+    fill(0, 20_000)
+    (read,) = buffers_of(work, words)
+    assert read < most
+
+
+def ways(plan):
+    """How a plan reads the partitions with rows: pairs of the partition and the index, or else the kind of scan."""
+    parts = plan.get("Plans", [])
+    found = {way for part in parts for way in ways(part)}
+    if plan.get("Relation Name") in (f"{TABLE}_p1", f"{TABLE}_p2") and plan["Node Type"] != "ModifyTable":
+        by = parts[0] if plan["Node Type"] == "Bitmap Heap Scan" else plan
+        found.add((plan["Relation Name"], by.get("Index Name", by["Node Type"])))
+    return found
+
+
+def test_a_run_is_completed_in_the_partition_of_its_claim_alone(days):
+    fill(2 * HOUR, 20_000)
+    fill(0, 20_000)
+    with explaining(TABLE, "COSTS OFF") as plans:
+        pay()
+    locking, completing = plans[-2:]
+    assert ways(locking) == {(f"{TABLE}_p2", "Tid Scan")}
+    assert ways(completing) == {(f"{TABLE}_p2", f"{TABLE}_p2_pkey")}

@@ -1,0 +1,195 @@
+"""A key runs once, whatever partition its record is in."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from django.db import connections, transaction
+
+from django_idempotency.contrib.partitions.catalog import read_layout
+from django_idempotency.contrib.partitions.conversion import disable, enable
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.policy import Atomic, Policy
+from django_idempotency.stores import store_for
+from django_idempotency.values.outcomes import Claimed
+from tests.contrib.partitions.table import (
+    ACTIVITY,
+    HOUR,
+    OLDEST,
+    TODAY,
+    YESTERDAY,
+    old,
+    rows,
+    run_sql,
+)
+from tests.support.callers import Gate, effects, entry_point, is_replay, operation, paying
+from tests.support.partitioned import divide
+from tests.support.threads import in_threads, just_after
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.postgresql, pytest.mark.plain_table]
+
+
+def test_yesterdays_key_is_replayed_and_refused_as_todays(days):
+    old(purge_at=HOUR)
+    assert rows(YESTERDAY) == 1
+    assert is_replay(entry_point(paying)())
+    assert entry_point(paying)("k", b"{}").status_code == 422
+    assert effects() == 1
+
+
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+def test_an_expired_key_that_is_used_again_moves_to_todays_partition(days, mode):
+    old(mode=mode)
+    assert entry_point(paying, mode=mode)().status_code == 201
+    assert (rows(YESTERDAY), rows(TODAY), effects()) == (0, 1, 2)
+    assert is_replay(entry_point(paying, mode=mode)())
+
+
+def test_of_many_who_use_an_expired_key_again_at_once_one_runs(days):
+    for number in range(20):
+        old(f"k{number}")
+        answers = in_threads(4, lambda _, number=number: entry_point(paying)(f"k{number}"))
+        assert sorted({answer.status_code for answer in answers} - {409}) == [201]
+        assert len({answer.content for answer in answers if answer.status_code == 201}) == 1
+    assert effects() == 40
+
+
+LEVELS = ["read committed", "repeatable read", "serializable"]
+
+
+def divide_before_midnight(count=1):
+    """Divide the table ``count`` times, 100 ms apart, from a time that a first claim is still in time for, however busy
+    the machine is. Return the last of these times.
+    """
+    times = [number * timedelta(milliseconds=100) for number in range(count)]
+    began = read_layout().now
+    divide(*(began + time for time in times))
+    needed = read_layout().now - began
+    first = read_layout().now + 3 * needed + timedelta(milliseconds=500)
+    divide(*(first + time for time in times))
+    return first + times[-1]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_key_claimed_across_midnight_is_claimed_once(table, other_thread, observer, level):
+    """Before midnight, not committed yet; and again after it, where another partition is in charge.
+
+    The second is at whatever level. It has begun before the first commits, so its statement does not see that record.
+    """
+    other_thread(run_sql, f"SET default_transaction_isolation = '{level}'")
+    midnight = divide_before_midnight()
+    policy, waiting = Policy(mode="lease"), f"{ACTIVITY} AND wait_event = 'advisory'"
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic():
+            first = store_for(policy).claim(operation(), uuid4())
+            eventually(lambda: run_sql("SELECT clock_timestamp() > %s", [midnight])[0][0])
+            second = pool.submit(other_thread, store_for(policy).claim, operation(), uuid4())
+            eventually(lambda: second.done() or observer(run_sql, waiting))
+        assert isinstance(first, Claimed)
+        assert second.result(30).record.token == first.token
+    assert (rows(OLDEST), rows(YESTERDAY)) == (1, 0)
+
+
+@pytest.mark.parametrize("policy", [{"mode": "atomic"}, {"mode": "lease"}, {"mode": Atomic(claim="lock")}], ids=str)
+@pytest.mark.parametrize("level", LEVELS)
+def test_keys_are_claimed_and_replayed_at_every_isolation_level(days, other_thread, level, policy):
+    other_thread(run_sql, f"SET default_transaction_isolation = '{level}'")
+    first = other_thread(entry_point(paying, **policy))
+    again = other_thread(entry_point(paying, **policy))
+    assert (first.status_code, again.content, is_replay(again), effects()) == (201, first.content, True, 1)
+    assert other_thread(run_sql, "SHOW transaction_isolation") == [(level,)]
+
+
+def test_above_read_committed_the_policys_database_is_used(days, other_alias):
+    policy = Policy(using=other_alias)
+    with connections[other_alias].cursor() as cursor:
+        cursor.execute("SET default_transaction_isolation = 'repeatable read'")
+    assert isinstance(store_for(policy).claim(operation(), uuid4()), Claimed)
+
+
+def test_at_repeatable_read_no_unique_index_finds_a_duplicate_so_the_claim_is_a_record(days, other_thread):
+    other_thread(run_sql, "SET default_transaction_isolation = 'repeatable read'")
+    claimed = other_thread(lambda: store_for(Policy(mode=Atomic(claim="lock"))).claim(operation(), uuid4()).by_lock)
+    assert (claimed, IdempotencyRecord.objects.count()) == (False, 1)
+
+
+@pytest.mark.parametrize("other", ["lock", "record"])
+def test_a_run_across_midnight_keeps_the_key_whose_claim_is_a_lock(table, other):
+    """Its record goes to the partition of its claim; who comes after midnight would make one in another."""
+    midnight, gate = divide_before_midnight(), Gate()
+    with gate.running(mode=Atomic(claim="lock")) as first:
+        eventually(lambda: run_sql("SELECT clock_timestamp() > %s", [midnight])[0][0])
+        assert entry_point(paying, mode=Atomic(claim=other))().status_code == 409
+    assert first.result(10).status_code == 201
+    assert is_replay(entry_point(paying, mode=Atomic(claim=other))())
+    assert (rows(OLDEST), rows(YESTERDAY), effects()) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("kinds", [("record", "record"), ("lock", "record")])
+def test_callers_who_come_at_midnight_run_each_key_once(table, kinds):
+    last_midnight, done = divide_before_midnight(count=10), threading.Event()
+
+    def pay(number):
+        count = 0
+        while not done.is_set():
+            answer = entry_point(paying, mode=Atomic(claim=kinds[number % 2]))(f"k{count}")
+            count += answer.status_code == 201  # everybody has had an answer to it, or will get the same one
+            if read_layout().now > last_midnight:
+                done.set()
+        return count
+
+    counts = in_threads(4, pay)
+    assert effects() == max(counts) == IdempotencyRecord.objects.count()
+    assert sum(rows(partition.name) > 0 for partition in read_layout().partitions) > 1
+
+
+WAITING_CLAIMS = """
+SELECT count(*) FROM pg_locks JOIN pg_stat_activity AS waiting USING (pid)
+WHERE NOT granted AND locktype = 'relation'
+    AND (query LIKE '%%django_idempotency_claim%%' OR query LIKE '%%LEFT JOIN django_idempotency_record%%')
+    AND datname = current_database()
+"""
+
+
+@pytest.mark.parametrize("convert", [enable, disable])
+@pytest.mark.parametrize("kinds", [("lock", "lock"), ("lock", "record"), ("record", "lock")])
+def test_a_claim_that_waited_for_a_conversion_is_met_by_those_after_it(table, other_thread, convert, kinds):
+    """It has begun with the table that is no more."""
+    first_kind, second_kind = kinds
+    if convert is disable:
+        enable()
+    gate = Gate()
+    planned, claim = threading.Event(), threading.Event()
+
+    def first():
+        try:
+            for number in range(8):  # from the sixth call on the function's plans are kept
+                entry_point(paying, mode=Atomic(claim=first_kind))(f"other-{number}")
+            planned.set()
+            assert claim.wait(30)
+            return entry_point(gate, mode=Atomic(claim=first_kind))()
+        finally:
+            connections.close_all()
+
+    def claim_while_it_is_locked():
+        claim.set()
+        eventually(lambda: other_thread(run_sql, WAITING_CLAIMS)[0][0] >= 1)
+
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(first)
+        try:
+            assert planned.wait(30)
+            with just_after(r"LOCK TABLE .*ACCESS EXCLUSIVE", claim_while_it_is_locked):
+                convert()
+            assert gate.entered.wait(30)
+            assert entry_point(paying, mode=Atomic(claim=second_kind))().status_code == 409
+        finally:
+            claim.set()
+            gate.let_go.set()
+        assert answer.result(30).status_code == 201
+    assert effects() == 9

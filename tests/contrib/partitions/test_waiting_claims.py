@@ -1,0 +1,59 @@
+"""Claims that had to wait for as long as a conversion took go on behind it: nobody is refused."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.db import connection, transaction
+
+from django_idempotency import engine
+from django_idempotency.contrib.partitions.conversion import disable_plan
+from django_idempotency.contrib.partitions.layout import TABLE
+from django_idempotency.policy import Lease, Policy
+from django_idempotency.values.outcomes import Claimed, InFlight
+from tests.support.callers import operation
+from tests.support.threads import in_threads
+from tests.support.waiting import eventually, someone_waits_for_a_lock
+
+pytestmark = [pytest.mark.postgresql, pytest.mark.plain_table, pytest.mark.usefixtures("days")]
+
+PATIENCE = 0.1
+LEASED = Policy(mode=Lease())
+
+
+def make_plain():
+    """As ``disable`` does, in the transaction that is open."""
+    statements = disable_plan().switch
+    with connection.cursor() as cursor:
+        for statement in (f"LOCK TABLE {TABLE} IN ACCESS EXCLUSIVE MODE", *statements):
+            cursor.execute(statement)
+
+
+@pytest.mark.parametrize("earlier", [0, 2], ids=["new-connection", "used-connection"])
+@pytest.mark.parametrize(("key", "outcome"), [("known", InFlight), ("new", Claimed)])
+def test_a_claim_that_waited_for_a_conversion_goes_on(other_thread, monkeypatch, earlier, key, outcome):
+    monkeypatch.setattr(engine.waiting, "PATIENCE", PATIENCE)
+    assert isinstance(engine.claim(operation("known"), LEASED), Claimed)
+    ready, converts = [], []
+
+    def caller(_number):
+        for number in range(earlier):
+            engine.claim(operation(f"earlier-{number}"), LEASED)
+        ready.append(True)
+        eventually(lambda: converts)
+        return engine.claim(operation(key), LEASED)
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(in_threads, 1, caller)
+        eventually(lambda: ready)
+        block = transaction.atomic()
+        other_thread(block.__enter__)
+        other_thread(make_plain)
+        converts.append(True)
+        eventually(someone_waits_for_a_lock)
+        since = time.monotonic()
+        eventually(lambda: time.monotonic() > since + PATIENCE)
+        other_thread(block.__exit__, None, None, None)
+        assert isinstance(waiting.result(30)[0], outcome)

@@ -1,0 +1,189 @@
+"""The connections that the Redis store keeps: how often they are asked, by whom, and what becomes of broken ones."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from uuid import uuid4
+
+import pytest
+import redis
+
+from django_idempotency import engine
+from django_idempotency.contrib.redis.client import connection
+from django_idempotency.contrib.testing.stores import RESPONSE
+from django_idempotency.exceptions import StoreRefused, StoreUnavailable
+from django_idempotency.stores import store_for
+from django_idempotency.values.outcomes import Claimed, Replay
+from tests.contrib.redis.records import LEASE, claimed, done, operation, use
+from tests.support.brokers import valkey_program
+from tests.support.forking import FORKS
+from tests.support.redis_servers import REDIS, running_node
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.redis_server
+COMMANDS = ("evalsha", "eval", "ping")
+
+
+class Interrupted(Exception):
+    pass
+
+
+def client_id() -> int:
+    """By which connection this thread asks."""
+    return store_for(LEASE).connection.idle.execute_command("CLIENT", "ID")
+
+
+def test_a_first_request_is_two_commands_and_a_replay_is_one(node):
+    done()  # the server knows the scripts now
+
+    def asked(act):
+        before = node.client.info("commandstats")
+        result = act()
+        after = node.client.info("commandstats")
+        counts = [_calls(after, name) - _calls(before, name) for name in COMMANDS]
+        return result, sum(counts)
+
+    claim, commands = asked(done)
+    assert commands == 2
+    assert asked(lambda: engine.claim(claim.operation, LEASE)) == (Replay(RESPONSE), 1)
+
+
+def _calls(stats, command):
+    return stats.get(f"cmdstat_{command}", {"calls": 0})["calls"]
+
+
+def test_commands_after_one_another_share_a_connection(node):
+    assert client_id() == client_id()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("how", FORKS)
+def test_a_child_of_a_fork_has_connections_of_its_own(node, how):
+    ours = client_id()
+    reader, writer = os.pipe()
+    if FORKS[how]() == 0:
+        try:
+            os.write(writer, str(client_id()).encode())
+        finally:
+            os._exit(0)
+    os.wait()
+    childs = int(os.read(reader, 20))
+    os.close(reader)
+    os.close(writer)
+    assert childs != ours == client_id()
+
+
+def test_a_reply_that_was_not_read_is_not_the_next_commands(node, monkeypatch):
+    """As when a signal's handler raises, as that of a time limit does."""
+    one, other = claimed(), claimed()
+
+    def interrupt(*_args, **_options):
+        monkeypatch.undo()
+        raise Interrupted
+
+    monkeypatch.setattr(redis.Redis, "parse_response", interrupt)
+    with pytest.raises(Interrupted):
+        store_for(LEASE).read(one.id)
+    assert store_for(LEASE).read(other.id).key == other.operation.key
+
+
+def test_a_connection_that_the_server_has_closed_is_replaced(node):
+    before = client_id()
+    node.client.client_kill_filter(_id=str(before))
+    assert isinstance(claimed(), Claimed)
+    assert client_id() != before
+
+
+def test_a_command_that_timed_out_is_not_tried_once_more(node):
+    claimed()
+    with node.client as asking:
+        before = _connections(asking)
+        node.freeze()
+        with pytest.raises(StoreUnavailable, match="TimeoutError"):
+            store_for(LEASE).now()
+        node.thaw()
+        assert _connections(asking) == before
+
+
+def _connections(client: redis.Redis) -> int:
+    return client.info("stats")["total_connections_received"]
+
+
+def test_a_connection_to_a_former_master_is_given_up(settings, tmp_path):
+    """Its address leads to another server by now."""
+    address = tmp_path / "active.sock"
+    with ExitStack() as stack:
+        sockets = [tmp_path / "a.sock", tmp_path / "b.sock"]
+        old, new = (stack.enter_context(running_node(tmp_path, "--unixsocket", str(path))) for path in sockets)
+        address.symlink_to(sockets[0])
+        use(settings, f"unix://{address}", timeout=1.0)
+        claimed()
+        old.client.replicaof("127.0.0.1", str(new.port))
+        eventually(lambda: old.client.info("replication")["role"] == "slave")
+        address.unlink()
+        address.symlink_to(sockets[1])
+        with pytest.raises(StoreUnavailable, match="ReadOnlyError"):
+            claimed()
+        assert isinstance(claimed(), Claimed)
+        connection.cache_clear()
+
+
+def lose_a_reply(monkeypatch) -> list[object]:
+    """Lose the next reply and its connection, so that redis-py sends the command again on a new one."""
+    real, lost = redis.connection.Connection.read_response, []
+
+    def lose_one(connection, *args, **options):
+        reply = real(connection, *args, **options)
+        if not lost:
+            lost.append(reply)
+            connection.disconnect()
+            raise redis.exceptions.ConnectionError("the reply was lost")
+        return reply
+
+    monkeypatch.setattr(redis.connection.Connection, "read_response", lose_one)
+    return lost
+
+
+def test_a_takeover_whose_reply_was_lost_is_this_attempts(node, monkeypatch):
+    claim = claimed()
+    store = store_for(LEASE)
+    assert store.fail(claim, "failed")
+    record, token = store.read(claim.id), uuid4()
+    lost = lose_a_reply(monkeypatch)
+    assert store.reassign(record, claim.operation, token).attempt == 2
+    assert lost == [1]
+    assert store.read(claim.id).token == token
+
+
+@pytest.mark.parametrize(
+    "program", [REDIS, pytest.param(valkey_program(), marks=pytest.mark.valkey)], ids=["Redis", "Valkey"]
+)
+def test_a_claim_whose_reply_was_lost_still_needs_its_replica(program, settings, tmp_path, monkeypatch):
+    with ExitStack() as stack:
+        options = ("--repl-diskless-sync-delay", "0")
+        master, replica = (stack.enter_context(running_node(tmp_path, *options, program=program)) for _ in range(2))
+        replica.client.replicaof("127.0.0.1", str(master.port))
+        asking = stack.enter_context(master.client)
+        eventually(lambda: asking.set("any", "write") and asking.wait(1, 500))
+        use(settings, master.url, timeout=1.0, durability="replicas", durability_timeout=0.9)
+        claimed()
+        replica.freeze()
+        mine, lost = operation(), lose_a_reply(monkeypatch)
+        with pytest.raises(StoreRefused, match="0 of 1 acknowledgements"):
+            store_for(LEASE).claim(mine, uuid4())
+        assert lost
+        assert store_for(LEASE).read(mine.id) is None
+
+
+@pytest.mark.valkey
+def test_a_claim_whose_reply_was_lost_still_needs_the_disk(settings, tmp_path, monkeypatch):
+    options = ("--appendonly", "yes", "--appendfsync", "always")
+    with running_node(tmp_path, *options, program=valkey_program()) as node:
+        use(settings, node.url, timeout=1.0, durability="disk")
+        claimed()
+        node.client.config_set("appendfsync", "no")
+        lost = lose_a_reply(monkeypatch)
+        with pytest.raises(StoreRefused, match="0 of 1 acknowledgements"):
+            store_for(LEASE).claim(operation(), uuid4())
+        assert lost

@@ -1,0 +1,290 @@
+"""The SQS adapter against moto's server."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import MappingProxyType
+
+import boto3
+import pytest
+
+from django_idempotency.messages import Backoff, Consumer, RejectMessage
+from testproject.models import LedgerEntry
+from tests.messages.brokers import Gate, beats_of, running
+from tests.messages.handlers import pay, reading
+from tests.support.aliases import another_alias
+from tests.support.callers import all_effects as effects
+from tests.support.private_servers import free_port
+from tests.support.runner_contract import Dead, RunnerContract, refuse
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.sqs, pytest.mark.usefixtures("transactional_db")]
+
+
+@pytest.fixture(scope="module")
+def client():
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    credentials = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "region_name": "eu-west-1"}
+    yield boto3.client("sqs", endpoint_url=f"http://{host}:{port}", **credentials)
+    server.stop()
+
+
+@pytest.fixture
+def queue(client, request):
+    name = request.node.name[:70].replace("[", "-").replace("]", "-")
+    url = client.create_queue(QueueName=name)["QueueUrl"]
+    yield url
+    client.delete_queue(QueueUrl=url)
+
+
+@pytest.fixture
+def dead(client):
+    url = client.create_queue(QueueName="dead")["QueueUrl"]
+    yield url
+    client.delete_queue(QueueUrl=url)
+
+
+class Queue:
+    """As the contract of runners wants it."""
+
+    def __init__(self, client, url, dead):
+        self.client, self.url, self.dead = client, url, dead
+
+    def runner(self, handler, *, identified=True, **options):
+        return sqs(self.client, self.url, handler, dead_letters=self.dead, **options)
+
+    def publish(self, *ids, body=b"{}", headers=MappingProxyType({})):
+        for id in ids:
+            named = {"event-id": id, **headers} if id else headers
+            attributes = {name: {"DataType": "String", "StringValue": value} for name, value in named.items()}
+            self.client.send_message(QueueUrl=self.url, MessageBody=body.decode(), MessageAttributes=attributes)
+
+    def take_dead(self):
+        found = self.client.receive_message(QueueUrl=self.dead, MessageAttributeNames=["All"]).get("Messages")
+        if not found:
+            return None
+        self.client.delete_message(QueueUrl=self.dead, ReceiptHandle=found[0]["ReceiptHandle"])
+        attributes = found[0]["MessageAttributes"]
+        return Dead(found[0]["Body"].encode(), {name: value["StringValue"] for name, value in attributes.items()})
+
+    def is_empty(self):
+        told = self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=["All"])["Attributes"]
+        return {told["ApproximateNumberOfMessages"], told["ApproximateNumberOfMessagesNotVisible"]} == {"0"}
+
+
+@pytest.fixture
+def broker(client, queue, dead):
+    return Queue(client, queue, dead)
+
+
+class TestRunner(RunnerContract):
+    pass
+
+
+def publish(client, queue, *ids, body="{}"):
+    for id in ids:
+        attributes = {"event-id": {"DataType": "String", "StringValue": id}}
+        client.send_message(QueueUrl=queue, MessageBody=body, MessageAttributes=attributes)
+
+
+def sqs(client, queue, handler, *, max_attempts=10, **options):
+    from django_idempotency.contrib.sqs.runner import SQS
+
+    consumer = Consumer("tests", handler, backoff=Backoff(first=0.5), max_attempts=max_attempts)
+    return SQS(consumer, queue, client=client, **options)
+
+
+@pytest.mark.postgresql
+def test_an_outage_of_the_store_makes_no_dead_letter(client, queue, dead, proxy):
+    """The redrive policy moves a message that is received a second time."""
+    arn = client.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": "1"})
+    client.set_queue_attributes(QueueUrl=queue, Attributes={"RedrivePolicy": policy})
+    publish(client, queue, *(f"m-{number}" for number in range(20)))
+    runner = sqs(client, queue, pay, visibility=3)
+    proxy.away = True
+    with running(runner):
+        eventually(lambda: runner.counts["StoreAway"] > 5)
+        proxy.come_back()
+        eventually(lambda: runner.counts["Done"] == 20, within=30)
+    assert effects() == 20
+
+
+def test_an_event_that_the_outbox_sends_twice_is_handled_once(client, queue):
+    publish(client, queue, "m", "m")
+    runner = sqs(client, queue, pay)
+    with running(runner):
+        eventually(lambda: sum(runner.counts.values()) == 2)
+    assert (runner.counts["Done"], runner.counts["AlreadyDone"]) == (1, 1)
+    event = record("other") | {"eventSourceARN": queue, "messageAttributes": {"event-id": {"stringValue": "m"}}}
+    assert lambda_of(pay)({"Records": [event]}, None) == {"batchItemFailures": []}
+    assert effects() == 1
+
+
+def lambda_of(handler):
+    from django_idempotency.contrib.sqs.runner import lambda_handler
+
+    return lambda_handler(Consumer("tests", handler))
+
+
+def test_a_long_message_is_not_received_again(client, queue):
+    gate = Gate(pay)
+    first, second = (sqs(client, queue, gate, visibility=2) for _n in range(2))
+    publish(client, queue, "m")
+    beats = beats_of(first), beats_of(second)
+    with running(first, second):
+        assert gate.entered.wait(30)
+        begun = time.monotonic()
+        eventually(lambda: any(beat > begun + 3 for beat in [*beats[0], *beats[1]]))
+        gate.opened.set()
+        eventually(lambda: first.counts["Done"] + second.counts["Done"])
+    assert gate.runs == 1
+    assert sum((first.counts + second.counts).values()) == 1
+
+
+def test_a_dead_letter_is_the_same_message_to_a_lambda(broker):
+    calls = []
+
+    def note(message, context):
+        calls.append(message.id)
+        raise RejectMessage("no such account")
+
+    broker.publish(None)
+    with running(broker.runner(note)):
+        dead = eventually(broker.take_dead)
+    back = {name: {"stringValue": value} for name, value in dead.headers.items()}
+    event = record("another") | {"eventSourceARN": broker.url, "messageAttributes": back}
+    assert lambda_of(note)({"Records": [event]}, None)["batchItemFailures"]
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("identifying", ["event-id", "content-encoding"])
+def test_a_dead_letter_keeps_what_makes_it_the_same_message_before_other_attributes(broker, identifying):
+    kept = dict.fromkeys([*(f"a{number}" for number in range(9)), identifying], "base64")
+    for _time in range(2):
+        broker.publish(None, body=b"e30=", headers=kept)
+        with running(broker.runner(refuse)):
+            dead = eventually(broker.take_dead)
+        assert len(dead.headers) == 10
+        assert identifying in dead.headers
+        kept = dead.headers
+
+
+def test_a_lambda_reports_the_messages_that_failed_one_by_one():
+    def handle(message, context):
+        if message.id == "bad":
+            raise LookupError("not yet")
+        return pay(message, context)
+
+    handler = lambda_of(handle)
+    event = {"Records": [{"messageId": id, "body": "{}", "eventSourceARN": "arn:queue"} for id in ("a", "bad", "b")]}
+    assert handler(event, None) == {"batchItemFailures": [{"itemIdentifier": "bad"}]}
+    assert handler(event, None) == {"batchItemFailures": [{"itemIdentifier": "bad"}]}
+    assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == ["a", "b"]
+
+
+def record(id, group=None, received=1):
+    attributes = {"ApproximateReceiveCount": str(received)} | ({"MessageGroupId": group} if group else {})
+    return {"messageId": id, "body": "{}", "eventSourceARN": "arn:queue", "attributes": attributes}
+
+
+def test_a_lambda_keeps_the_order_of_a_fifo_queues_groups():
+    """https://docs.aws.amazon.com/lambda/latest/dg/services-sqs-errorhandling.html"""
+
+    def handle(message, context):
+        if message.id == "a-2" and context.attempt == 1:
+            raise LookupError("not yet")
+        return pay(message, context)
+
+    handler = lambda_of(handle)
+    records = [record(f"{group}-{number}", group) for number in (1, 2, 3) for group in "ab"]
+    failed = [item["itemIdentifier"] for item in handler({"Records": records}, None)["batchItemFailures"]]
+    assert failed == ["a-2", "a-3"]
+    again = [record(id, "a", received=2) for id in failed]
+    assert handler({"Records": again}, None) == {"batchItemFailures": []}
+    paid = list(LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True))
+    assert [id for id in paid if id[0] == "a"] == ["a-1", "a-2", "a-3"]
+    assert len(paid) == 6
+
+
+def test_a_lambda_replaces_a_broken_connection():
+    with another_alias("elsewhere", CONN_MAX_AGE=None) as alias:
+        handler = lambda_of(reading(alias))
+        told = [handler({"Records": [record(id)]}, None) for id in ("last", "breaks", "next")]
+    failed = [[item["itemIdentifier"] for item in answer["batchItemFailures"]] for answer in told]
+    assert failed == [[], ["breaks"], []]
+
+
+@pytest.fixture
+def fifo(client):
+    url = client.create_queue(QueueName="orders.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
+    yield url
+    client.delete_queue(QueueUrl=url)
+
+
+def test_a_fifo_queues_groups_keep_their_order(client, fifo):
+    def handle(message, context):
+        if message.id == "a-2" and context.attempt == 1:
+            raise LookupError("not yet")
+        return pay(message, context)
+
+    ids = [f"{group}-{number}" for number in range(1, 6) for group in "ab"]
+    for id in ids:
+        client.send_message(QueueUrl=fifo, MessageBody=id, MessageGroupId=id[0], MessageDeduplicationId=id)
+    runner = sqs(client, fifo, handle, visibility=6, identify=lambda received: received["Body"])
+    with running(runner):
+        eventually(lambda: runner.counts["Done"] == 10, within=60)
+    paid = list(LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True))
+    for group in "ab":
+        assert [id for id in paid if id[0] == group] == [id for id in ids if id[0] == group]
+
+
+@pytest.mark.parametrize(
+    ("sent", "body"), [("/wA=", b"\xff\x00"), ("no base64", b"no base64")], ids=["encoded", "not-encoded"]
+)
+def test_a_body_of_bytes_is_decoded(client, queue, sent, body):
+    attributes = {"content-encoding": {"DataType": "String", "StringValue": "base64"}}
+    client.send_message(QueueUrl=queue, MessageBody=sent, MessageAttributes=attributes)
+    runner = sqs(client, queue, pay, identify=lambda received: received["MessageId"])
+    runner.open()
+    (received,) = runner.receive(1, 10)
+    assert runner.message(received).body == body
+
+
+def test_an_error_that_sqs_returns_ends_no_runner(client, monkeypatch, caplog):
+    monkeypatch.setattr("django_idempotency.messages.runner.RECONNECT", 0.1)
+    queue = client.create_queue(QueueName="comes-and-goes")["QueueUrl"]
+    client.delete_queue(QueueUrl=queue)
+    runner = sqs(client, queue, pay)
+    with running(runner):
+        eventually(lambda: "the broker can't be reached" in caplog.text)
+        client.create_queue(QueueName="comes-and-goes")
+        publish(client, queue, "m")
+        eventually(lambda: runner.counts["Done"])
+    client.delete_queue(QueueUrl=queue)
+
+
+def test_health_tells_that_sqs_is_away(caplog):
+    credentials = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "region_name": "eu-west-1"}
+    away = boto3.client("sqs", endpoint_url=f"http://127.0.0.1:{free_port()}", **credentials)
+    runner = sqs(away, "http://127.0.0.1/queue", pay)
+    with running(runner):
+        eventually(lambda: "the broker can't be reached" in caplog.text)
+        assert not runner.is_healthy
+
+
+def test_a_dead_letter_that_is_not_taken_is_sent_again_later(client, queue, dead, monkeypatch):
+    monkeypatch.setattr("django_idempotency.messages.runner.AFTER_ERROR", 1)
+
+    publish(client, queue, "m")
+    client.delete_queue(QueueUrl=dead)
+    runner = sqs(client, queue, refuse, dead_letters=dead)
+    with running(runner):
+        eventually(lambda: runner.counts["Refused"])
+        client.create_queue(QueueName="dead")
+        eventually(lambda: "Messages" in client.receive_message(QueueUrl=dead))

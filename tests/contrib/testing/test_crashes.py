@@ -1,0 +1,84 @@
+"""``crash_after_effect``: a real process that dies by SIGKILL, and views that don't survive it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from django.db import transaction
+
+from django_idempotency.contrib.testing import crash_after_effect
+from django_idempotency.models import IdempotencyRecord
+from testproject.models import LedgerEntry, Receipt
+from tests.contrib.testing import shop
+from tests.support.callers import effects
+
+pytestmark = [pytest.mark.usefixtures("payer"), pytest.mark.row_locks]
+
+
+def test_effects_that_die_with_the_transaction_are_there_once(client):
+    response = crash_after_effect(client, "POST", "/orders/", {"item": "book"})
+    assert (response.status_code, effects()) == (201, 1)
+    assert IdempotencyRecord.objects.get().attempts == 2, "the first one died"
+
+
+def test_a_lease_that_is_run_again_without_a_child_key_fails(client):
+    with pytest.raises(AssertionError, match=r"effects {'testproject.LedgerEntry': 1}. After the retry .*: 2}"):
+        crash_after_effect(client, "POST", "/lease/", patience=5)
+
+
+def test_an_async_view_that_is_run_again_fails(client):
+    with pytest.raises(AssertionError, match=r"effects {'testproject.Receipt': 1}. After the retry .*: 2}"):
+        crash_after_effect(client, "POST", "/async/", patience=5)
+    assert Receipt.objects.all().delete()
+
+
+def test_a_lease_on_hold_is_not_run_again(client):
+    response = crash_after_effect(client, "POST", "/hold/", patience=5)
+    assert (response.status_code, response.json()["code"]) == (409, "idempotency_key_on_hold")
+    assert effects() == 1
+
+
+def test_an_effect_outside_of_the_transaction_fails(client, monkeypatch, tmp_path):
+    monkeypatch.setattr(shop, "journal", tmp_path / "journal")
+
+    def lines():
+        return shop.journal.read_text().splitlines() if shop.journal.exists() else []
+
+    with pytest.raises(AssertionError, match=r"effects {'effects': 1}. After the retry there are {'effects': 2}"):
+        crash_after_effect(client, "POST", "/journal/", effects=lines)
+    assert (len(lines()), effects()) == (2, 1)
+
+
+def test_a_view_that_is_not_protected_fails(client):
+    with pytest.raises(AssertionError, match="no view was run under the key: it got 201"):
+        crash_after_effect(client, "POST", "/unprotected/")
+
+
+def test_an_exception_of_the_child_is_in_the_assertion(client):
+    with pytest.raises(AssertionError, match="ZeroDivisionError"):
+        crash_after_effect(client, "POST", "/broken/")
+
+
+def test_a_view_without_effects_shows_nothing(client):
+    with pytest.raises(AssertionError, match="no visible effect"):
+        crash_after_effect(client, "POST", "/orders/", effects=Receipt.objects.all())
+
+
+def test_the_parent_survives_with_connections_that_work(client):
+    here = os.getpid()
+    crash_after_effect(client, "POST", "/orders/", effects=LedgerEntry.objects.count)
+    assert os.getpid() == here
+    assert LedgerEntry.objects.count() == 1
+
+
+def test_the_process_that_dies_runs_no_finally_block_of_a_request(client, settings, monkeypatch, tmp_path):
+    settings.MIDDLEWARE = ["tests.contrib.testing.shop.noting_the_end"]
+    monkeypatch.setattr(shop, "journal", tmp_path / "journal")
+    crash_after_effect(client, "POST", "/orders/")
+    assert set(shop.journal.read_text().split()) == {str(os.getpid())}, "only retries were ended"
+
+
+def test_crash_after_effect_is_refused_in_a_transaction(client):
+    with transaction.atomic(), pytest.raises(RuntimeError, match="real commits"):
+        crash_after_effect(client, "POST", "/orders/")

@@ -1,0 +1,84 @@
+"""``sending_twice``, outside of the plugin: on PostgreSQL, with threads, cookies and transactions."""
+
+from __future__ import annotations
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.test import AsyncClient, Client
+
+from django_idempotency.contrib.testing import duplicates_at_once, sending_twice
+from tests.support.callers import effects
+
+KEY = {"Idempotency-Key": "k"}
+
+
+def differences(sent):
+    return [line for one in sent for line in one.differences]
+
+
+def test_the_effects_of_the_second_request_are_undone(client, customer):
+    with sending_twice() as sent:
+        client.post("/unprotected/", headers=KEY)
+    assert differences(sent)[-1] == "testproject.LedgerEntry: 1 more row"
+    assert effects() == 1
+
+
+def test_a_key_that_the_client_sends_with_every_request_is_one(customer):
+    with sending_twice() as sent:
+        Client(headers=KEY).post("/unprotected/")
+    assert differences(sent)[-1] == "testproject.LedgerEntry: 1 more row"
+
+
+def test_a_transaction_that_the_second_broke_is_sound(client, customer):
+    with sending_twice() as sent:
+        client.post("/unique/", headers=KEY)
+    assert "raised IntegrityError" in differences(sent)[0]
+    assert effects() == 1
+
+
+def test_a_request_sent_twice_is_reported_with_its_route(client, customer):
+    with sending_twice() as sent:
+        client.post("/orders/7/", headers=KEY)
+    assert [(one.method, one.route, one.path, one.differences) for one in sent] == [
+        ("POST", "/orders/<int:number>/", "/orders/7/", ())
+    ]
+
+
+def test_outside_of_a_transaction_nothing_is_undone(client, payer):
+    with sending_twice() as sent:
+        client.post("/unprotected/", headers=KEY)
+    assert differences(sent)
+    assert effects() == 2
+
+
+def test_the_second_request_has_the_cookies_of_the_first(client, customer):
+    session = client.session
+    session["seen"] = "alice"
+    session.save()
+    with sending_twice() as sent:
+        client.post("/renewals/", headers=KEY)
+    assert "testproject.LedgerEntry: 1 more row" in differences(sent), "who lost the answer is nobody"
+    assert client.session["seen"] == "alice", "the test goes on with the cookies of the first response"
+
+
+def test_an_async_client_sends_its_cookies_once_each_time(shop):
+    client = AsyncClient()
+    client.cookies["name"] = "value"
+    with sending_twice(every=True) as sent:
+        response = async_to_sync(client.post)("/cookies/")
+    assert response.json() == {"name": "value"}
+    assert [one.differences for one in sent] == [()]
+
+
+@pytest.mark.row_locks
+def test_requests_of_other_threads_are_sent_once(client, payer):
+    with sending_twice() as sent:
+        duplicates_at_once(client, "POST", "/orders/", count=3, once={"testproject.LedgerEntry": 1})
+    assert sent == []
+
+
+def test_afterwards_requests_are_sent_once(client, customer):
+    with sending_twice() as sent:
+        pass
+    client.post("/unprotected/", headers=KEY)
+    assert (sent, effects()) == ([], 1)

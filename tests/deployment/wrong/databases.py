@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+from django.core import mail
+from django.db import connection, connections, transaction
+
+from django_idempotency.checks.project import TABLE
+from django_idempotency.exceptions import StoreUnavailable
+from django_idempotency.policy import Atomic, Policy
+from tests.deployment.wrong import wrong
+from tests.stores.memory import MemoryStore
+from tests.support.aliases import another_alias
+from tests.support.callers import claim, entry_point, paying, shift
+
+postgresql = pytest.mark.postgresql
+HOUR, DAY = 3600, 24 * 3600
+MEMORY = {"memory": {"BACKEND": "tests.stores.memory.MemoryStore"}}
+
+
+CLERK = ("CREATE ROLE idempotency_clerk", "GRANT USAGE ON SCHEMA public TO idempotency_clerk")
+
+
+@contextmanager
+def undone():
+    with transaction.atomic():
+        try:
+            yield
+        finally:
+            transaction.set_rollback(True)
+
+
+def on_several_servers(project, is_so=True):
+    """What is really tried is in tests/contrib/citus."""
+    project.patch.setattr("django_idempotency.checks.databases.is_distributed", lambda using: is_so)
+
+
+@wrong("E004", "the records in the database 'default' are on several servers", postgresql)
+def locks_on_several_servers(project):
+    project(ATOMIC=Atomic(claim="lock"))
+    on_several_servers(project)
+    yield
+    project(ATOMIC=Atomic(claim="record"))
+
+
+@wrong("E025", "The idempotency records are in SQLite (database 'lite'), and DEBUG is off.")
+def sqlite_in_production(project):
+    project(USING=project.second_database())
+    project.settings.DEBUG = False
+    project.patch.delattr(mail, "outbox")
+    yield
+    project.settings.DEBUG = True
+
+
+@wrong("E026", "The records are in the database 'default', which has no tenants, while several others have them")
+def tenants_elsewhere(project):
+    with another_alias("ledger") as ledger, another_alias("archive") as archive:
+        for using in (ledger, archive):
+            project.patch.setattr(connections[using], "schema_name", "acme", raising=False)
+        yield
+        project(SCOPE=str)
+        project.views()
+        yield
+
+
+@wrong("E027", "The database 'default' has no table for the idempotency records.", postgresql)
+def no_table(project):
+    with undone():
+        project.execute(f"ALTER TABLE {TABLE} RENAME TO elsewhere")
+        yield
+        project.execute(f"ALTER TABLE elsewhere RENAME TO {TABLE}")
+        yield
+
+
+@wrong("E028", "can't UPDATE, DELETE the idempotency records in 'default': permission denied", postgresql)
+def lacking_privileges(project):
+    with undone():
+        project.execute(
+            *CLERK, f"GRANT SELECT, INSERT ON {TABLE} TO idempotency_clerk; SET LOCAL ROLE idempotency_clerk"
+        )
+        yield
+        project.execute("RESET ROLE", f"GRANT ALL ON {TABLE} TO idempotency_clerk; SET LOCAL ROLE idempotency_clerk")
+        yield
+
+
+@wrong("W029", "The database 'default' has the table of the idempotency records, but no claim function", postgresql)
+def no_claim_function(project):
+    function = "FUNCTION django_idempotency_claim"
+    with undone():
+        project.execute(*CLERK, f"REVOKE EXECUTE ON {function} FROM PUBLIC; SET LOCAL ROLE idempotency_clerk")
+        yield
+        project.execute("RESET ROLE", f"GRANT EXECUTE ON {function} TO PUBLIC; SET LOCAL ROLE idempotency_clerk")
+        yield
+
+
+@wrong("E030", "a key can be claimed twice: the table is partitioned, and its rows are on several servers", postgresql)
+def a_partitioned_table_on_several_servers(project):
+    project.patch.setattr("django_idempotency.checks.databases.is_partitioned", lambda connection: True)
+    on_several_servers(project)
+    yield
+    on_several_servers(project, is_so=False)
+
+
+@wrong("E031", "does not support SELECT … FOR UPDATE with SKIP LOCKED and NOWAIT.", pytest.mark.row_locks)
+def no_skip_locked(project):
+    project.patch.setattr(connection.features, "has_select_for_update_skip_locked", False)
+    yield
+    project.patch.undo()
+
+
+@wrong("E031", "does not support SELECT … FOR UPDATE with SKIP LOCKED and NOWAIT.", pytest.mark.row_locks)
+def no_nowait(project):
+    project.patch.setattr(connection.features, "has_select_for_update_nowait", False)
+    yield
+    project.patch.undo()
+
+
+@wrong("E032", "which is neither in DIGEST_KEYS nor derived from ENCRYPTION_KEYS.")
+def keys_that_records_need(project):
+    project(DIGEST_KEYS=["n3rI0Q4m0tX1m9cP5yq0kSxJcF5YH0b3tq6bS0XoBqs="])
+    entry_point(paying, mode="lease")()
+    stated = project.settings.IDEMPOTENCY
+    project()
+    yield
+    project.settings.IDEMPOTENCY = stated
+
+
+@wrong("W033", "The store 'memory' can't be reached: it is away")
+def an_unreachable_store(project):
+    def objections(self):
+        raise StoreUnavailable("it is away")
+
+    project(STORES=MEMORY, STORE="memory", MODE="lease")
+    project.patch.setattr(MemoryStore, "objections", objections)
+    yield
+    project.patch.undo()
+
+
+@wrong("E034", "It forgets everything.")
+def a_store_that_is_unfit(project):
+    project(STORES=MEMORY, STORE="memory", MODE="lease")
+    project.patch.setattr(MemoryStore, "objections", lambda self: ["It forgets everything."])
+    yield
+    project.patch.undo()
+
+
+@wrong("W035", "Records in the database 'default' have been due for deletion for more than a day")
+def no_cleanup(project):
+    entry_point(paying, mode="lease")()
+    shift(expires_at=-2 * DAY, purge_at=-DAY - HOUR)
+    yield
+    shift(purge_at=-DAY + HOUR)
+
+
+@wrong("W035", "The owners of keys in the database 'default' have been gone for more than an hour")
+def no_reaper(project):
+    claim(policy=Policy(mode="lease"))
+    shift(locked_until=-HOUR - 60)
+    yield
+    shift(locked_until=-HOUR + 60)

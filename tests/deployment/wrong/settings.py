@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+from django.core import mail
+
+from django_idempotency.decorators import idempotent
+from django_idempotency.policy import Atomic, Body, Keys, Lease, Limits
+from tests.deployment.wrong import Given, table, view, wrong
+
+COUNTERS = "django.core.cache.backends"
+NOTHING = {"default": {"BACKEND": f"{COUNTERS}.dummy.DummyCache"}}
+ENCRYPTED = Body(encrypt=True)
+KEY, WEAK = "n3rI0Q4m0tX1m9cP5yq0kSxJcF5YH0b3tq6bS0XoBqs=", "A" * 43 + "="
+RUNNERS = "tests.messages.test_running"
+MEMORY = {"memory": {"BACKEND": "tests.stores.memory.MemoryStore"}}
+MISSPELT = {"redsi": {"BACKEND": "django_idempotency.stores.DatabaseStore"}}
+guessable, long = Keys(min_length=15), Keys(min_length=16)
+WAITS = "late: its lease of 60 s is not shorter than the 30 s that its broker waits."
+FORGETS = "late: a message is remembered for 86400 s, but can be redelivered for 604800 s."
+MIDDLEWARE = "REQUIRED is on, but anonymous callers of the views that only IdempotencyMiddleware covers"
+
+
+def views(**policy):
+    return Given(idempotent(**policy)(view))
+
+
+table(
+    ("E001", Given(LEESE=5), Given(LEASE=Lease(seconds=5)), "Unknown name 'LEESE': did you mean 'LEASE'?"),
+    ("E001", Given(LEASE=5), Given(LEASE=Lease(seconds=5)), '["LEASE"] is 5; it must be a Lease(…).'),
+    ("E001", Given(EXEMPT_PATHS=["("]), Given(EXEMPT_PATHS=["^/"]), "'(' is not a regular expression"),
+    (
+        "E002",
+        Given(MODE=Lease(seconds=61), RETENTION=60),
+        Given(MODE=Lease(seconds=60), RETENTION=60),
+        "The IDEMPOTENCY setting: a lease of 61 s is longer than the retention of 60 s.",
+    ),
+    (
+        "E002",
+        views(wait=11, mode=Lease(seconds=50), retention=60),
+        views(mode=Lease(seconds=50), retention=60),
+        "wrong.view: the retention of 60 s is shorter than the lease and the wait together.",
+    ),
+    (
+        "E002",
+        Given(KEYS=Keys(max_age=61), RETENTION=60),
+        Given(KEYS=Keys(max_age=60), RETENTION=60),
+        "The IDEMPOTENCY setting: the max_age of keys is 61 s, longer than the retention of 60 s.",
+    ),
+    ("E003", Given(BODY=ENCRYPTED), Given(BODY=ENCRYPTED, ENCRYPTION_KEYS=[WEAK]), "there is no key: no response is"),
+    (
+        "E005",
+        views(scope="public", store_cookies=True),
+        views(scope=repr, store_cookies=True),
+        'wrong.view: scope is "public" and store_cookies is on',
+    ),
+    ("W006", views(scope="public", keys=guessable), views(scope="public", keys=long), "and any key is accepted"),
+    (
+        "W006",
+        views(scope="public"),
+        views(scope="public", keys=Keys(pattern="[0-9a-f-]{36}")),
+        "another caller's response is only a guess away",
+    ),
+    ("W007", Given(REQUIRED=True, FAIL_OPEN=True), Given(FAIL_OPEN=True), "with FAIL_OPEN a request runs unprotected"),
+    (
+        "W008",
+        views(required=True, anonymous="ignore"),
+        views(required=True, anonymous="refuse"),
+        'wrong.view: required is on, but with anonymous "ignore"',
+    ),
+    ("W008", Given(REQUIRED=True), Given(REQUIRED=True, ANONYMOUS="refuse"), MIDDLEWARE),
+    ("W009", views(methods=["POST", "GET", "HEAD"]), views(methods=["POST", "LOCK"]), "methods includes GET, HEAD."),
+    (
+        "W010",
+        Given(idempotent(admit=Limits(new_keys=1))(view), CACHES=NOTHING),
+        views(),
+        "Limits(…) are counted in the cache 'default': it counts nothing.",
+    ),
+    ("E011", Given(DIGEST_KEYS=[WEAK]), Given(DIGEST_KEYS=[KEY]), "DIGEST_KEYS: the key at index 0 is not random."),
+    ("W012", Given(ENABLED=False), Given(), "ENABLED is off in the IDEMPOTENCY setting: keys of requests are ignored"),
+    ("W012", Given(DASHBOARD={"OBSERVE": 60}), Given(), "requests are only observed, and retries run again."),
+    ("E023", Given(STORES=MISSPELT, STORE="redis"), Given(), "STORES has no 'redis': did you mean 'redsi'?"),
+    ("E023", views(using="ledger"), views(using="default"), "using is 'ledger', which is not in DATABASES."),
+    ("E023", Given(SHARDS=["defualt"]), Given(SHARDS=["default"]), "SHARDS names the database 'defualt'"),
+    (
+        "E023",
+        Given(USING=str),
+        Given(USING=str, SHARDS=["default"]),
+        "USING is a callable, and SHARDS names no database",
+    ),
+    (
+        "E023",
+        Given(LIMITS_CACHE="defualt", ADMIT=Limits(new_keys=1)),
+        Given(LIMITS_CACHE="defualt"),
+        "LIMITS_CACHE is 'defualt', which is not in CACHES",
+    ),
+    (
+        "E024",
+        Given(idempotent(store="memory")(view), STORES=MEMORY),
+        Given(idempotent(store="memory", mode="lease")(view), STORES=MEMORY),
+        "wrong.view: The policy is in atomic mode, but the store 'memory' (MemoryStore) can't commit",
+    ),
+    ("E037", Given(CONSUMERS=["nowhere.at.all"]), Given(CONSUMERS=[]), "nowhere.at.all: No module named 'nowhere'"),
+    ("W038", Given(CONSUMERS=[f"{RUNNERS}.late"]), Given(CONSUMERS=[f"{RUNNERS}.memory"]), f"{RUNNERS}.{WAITS}"),
+    ("W038", Given(CONSUMERS=[f"{RUNNERS}.late"]), Given(CONSUMERS=[f"{RUNNERS}.memory"]), f"{RUNNERS}.{FORGETS}"),
+)
+
+
+@wrong("E001", "IDEMPOTENCY is ['LEASE']; it must be a dict.")
+def no_dict(project):
+    project.settings.IDEMPOTENCY = ["LEASE"]
+    yield
+    project()
+
+
+@wrong(
+    "E001",
+    "OUTBOX is set in the IDEMPOTENCY setting, but 'django_idempotency.contrib.outbox' is not in INSTALLED_APPS.",
+)
+def options_of_an_outbox_that_is_not_installed(project):
+    installed = project.settings.INSTALLED_APPS
+    project.settings.INSTALLED_APPS = [app for app in installed if app != "django_idempotency.contrib.outbox"]
+    project(OUTBOX={"BATCH": 1})
+    yield
+    project.settings.INSTALLED_APPS = installed
+
+
+@wrong(
+    "E003",
+    "wrong.view: responses are to be encrypted, but the package cryptography is not installed",
+)
+def encryption_without_the_package(project):
+    project(ENCRYPTION_KEYS=["A" * 43 + "="])
+    project.views(idempotent(body=Body(encrypt=True))(view))
+    project.patch.setitem(sys.modules, "cryptography", None)  # not to be found
+    yield
+    project.patch.undo()
+
+
+@wrong("E004", "the database 'lite' is sqlite, where claims are made by record.")
+def lock_elsewhere_than_in_postgresql(project):
+    project(ATOMIC=Atomic(claim="lock"), USING=project.second_database())
+    project.views()
+    yield
+    project(ATOMIC=Atomic(claim="lock"), USING="lite", MODE="lease")
+
+
+@wrong("W010", "each process counts separately")
+def local_memory_outside_debug(project):
+    project.settings.CACHES = {"default": {"BACKEND": f"{COUNTERS}.locmem.LocMemCache"}}
+    project(ADMIT=Limits(bytes=1))
+    project.settings.DEBUG = False
+    project.patch.delattr(mail, "outbox")
+    yield
+    project.patch.undo()  # a test run, which turns DEBUG off
+
+
+@wrong("W036", "Celery beat has a schedule, but django_idempotency.cleanup are not in it.", pytest.mark.celery)
+def unscheduled(project):
+    from celery import current_app
+
+    schedule = {"reap": {"task": "django_idempotency.reap"}}
+    project.patch.setitem(current_app.conf, "beat_schedule", schedule)
+    yield
+    schedule["cleanup"] = {"task": "django_idempotency.cleanup"}
+
+
+@wrong("W039", f"{RUNNERS}.by_lock: a message that kills its process is never given up.")
+def crashes_that_nothing_counts(project):
+    project(CONSUMERS=[f"{RUNNERS}.by_lock"])
+    yield
+    project.patch.setattr(f"{RUNNERS}.Memory.tells_redeliveries", True)

@@ -1,0 +1,140 @@
+"""A run ends once. One that nobody ended is rolled back by the next claim, unless its view is still running."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+from django.core.handlers.base import BaseHandler
+from django.db import connection, transaction
+from django.db.transaction import TransactionManagementError
+from django.http import HttpResponse
+from django.template import engines
+from django.template.response import SimpleTemplateResponse
+
+from django_idempotency import engine
+from django_idempotency.conf import resolve
+from django_idempotency.decorators import idempotent
+from django_idempotency.engine.leases import keeper_of
+from django_idempotency.exceptions import ClaimInsideTransaction
+from django_idempotency.http.handlers import HANDLER
+from django_idempotency.policy import Atomic, Policy
+from django_idempotency.values.outcomes import Keep, StoredResponse
+from tests.support.callers import effects, entry_point, operation, pay, paying, post, record, stop_heartbeat
+
+pytestmark = pytest.mark.usefixtures("payer")
+
+KINDS = ["record", pytest.param("lock", marks=pytest.mark.postgresql)]
+
+
+def begin(**policy):
+    run = engine.begin(operation("left"), resolve(Policy(scope="public", **policy)))
+    assert isinstance(run, engine.Run)
+    return run
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_nobody_ended_is_rolled_back_by_the_next_claim(kind, caplog, other_thread):
+    begin(mode=Atomic(claim=kind))
+    pay("half")
+    assert entry_point(paying, mode=Atomic(claim=kind))().status_code == 201
+    assert [record.event for record in caplog.records] == ["unended"]
+    assert (other_thread(effects, "half"), other_thread(effects)) == (0, 1)
+    assert other_thread(entry_point(paying, mode=Atomic(takeover_grace=0)), "left").status_code == 201
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_claim_inside_a_running_view_leaves_its_run_alone(kind, other_thread):
+    def view(request):
+        response = paying(request)
+        with pytest.raises(ClaimInsideTransaction):
+            entry_point(paying, mode=Atomic(claim=kind))("inner")
+        return response
+
+    assert entry_point(view, mode=Atomic(claim=kind))().status_code == 201
+    assert (other_thread(effects), record().response_status) == (1, 201)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_claim_while_the_response_renders_leaves_the_run_alone(kind, other_thread):
+    inner = []
+
+    def claim_inside(response):
+        with pytest.raises(ClaimInsideTransaction):
+            entry_point(paying, mode=Atomic(claim=kind))("inner")
+        inner.append(response)
+
+    def view(_request):
+        pay()
+        response = SimpleTemplateResponse(engines["django"].from_string("paid"), status=201)
+        response.add_post_render_callback(claim_inside)
+        return response
+
+    assert entry_point(view, mode=Atomic(claim=kind))().status_code == 201
+    assert (len(inner), other_thread(effects), record().response_status) == (1, 1, 201)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_claim_in_another_middleware_that_responds_to_an_exception_leaves_the_run_alone(kind, other_thread):
+    def process_exception(_request, _error):
+        with pytest.raises(ClaimInsideTransaction):
+            entry_point(paying, mode=Atomic(claim=kind))("inner")
+        return HttpResponse("refused", status=409)
+
+    def view(request):
+        paying(request)
+        raise ValueError
+
+    handler = BaseHandler()
+    handler._exception_middleware = [process_exception]
+    request = post()
+    setattr(request, HANDLER, handler)
+    assert idempotent(scope="public", mode=Atomic(claim=kind))(view)(request).status_code == 409
+    assert (other_thread(effects), record().response_status) == (1, 409)
+
+
+def test_a_claim_in_a_commit_hook_leaves_the_run_alone(other_thread):
+    def view(request):
+        transaction.on_commit(lambda: entry_point(lambda _request: paying_for("hook"))("inner"))
+        return paying(request)
+
+    assert entry_point(view)().status_code == 201
+    assert (other_thread(effects), other_thread(effects, "hook"), record().response_status) == (1, 1, 201)
+
+
+def paying_for(reference):
+    return HttpResponse(str(pay(reference).pk), status=201)
+
+
+def test_the_lease_of_a_run_that_nobody_can_end_is_not_renewed(caplog):
+    stop_heartbeat()
+    run = begin(mode="lease")
+    keeper = keeper_of(run.store)
+    assert keeper.due() is not None
+    del run
+    gc.collect()
+    keeper.work()
+    assert keeper.due() is None
+    assert [record.event for record in caplog.records] == ["unended"]
+
+
+@pytest.mark.parametrize("policy", [{}, {"mode": "lease"}], ids=["atomic", "lease"])
+def test_a_run_ends_once(policy):
+    run = begin(**policy)
+    assert run.end(Keep(StoredResponse(201))) is None
+    with pytest.raises(RuntimeError, match="ended already"):
+        run.end(Keep(StoredResponse(202)))
+    assert record("left").response_status == 201
+
+
+def test_a_block_that_a_view_never_left_commits_nothing(other_thread):
+    def view(request):
+        pay("half")
+        transaction.atomic().__enter__()
+        return HttpResponse(status=201)
+
+    with pytest.raises(TransactionManagementError, match="never left"):
+        entry_point(view)()
+    assert not connection.in_atomic_block
+    assert other_thread(effects, "half") == 0
+    assert entry_point(paying)().status_code == 201

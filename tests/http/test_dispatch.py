@@ -1,0 +1,125 @@
+"""Views that answer in ``dispatch()``, as those for GraphQL do, are protected or reported."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.core.exceptions import ImproperlyConfigured
+from django.urls import path
+from django.views import View
+
+from django_idempotency.decorators import idempotent
+from django_idempotency.reporting import logs
+from tests.support.callers import is_replay
+from tests.support.checks import ids_found
+from tests.support.views import Runs, code
+
+
+def graphql(runs):
+    return type("GraphQL", (View,), {"dispatch": lambda self, request: runs.view(request)})
+
+
+def async_graphql(runs):
+    async def dispatch(self, request):
+        return await sync_to_async(runs.view)(request)
+
+    return type("GraphQL", (View,), {"dispatch": dispatch, "view_is_async": True})
+
+
+def graphene(runs):
+    """Its ``__init__`` takes its own arguments alone, and keeps them from ``View``'s."""
+
+    def __init__(self, schema=None):
+        self.schema = schema
+
+    return type("GraphQL", (View,), {"schema": None, "__init__": __init__, "dispatch": graphql(runs).dispatch})
+
+
+def not_allowed(runs):
+    return type("Answers", (View,), {"http_method_not_allowed": lambda self, request: runs.view(request)})
+
+
+def unused(runs):
+    return type("Unused", (View,), {"dispatch": lambda self, request: runs.view(request), "post": View.options})
+
+
+SHAPES = {"dispatch": graphql, "own arguments": graphene, "http_method_not_allowed": not_allowed}
+DECORATED = {"middleware": lambda view, **policy: view, "decorator": idempotent}
+
+
+@pytest.mark.parametrize("send", ["__call__", "asgi"])
+@pytest.mark.parametrize("entry_point", DECORATED.values(), ids=DECORATED)
+@pytest.mark.parametrize("make", SHAPES.values(), ids=SHAPES)
+def test_a_view_without_a_handler_runs_once(call, make, entry_point, send):
+    runs = Runs()
+    view = entry_point(make(runs)).as_view()
+    first, second = (getattr(call, send)(view) for _time in range(2))
+    assert (first.content, second.content, runs.count) == (b"run 1", b"run 1", 1)
+    assert (is_replay(first), is_replay(second)) == (False, True)
+
+
+@pytest.mark.parametrize("send", ["__call__", "asgi"])
+def test_an_async_view_without_a_handler_runs_once(call, send):
+    runs = Runs()
+    view = idempotent(mode="lease")(async_graphql(runs)).as_view()
+    assert [getattr(call, send)(view).content for _time in range(2)] == [b"run 1", b"run 1"]
+
+
+@pytest.mark.parametrize("make", SHAPES.values(), ids=SHAPES)
+def test_a_view_without_a_handler_requires_its_key(call, make):
+    runs = Runs()
+    response = call(idempotent(required=True)(make(runs)).as_view(), key=None)
+    assert (code(response), runs.count) == ("idempotency_key_missing", 0)
+
+
+def test_a_required_key_that_protects_nothing_is_an_error(call):
+    with pytest.raises(ImproperlyConfigured, match=r"Unused ran unprotected.*POST"):
+        call(idempotent(required=True)(unused(Runs())).as_view())
+
+
+def test_a_key_that_protects_nothing_is_logged_for_its_view(call, caplog):
+    logs._said.clear()
+    view = idempotent(unused(Runs())).as_view()
+    with caplog.at_level(logging.ERROR, "django_idempotency"):
+        assert [call(view).content for _time in range(2)] == [b"run 1", b"run 2"]
+    assert ["Unused runs unprotected" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_method_without_a_handler_is_refused(call):
+    assert call(idempotent(type("Empty", (View,), {})).as_view()).status_code == 405
+
+
+class Dispatcher(View):
+    def dispatch(self, request):
+        return getattr(self, request.method.lower())(request)
+
+    def post(self, request):
+        return Runs().view(request)
+
+
+class Calling(Dispatcher):
+    dispatch = View.dispatch
+
+
+class Delegating(View):
+    def dispatch(self, request):
+        return self.handle(request)
+
+    def handle(self, request):
+        return super().dispatch(request)
+
+    def post(self, request):
+        return Runs().view(request)
+
+
+@pytest.mark.parametrize(
+    ("view", "reported"),
+    [(unused(Runs()), True), (graphql(Runs()), False), (Dispatcher, False), (Calling, False), (Delegating, False)],
+    ids=["unused", "none", "dispatcher", "inherited", "delegating"],
+)
+@pytest.mark.parametrize("entry_point", DECORATED.values(), ids=DECORATED)
+def test_a_handler_that_dispatch_does_not_call_is_reported(settings, view, reported, entry_point):
+    settings.ROOT_URLCONF = (path("view/", entry_point(view).as_view()),)
+    assert ids_found("W022") == ["W022"] * reported

@@ -1,0 +1,111 @@
+"""docs/stripe.md: its view, with Stripe's own client, charges once through crashes and failures."""
+
+from __future__ import annotations
+
+import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from types import SimpleNamespace
+from urllib.parse import parse_qs
+
+import pytest
+import stripe
+
+from tests.support.pages import FENCE, text
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+BLOCKS = [block for language, block in FENCE.findall(text("stripe.md")) if language == "python"]
+DECLINED = {"error": {"type": "card_error", "code": "card_declined", "message": "Your card was declined."}}
+
+
+class Stripe(BaseHTTPRequestHandler):
+    """Makes one payment for each key, as Stripe does. What was asked is in ``server.asked``."""
+
+    def do_POST(self):
+        sent = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        key = self.headers["Idempotency-Key"]
+        self.server.asked.append(key)
+        if sent["payment_method"] == ["pm_declined"]:
+            self.respond(402, DECLINED)
+        else:
+            id = self.server.payments.setdefault(key, f"pi_{len(self.server.payments) + 1}")
+            self.respond(200, {"id": id, "object": "payment_intent", "amount": int(sent["amount"][0])})
+
+    def respond(self, status, content):
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def provider(monkeypatch):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stripe) as server:
+        server.asked, server.payments = [], {}
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(stripe, "api_key", "sk_test_alice")
+        monkeypatch.setattr(stripe, "api_base", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr(stripe, "max_network_retries", 0)
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def saved():
+    return []
+
+
+@pytest.fixture
+def pay(rf, django_user_model, saved):
+    """Send a request to the view on the page. ``crash``: it is interrupted after Stripe has charged."""
+    user = django_user_model.objects.create_user("alice")
+    names = {}
+    exec(compile(BLOCKS[0], "stripe.md", "exec"), names)
+
+    def send(method="pm_card", crash=False):
+        def get_or_create(intent, defaults):
+            if crash:
+                raise SystemExit
+            saved.append((intent, defaults["user"]))
+
+        names["Payment"] = SimpleNamespace(objects=SimpleNamespace(get_or_create=get_or_create))
+        request = rf.post("/", {"amount": "500", "payment_method": method}, headers={"Idempotency-Key": "order-1"})
+        request.user = user
+        return names["pay"](request)
+
+    return send
+
+
+def test_a_retry_gets_the_response_and_stripe_is_not_called(pay, provider, saved):
+    first, again = pay(), pay()
+    assert (first.status_code, again.headers["Idempotent-Replayed"]) == (201, "true")
+    assert again.content == first.content
+    assert (len(provider.asked), len(saved)) == (1, 1)
+
+
+def test_after_a_crash_stripe_recognises_the_retry(pay, provider, saved):
+    with pytest.raises(SystemExit):
+        pay(crash=True)
+    assert pay().status_code == 201
+    assert (len(provider.payments), len(saved)) == (1, 1)
+    assert len(provider.asked) == 2
+    assert len(set(provider.asked)) == 1
+
+
+def test_if_stripe_cant_be_reached_a_retry_has_the_same_key(pay, provider, monkeypatch):
+    with monkeypatch.context() as away:
+        away.setattr(stripe, "api_base", "http://127.0.0.1:1")
+        with pytest.raises(stripe.APIConnectionError):
+            pay()
+    assert pay().status_code == 201
+    assert len(provider.payments) == 1
+
+
+def test_a_declined_card_stays_declined(pay, provider):
+    assert [pay("pm_declined").status_code for _ in range(2)] == [402, 402]
+    assert len(provider.asked) == 1

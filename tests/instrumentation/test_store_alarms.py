@@ -1,0 +1,164 @@
+"""What waits for an operator in a store outside the database is told by the metrics, the command and the admin."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from django.core.management import call_command
+from prometheus_client import generate_latest
+from prometheus_client.registry import CollectorRegistry
+
+from django_idempotency.admin import alarms as strip
+from django_idempotency.contrib.testing.stores import RESPONSE
+from django_idempotency.exceptions import StoreUnavailable
+from django_idempotency.instrumentation import metrics
+from django_idempotency.instrumentation.prometheus import TableCollector
+from django_idempotency.policy import Lease, Policy
+from django_idempotency.stats.stores import alarms_of_store
+from django_idempotency.stores import store_for
+from django_idempotency.values.outcomes import Operation
+from tests.stores.memory import MemoryStore
+
+pytestmark = pytest.mark.django_db
+HOLD = Policy(mode=Lease(on_crash="hold"), store="default")
+NAME = "store:default"
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture(autouse=True)
+def in_memory(settings):
+    """The store has the alias that the database has, too."""
+    settings.IDEMPOTENCY = {"STORES": {"default": {"BACKEND": f"{MemoryStore.__module__}.MemoryStore"}}}
+    MemoryStore.rows.clear()
+    yield
+    MemoryStore.rows.clear()
+
+
+@pytest.fixture
+def waiting():
+    """One key on hold for an hour, one whose lease ran out two hours ago, and two that need nobody."""
+    store = store_for(HOLD)
+    held, lapsed, _running, completed = claims = [
+        store.claim(Operation("test", str(uuid4()), b"1" * 32, "POST", "/"), uuid4()) for _ in range(4)
+    ]
+    store.fail(held, "nobody knows", on_hold=True)
+    store.complete(completed, RESPONSE)
+    shift(held.id, "created_at", HOUR)
+    shift(lapsed.id, "locked_until", 2 * HOUR + timedelta(seconds=HOLD.mode.seconds))
+    return claims
+
+
+@pytest.fixture
+def away(monkeypatch):
+    def unfinished(_store):
+        raise StoreUnavailable("connection refused")
+
+    monkeypatch.setattr(MemoryStore, "unfinished", unfinished)
+
+
+def shift(id, field, back):
+    record = MemoryStore.rows[id]
+    MemoryStore.rows[id] = replace(record, **{field: getattr(record, field) - back})
+
+
+def scraped() -> dict[str, float]:
+    registry = CollectorRegistry()
+    registry.register(TableCollector())
+    lines = generate_latest(registry).decode().splitlines()
+    mine = (line.split(f'{{database="{NAME}"}}') for line in lines if NAME in line)
+    return {name: float(value) for name, value in mine}
+
+
+def told(capsys, **options):
+    """What the command says of the store, and its exit code."""
+    code = 0
+    try:
+        call_command("idempotency_stats", json=True, **options)
+    except SystemExit as error:
+        code = error.code
+    lines = map(json.loads, capsys.readouterr().out.splitlines())
+    return next(line for line in lines if line.get("store") == "default"), code
+
+
+def test_metrics_tell_what_waits_in_a_store(waiting):
+    found = scraped()
+    assert (found["idempotency_on_hold"], found["idempotency_stuck"], found["idempotency_table_up"]) == (1, 1, 1)
+    assert found["idempotency_on_hold_age_seconds"] == pytest.approx(3600, abs=30)
+    assert found["idempotency_stuck_age_seconds"] == pytest.approx(7200, abs=30)
+
+
+def test_metrics_of_a_quiet_store_are_zero():
+    assert scraped() == {
+        "idempotency_on_hold": 0,
+        "idempotency_on_hold_age_seconds": 0,
+        "idempotency_stuck": 0,
+        "idempotency_stuck_age_seconds": 0,
+        "idempotency_table_up": 1,
+    }
+
+
+def test_metrics_show_that_a_store_is_unavailable(away):
+    assert scraped() == {"idempotency_table_up": 0}
+    assert metrics.figures()[metrics.RECORDS]["default"]["up"]
+
+
+def test_a_check_is_critical_for_what_waits_in_a_store(waiting, capsys):
+    facts, code = told(capsys, check=True)
+    assert (facts["stuck"], facts["on_hold"], facts["exceeded"], code) == (1, 1, ["stuck", "on_hold"], 2)
+    facts, code = told(capsys, check=True, stuck_for=3 * 3600, on_hold_for=1800)
+    assert (facts["exceeded"], code) == (["on_hold"], 2)
+
+
+def test_a_check_is_unknown_while_a_store_is_unavailable(away, capsys):
+    facts, code = told(capsys, check=True)
+    assert (facts["error"], code) == ("The database failed, or can't be reached: connection refused", 3)
+
+
+def test_a_check_of_one_database_leaves_stores_out(waiting, capsys):
+    call_command("idempotency_stats", check=True, database="default")
+    assert "stuck" not in capsys.readouterr().out.replace("stuck for 0 s", "")
+
+
+def test_statistics_tell_what_waits_in_a_store(waiting, capsys):
+    call_command("idempotency_stats")
+    text = capsys.readouterr().out
+    assert [line.split()[-2:] for line in text.partition("STORE default")[2].splitlines()[1:3]] == [["1", "!"]] * 2
+
+
+def test_the_strip_tells_what_waits_in_a_store(waiting):
+    assert [alarm.text for alarm in strip.alarms("default")] == [
+        "store default: 1 stuck, oldest 2 h",
+        "store default: 1 on hold, oldest 1 h",
+    ]
+
+
+def test_the_strip_links_no_list_for_what_waits_in_a_store(waiting, admin_client):
+    page = admin_client.get("/admin/django_idempotency/idempotencyrecord/").content.decode()
+    assert "store default: 1 on hold, oldest 1 h" in page
+    assert "1 h</a>" not in page
+
+
+def test_the_strip_says_that_a_store_is_unavailable(away):
+    assert [alarm.text for alarm in strip.alarms("default")] == ["store default: did not respond"]
+
+
+def test_a_store_that_is_slow_to_list_its_records_is_given_up(waiting, monkeypatch):
+    real = MemoryStore.unfinished
+    now = [0.0]
+
+    def slow(store):
+        for record in real(store):
+            now[0] += 0.6
+            yield record
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(MemoryStore, "unfinished", slow)
+    with pytest.raises(StoreUnavailable, match="could not be read in 1 s"):
+        alarms_of_store("default", seconds=1)
+    assert now[0] == 1.2
+    assert alarms_of_store("default", seconds=2).on_hold == 1

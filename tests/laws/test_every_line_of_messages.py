@@ -1,0 +1,22 @@
+"""L1, L3, L4: an exception from a signal's handler strikes at each line of a message in turn, ours or Django's."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_idempotency.messages import Ack, Message, consume
+from django_idempotency.policy import Policy
+from tests.support.callers import pay
+from tests.support.striking import ERRORS, POLICIES, assert_all_or_nothing
+
+pytestmark = [pytest.mark.usefixtures("payer"), pytest.mark.row_locks, pytest.mark.slow, pytest.mark.interruptions]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_atomic_message_that_is_struck_leaves_all_or_nothing(policy, error):
+    def deliver(reference):
+        handler = lambda *_handled: str(pay(reference).pk)  # noqa: E731
+        return consume(Message("queue", reference), handler, policy=Policy(**policy))
+
+    assert_all_or_nothing(deliver, lambda delivery: isinstance(delivery, Ack), error)

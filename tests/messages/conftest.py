@@ -1,0 +1,103 @@
+"""Celery's workers, as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.db import connection
+
+from tests.messages.workers import Worker
+from tests.support.databases import database_url, environment
+from tests.support.waiting import eventually
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def start_worker(django_db_setup, rabbitmq_url, tmp_path_factory) -> Iterator[Callable[..., Worker]]:
+    """Start a worker for the test database, on a queue of its own or on ``queue``; stopped after these tests.
+
+    ``settings``: Django's, which differ. ``more``: variables of its environment.
+    """
+    environment = {
+        "DATABASE_URL": database_url(connection.settings_dict, connection.settings_dict["NAME"]),
+        "CELERY_BROKER_URL": rabbitmq_url,
+        "DJANGO_SETTINGS_MODULE": "tests.messages.worker_settings",
+    }
+    command = [sys.executable, "-m", "celery", "-A", "testproject.celery", "worker", "-l", "INFO", "-c", "1"]
+    command += ["-I", "tests.messages.tasks", "--without-gossip", "--without-mingle", "--without-heartbeat"]
+    with ExitStack() as stack:
+
+        def start(queue: str | None = None, settings: dict[str, Any] | None = None, **more: str) -> Worker:
+            more["WORKER_SETTINGS"] = json.dumps(settings or {})
+            name = str(uuid4())
+            log_file = tmp_path_factory.mktemp("worker") / "log"
+            with log_file.open("wb") as log:
+                process = subprocess.Popen(
+                    [*command, "-n", f"{name}@tests", "-Q", queue or name],
+                    **{"cwd": ROOT, "env": os.environ | environment | more, "stdout": log, "stderr": log},
+                    start_new_session=True,
+                )
+            worker = Worker(queue or name, process, log_file)
+            stack.callback(_delete_queue, rabbitmq_url, worker.queue)
+            stack.callback(lambda: process.poll() is None and worker.kill())
+            eventually(lambda: " ready." in worker.log() or process.poll() is not None)
+            assert process.poll() is None, worker.log()
+            return worker
+
+        yield start
+
+
+def _delete_queue(rabbitmq_url: str, queue: str) -> None:
+    from celery import Celery  # an extra
+
+    with Celery(broker=rabbitmq_url, set_as_current=False).connection() as broker, broker.channel() as channel:
+        channel.queue_delete(queue)
+
+
+@pytest.fixture(scope="module")
+def worker(start_worker) -> Worker:
+    """One for the tests that do it no harm."""
+    return start_worker()
+
+
+@pytest.fixture
+def send(transactional_db, rabbitmq_url) -> Iterator[Callable[..., str]]:
+    """Send a task to a worker: ``send(worker, task, *args, **options)``; its id is returned."""
+    get_user_model().objects.create_user("carol")
+    from celery import Celery  # an extra
+
+    with Celery(broker=rabbitmq_url, set_as_current=False) as producer:
+
+        def send(worker: Worker, task: Any, *args: Any, task_id: str | None = None, **options: Any) -> str:
+            task_id = task_id or str(uuid4())
+            options = {"queue": worker.queue, "ignore_result": True, "task_id": task_id, **options}
+            producer.send_task(task.name, args=args, **options)
+            return task_id
+
+        yield send
+
+
+@pytest.fixture
+def start_consumer(transactional_db: None) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start ``idempotency_consume`` for a runner, on the test database; killed after the test."""
+    with ExitStack() as stack:
+
+        def start(path: str, *arguments: str, **more: str) -> subprocess.Popen[bytes]:
+            command = [sys.executable, "-m", "django", "idempotency_consume", path, *arguments]
+            process = subprocess.Popen(command, cwd=ROOT, env=environment() | more, stdout=subprocess.PIPE)
+            stack.callback(process.communicate)
+            stack.callback(process.kill)
+            return process
+
+        yield start

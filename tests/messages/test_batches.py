@@ -1,0 +1,456 @@
+"""Messages that are handled together: each once, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import suppress
+from functools import partial
+from threading import Thread
+from uuid import uuid4
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
+
+from django_idempotency.messages import (
+    Ack,
+    AlreadyDone,
+    Consumer,
+    Done,
+    InFlightElsewhere,
+    Malformed,
+    Message,
+    OutOfTurn,
+    Refused,
+    RejectMessage,
+    Retry,
+    RetryLater,
+)
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.policy import Atomic, Policy
+from django_idempotency.stores import drivers
+from django_idempotency.stores.claim_function import MEET
+from django_idempotency.values.keys import record_id
+from testproject.models import LedgerEntry
+from tests.messages.handlers import pay
+from tests.support.callers import all_effects as effects
+from tests.support.databases import environment
+from tests.support.servers import ROOT
+from tests.support.statements import sent_statements
+from tests.support.threads import in_threads, just_before
+
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
+
+def messages(*ids):
+    return [Message("queue", str(id), b"{}") for id in ids]
+
+
+def kinds(deliveries):
+    return [type(delivery) for delivery in deliveries]
+
+
+def fussy(message, context):
+    """Refuses "refused", and fails for "failing" once, each after its effect."""
+    paid = pay(message, context)
+    if message.id == "refused":
+        raise RejectMessage("no")
+    if message.id == "failing" and context.attempt == 1:
+        raise LookupError("not yet")
+    return paid
+
+
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+def test_each_of_many_is_handled_once_and_in_order(mode):
+    consumer = Consumer("c", pay, policy=Policy(mode=mode))
+    assert kinds(consumer.consume_many(messages(*range(20)))) == [Done] * 20
+    assert kinds(consumer.consume_many(messages(*range(10, 30)))) == [AlreadyDone] * 10 + [Done] * 10
+    references = LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True)
+    assert list(references) == [str(number) for number in range(30)]
+
+
+def test_a_message_that_fails_or_is_refused_undoes_its_own_effect_alone():
+    consumer = Consumer("c", fussy)
+    deliveries = consumer.consume_many(messages("a", "failing", "b", "refused", "c"))
+    assert kinds(deliveries) == [Done, Retry, Done, Refused, Done]
+    assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == ["a", "b", "c"]
+    again = consumer.consume_many(messages("a", "failing", "refused"))
+    assert kinds(again) == [AlreadyDone, Done, Refused]
+    assert effects() == 4
+
+
+def swallow_an_integrity_error(message):
+    with suppress(IntegrityError):
+        LedgerEntry.objects.get(reference=message.id).save(force_insert=True)
+
+
+def swallow_an_error_of_the_cursor(message):
+    with suppress(DatabaseError), connection.cursor() as cursor:
+        cursor.execute("SELECT nothing FROM nowhere")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(swallow_an_integrity_error, marks=pytest.mark.postgresql),
+        pytest.param(swallow_an_error_of_the_cursor, marks=pytest.mark.postgresql),
+        lambda message: transaction.set_rollback(True),
+        lambda message: connection.close(),
+    ],
+    ids=["integrity error", "error of the cursor", "marked for rollback", "connection closed"],
+)
+def test_a_message_that_spoils_its_transaction_is_not_done(spoil):
+    """Nothing of it can be committed, so it is tried again, and the others are done."""
+
+    def handle(message, context):
+        paid = pay(message, context)
+        if message.id == "spoilt":
+            spoil(message)
+        return paid
+
+    assert kinds(Consumer("c", handle).consume_many(messages("a", "spoilt", "b"))) == [Done, Retry, Done]
+    assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == ["a", "b"]
+    assert kinds(Consumer("c", pay).consume_many(messages("a", "spoilt", "b"))) == [AlreadyDone, Done, AlreadyDone]
+
+
+def test_a_message_that_marks_its_transaction_has_no_other_handled_again():
+    """What the others do outside of the database can't be undone."""
+    handled = []
+
+    def handle(message, context):
+        handled.append(message.id)
+        paid = pay(message, context)
+        if message.id == "spoilt":
+            transaction.set_rollback(True)
+        return paid
+
+    assert kinds(Consumer("c", handle).consume_many(messages("a", "spoilt", "b"))) == [Done, Retry, Done]
+    assert handled == ["a", "spoilt", "b", "spoilt"]
+
+
+class Interrupted(Exception):
+    """As Celery's ``SoftTimeLimitExceeded``."""
+
+
+@pytest.fixture
+def interrupting(monkeypatch):
+    """``interrupting(error)``: raised once, in place of the rollback to a savepoint."""
+
+    def interrupt(error):
+        def interrupted(sql, *details):
+            if sql.startswith("ROLLBACK TO") and errors:
+                raise errors.pop()
+            return execute(sql, *details)
+
+        errors, execute = [error], drivers.execute
+        monkeypatch.setattr(drivers, "execute", interrupted)
+        return errors
+
+    return interrupt
+
+
+def failing(message, context):
+    paid = pay(message, context)
+    if message.id == "failing":
+        raise LookupError
+    return paid
+
+
+def test_an_effect_whose_rollback_is_interrupted_is_not_committed_with_the_others(interrupting):
+    left = interrupting(Interrupted())
+    assert kinds(Consumer("c", failing).consume_many(messages("a", "failing", "b"))) == [Done, Retry, Done]
+    assert not left
+    assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == ["a", "b"]
+
+
+def test_a_process_that_ends_in_a_rollback_handles_no_other_message(interrupting):
+    interrupting(SystemExit())
+    with pytest.raises(SystemExit):
+        Consumer("c", failing).consume_many(messages("a", "failing", "b"))
+    assert effects() == 0
+
+
+def test_hooks_of_one_that_fails_do_not_run():
+    committed = []
+
+    def handle(message, context):
+        transaction.on_commit(partial(committed.append, message.id))
+        with transaction.atomic():
+            transaction.on_commit(partial(committed.append, f"inner {message.id}"))
+        return fussy(message, context)
+
+    Consumer("c", handle).consume_many(messages("a", "failing", "b"))
+    assert committed == ["a", "inner a", "b", "inner b"]
+
+
+def test_an_id_twice_in_a_batch_is_a_duplicate():
+    assert kinds(Consumer("c", pay).consume_many(messages("a", "b", "a"))) == [Done, Done, AlreadyDone]
+    assert effects() == 2
+
+
+def test_a_message_without_an_id_in_a_batch_is_malformed():
+    deliveries = Consumer("c", pay).consume_many([*messages("a"), Message("queue", ""), *messages("b")])
+    assert kinds(deliveries) == [Done, Malformed, Done]
+
+
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+def test_in_order_none_passes_one_that_is_to_come_again(mode):
+    consumer = Consumer("c", fussy, policy=Policy(mode=mode))
+    lane = messages("a", "refused", "failing", "b", "b", "c")
+    first = consumer.consume_many(lane, in_order=True)
+    assert kinds(first) == [Done, Refused, Retry, OutOfTurn, OutOfTurn, OutOfTurn]
+    assert set(IdempotencyRecord.objects.values_list("key", flat=True)) == {"a", "refused", "failing"}
+    assert kinds(consumer.consume_many(lane[2:], in_order=True)) == [Done, Done, AlreadyDone, Done]
+    paid = list(LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True))
+    assert [id for id in paid if id not in ("refused", "failing")] == ["a", "b", "c"]
+    assert paid.index("failing") < paid.index("b")
+
+
+@pytest.mark.row_locks
+def test_in_order_none_passes_one_that_is_in_flight_elsewhere(other_thread):
+    consumer = Consumer("c", pay)
+
+    def handle(message, context):
+        meanwhile.extend(other_thread(consumer.consume_many, messages("a", "b", "c"), in_order=True))
+        return pay(message, context)
+
+    meanwhile = []
+    assert isinstance(Consumer("c", handle).consume(messages("b")[0]), Done)
+    assert kinds(meanwhile) == [Done, InFlightElsewhere, OutOfTurn]
+
+
+def test_an_empty_batch_has_no_deliveries():
+    assert Consumer("c", pay).consume_many([]) == []
+
+
+@pytest.mark.postgresql
+def test_a_batch_claims_and_completes_in_five_statements():
+    consumer = Consumer("c", lambda message, context: None)
+    consumer.consume_many(messages(*range(3)))
+    with sent_statements() as statements:
+        consumer.consume_many(messages(*range(10, 60)))
+    on_records = [s for s in statements.all if "django_idempotency" in s and "SAVEPOINT" not in s]
+    assert len(on_records) == 3
+    assert len([s for s in statements.transaction if "SAVEPOINT" not in s]) == 2
+    savepoints = [together for together in statements.round_trips if "SAVEPOINT" in together[0]]
+    assert len(savepoints) == 50  # one begins where the last one ends
+    with sent_statements() as statements:
+        consumer.consume_many(messages(*range(10, 60)))
+    assert len(statements.all) == 1
+
+
+@pytest.mark.row_locks
+def test_batches_in_different_orders_never_deadlock():
+    consumer = Consumer("c", pay)
+    consumer.consume_many(messages("warm", "up"))
+
+    def work(index):
+        deliveries = []
+        for first in range(0, 200, 20):
+            ids = list(range(first, first + 20))
+            deliveries += consumer.consume_many(messages(*(ids if index % 2 else reversed(ids))))
+        return deliveries
+
+    results = in_threads(4, work)
+    flat = [delivery for deliveries in results for delivery in deliveries]
+    assert kinds(flat).count(Done) == 200
+    assert set(kinds(flat)) <= {Done, AlreadyDone, InFlightElsewhere}
+    assert LedgerEntry.objects.values("reference").distinct().count() == effects() == 202
+
+
+@pytest.mark.row_locks
+def test_a_message_in_flight_elsewhere_keeps_no_other_waiting(other_thread):
+    consumer = Consumer("c", pay)
+
+    def handle(message, context):
+        meanwhile.extend(other_thread(consumer.consume_many, messages("a", "b", "c")))
+        return pay(message, context)
+
+    meanwhile = []
+    assert isinstance(Consumer("c", handle).consume(messages("b")[0]), Done)
+    assert kinds(meanwhile) == [Done, InFlightElsewhere, Done]
+    assert effects() == 3
+
+
+@pytest.mark.postgresql
+def test_a_commit_that_fails_leaves_the_others_to_themselves():
+    """A deferred constraint: nobody knows which of them it was."""
+
+    def handle(message, context):
+        paid = pay(message, context)
+        if message.id == "bad":
+            LedgerEntry.objects.bulk_create([LedgerEntry(user_id=0, amount=0, reference="nobody")])
+        return paid
+
+    deliveries = Consumer("c", handle).consume_many(messages("a", "bad", "b"))
+    assert kinds(deliveries) == [Done, Retry, Done]
+    assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == ["a", "b"]
+
+
+@pytest.mark.postgresql
+def test_a_batch_that_has_lost_a_claim_commits_nothing():
+    """COMMIT goes to the server with the completion, which must fail then."""
+
+    def handle(message, context):
+        tokens.append(context.claim.token)
+        if message.id == "b" and len(tokens) == 2:
+            IdempotencyRecord.objects.filter(token=tokens[0]).update(token=uuid4())
+        return pay(message, context)
+
+    tokens = []
+    assert kinds(Consumer("c", handle).consume_many(messages("a", "b"))) == [Done, Done]
+    assert len(tokens) == 4, "each ran alone again"
+    assert (effects(), IdempotencyRecord.objects.filter(status="completed").count()) == (2, 2)
+
+
+@pytest.mark.postgresql
+def test_a_connection_that_breaks_in_a_batch_loses_nothing():
+    consumer = Consumer("c", pay)
+
+    def cut():
+        other = connection.copy()
+        with other.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.connection.info.backend_pid])
+            killed.append(cursor.fetchone())
+        other.close()
+
+    killed = []
+    ids = messages("a", "b", "c")
+    with just_before(r"INSERT INTO \"testproject_ledgerentry\"", cut):
+        first = consumer.consume_many(ids)
+    again = [delivery if not isinstance(delivery, RetryLater) else consumer.consume(message)
+             for message, delivery in zip(ids, first, strict=True)]  # fmt: skip
+    assert killed == [(True,)]
+    assert set(kinds(again)) <= {Done, AlreadyDone}
+    assert effects() == 3
+
+
+@pytest.mark.postgresql
+def test_claims_by_lock_that_end_meanwhile_hold_up_no_batch():
+    """Where each message then claimed by itself, all at once, the second one met the first one's transaction."""
+    consumer = Consumer("c", pay, policy=Policy(mode=Atomic(claim="lock")))
+    batch = messages("a", "b", "c")
+    other = connection.copy()
+    with other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        for message in batch[:2]:
+            id = record_id(f"consumer:c:{message.source}", message.id)
+            cursor.execute(MEET, [1, id, id])
+        with just_before(r".*pg_try_advisory_xact_lock\(", lambda: cursor.execute("ROLLBACK")):
+            deliveries = consumer.consume_many(batch)
+    other.close()
+    assert kinds(deliveries) == [Done] * 3
+    assert effects() == 3
+
+
+POISONED = """
+import django, os
+django.setup()
+from django_idempotency.messages import Consumer, Message
+from django_idempotency.policy import Atomic, Policy
+from tests.messages.handlers import pay
+
+def handle(message, context):
+    return os.kill(os.getpid(), 9) if message.id == "poison" else pay(message, context)
+
+consumer = Consumer("c", handle, max_attempts=2, policy=Policy(mode=Atomic(takeover_grace=0)))
+batch = [Message("queue", id, b"{}") for id in ("before", "poison", "behind")]
+print(*(type(delivery).__name__ for delivery in consumer.consume_many(batch)))
+"""
+
+
+@pytest.mark.row_locks
+def test_a_message_that_ends_its_process_takes_no_other_with_it():
+    """The others are claimed with it once; after that only what begins to run is an attempt."""
+    command = [sys.executable, "-c", POISONED]
+    runs = [subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True) for _n in range(3)]
+    assert [run.stdout for run in runs] == ["", "", "AlreadyDone Exhausted Done\n"], runs[-1].stderr
+    assert effects() == 2
+
+
+def test_a_crash_in_a_batch_leaves_the_rest_for_redelivery():
+    class Killed(BaseException):
+        pass
+
+    def die(message, context):
+        pay(message, context)
+        if message.id == "b" and context.attempt == 1:
+            raise Killed
+
+    consumer = Consumer("c", die, policy=Policy(mode=Atomic(takeover_grace=0)))
+    with pytest.raises(Killed):
+        consumer.consume_many(messages("a", "b", "c"))
+    assert effects() == 0
+    assert kinds(consumer.consume_many(messages("a", "b", "c"))) == [Done] * 3
+    assert set(IdempotencyRecord.objects.values_list("attempts", flat=True)) == {2}
+
+
+# --- What a handler does to the transaction of all -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ids", [("a", "bad"), ("a", "bad", "b")])
+@pytest.mark.parametrize("statement", ["ROLLBACK", "COMMIT"])
+def test_a_handler_that_ends_the_transaction_itself_costs_no_effect(ids, statement):
+    def handle(message, context):
+        paid = pay(message, context)
+        if message.id == "bad":
+            with connection.cursor() as cursor:
+                cursor.execute(statement)
+        return paid
+
+    told = Consumer("c", handle).consume_many(messages(*ids))
+    done = {id for id, delivery in zip(ids, told, strict=True) if isinstance(delivery, Ack)}
+    there = sorted(LedgerEntry.objects.values_list("reference", flat=True))
+    assert "a" in done <= set(there)
+    assert there == sorted(set(there)), "each once"
+
+
+@pytest.mark.mariadb
+@pytest.mark.parametrize("ids", [("a", "deadlocked"), ("a", "deadlocked", "b")])
+def test_a_deadlock_that_a_handler_ignores_costs_no_effect(ids, other_thread):
+    """The server has rolled back the whole transaction then, and Django does not know."""
+    users = get_user_model().objects
+    first, *others = [users.create(username=f"user-{number}").pk for number in range(60)]
+    ignored = []
+
+    def lock_others():
+        transaction.set_autocommit(False)
+        for pk in others:  # so many that the server does not make this transaction the victim
+            users.filter(pk=pk).update(first_name="locked")
+
+    def handle(message, context):
+        paid = pay(message, context)
+        if message.id == "deadlocked" and not ignored:
+            other_thread(lock_others)
+            users.filter(pk=first).update(first_name="ours")
+            rival = Thread(target=other_thread, args=(users.filter(pk=first).update,), kwargs={"first_name": "theirs"})
+            rival.start()
+            try:
+                users.select_for_update().get(pk=others[0])
+            except OperationalError as error:
+                ignored.append(error)
+            rival.join()
+            other_thread(transaction.rollback)
+        return paid
+
+    told = Consumer("c", handle).consume_many(messages(*ids))
+    assert ignored
+    done = [id for id, delivery in zip(ids, told, strict=True) if isinstance(delivery, Ack)]
+    assert "a" in done
+    assert sorted(done) == sorted(LedgerEntry.objects.values_list("reference", flat=True))
+
+
+def test_a_hook_that_raises_stops_no_other(caplog):
+    ran = []
+
+    def fail():
+        raise LookupError("hook")
+
+    def handle(message, context):
+        transaction.on_commit(fail if message.id == "b" else partial(ran.append, message.id))
+        return pay(message, context)
+
+    assert kinds(Consumer("c", handle).consume_many(messages("a", "b", "c"))) == [Done] * 3
+    assert ran == ["a", "c"]
+    assert "hook" in caplog.text

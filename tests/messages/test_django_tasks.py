@@ -1,0 +1,87 @@
+"""Tasks of Django's own framework: run once, however often they are run or enqueued."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+
+from django_idempotency.messages.django_tasks import TaskRejected, idempotent_task
+from tests.support.callers import all_effects
+
+pytestmark = [pytest.mark.django_tasks, pytest.mark.usefixtures("transactional_db")]
+HERE = "tests.messages.tasks_of_django"
+
+
+@pytest.fixture
+def tasks():
+    from tests.messages import tasks_of_django
+
+    return tasks_of_django
+
+
+def run_again(result):
+    """What a worker does with a task whose first worker died before it could say how it ended."""
+    from django.tasks import TaskContext
+
+    return result.task.call(TaskContext(task_result=result), *result.args, **result.kwargs)
+
+
+def test_a_task_that_is_run_again_returns_its_first_result(tasks):
+    result = tasks.paying.enqueue("r-1")
+    assert result.return_value == run_again(result) == {"paid": 5, "reference": "r-1"}
+    assert all_effects() == 1
+
+
+def test_the_decorator_above_task_is_refused(tasks):
+    with pytest.raises(ImproperlyConfigured, match="Put it below @task"):
+        idempotent_task(tasks.paying)
+
+
+def test_a_task_without_a_context_is_an_error_that_says_to_take_one():
+    from django.tasks import task
+
+    failed = task(unprotected).enqueue("r-1")
+    assert failed.errors[0].exception_class is ImproperlyConfigured
+    assert "write @task(takes_context=True)" in failed.errors[0].traceback
+
+
+@idempotent_task
+def unprotected(reference):
+    raise AssertionError("it ran")
+
+
+def test_tasks_with_one_message_id_are_one(tasks):
+    results = [tasks.paying.enqueue("r-1", message_id="m-1") for _time in range(3)]
+    assert [result.return_value["paid"] for result in results] == [5] * 3
+    assert all_effects() == 1
+    tasks.paying.enqueue("r-1")
+    assert all_effects() == 2
+
+
+def test_a_task_that_fails_leaves_nothing_and_can_be_run_again(tasks):
+    failed = tasks.paying.enqueue("r-1", fails=True)
+    assert failed.errors[0].exception_class is LookupError
+    assert all_effects() == 0
+    with pytest.raises(LookupError):
+        run_again(failed)
+
+
+def test_another_task_under_the_same_id_is_rejected(tasks):
+    tasks.paying.enqueue("r-1", message_id="m-1")
+    other = tasks.paying.enqueue("r-2", message_id="m-1")
+    assert other.errors[0].exception_class is TaskRejected
+    assert all_effects() == 1
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_task_that_runs_inside_a_transaction_is_a_part_of_it(tasks, fails):
+    """Django's default backend runs a task at once, wherever it is enqueued."""
+    with suppress(LookupError), transaction.atomic():
+        result = tasks.paying.enqueue("r-1")
+        assert result.return_value == {"paid": 5, "reference": "r-1"}
+        if fails:
+            raise LookupError
+    assert all_effects() == (0 if fails else 1)

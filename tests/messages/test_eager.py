@@ -1,0 +1,125 @@
+"""Celery's eager tasks inside a keyed view: they are a part of its operation, not one of their own."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+from celery import Celery, shared_task
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpResponse
+from pydantic import BaseModel, Field
+
+from django_idempotency.messages.celery import idempotent_task
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.policy import Policy
+from tests.support.callers import effects, entry_point, pay, record
+
+pytestmark = pytest.mark.usefixtures("payer")
+
+
+@pytest.fixture
+def task():
+    app = Celery("tests", set_as_current=False)
+    app.conf.task_always_eager = app.conf.task_eager_propagates = True
+
+    @app.task(name="tests.pay", shared=False)
+    @idempotent_task
+    def charge(reference):
+        return str(pay(reference).pk)
+
+    return charge
+
+
+def test_an_eager_task_in_a_keyed_view_is_a_part_of_it(task):
+    def view(request):
+        task.delay("eager")
+        return HttpResponse(status=201)
+
+    send = entry_point(view)
+    assert send().status_code == 201
+    assert send().headers["Idempotent-Replayed"] == "true"
+    assert (effects("eager"), IdempotencyRecord.objects.count()) == (1, 1)
+
+
+def test_the_effect_of_an_eager_task_is_undone_with_the_view(task):
+    def view(request):
+        task.delay("eager")
+        return HttpResponse(status=500)
+
+    assert entry_point(view)().status_code == 500
+    assert (effects("eager"), record().status) == (0, "failed")
+
+
+def test_an_eager_task_in_no_transaction_is_an_operation_of_its_own(task):
+    assert task.apply(["eager"], task_id="1").get() == task.apply(["eager"], task_id="1").get()
+    assert effects("eager") == 1
+
+
+class Frame:
+    """Like a data frame of pandas: a comparison has no truth value."""
+
+    def __eq__(self, other):
+        return self
+
+    def __bool__(self):
+        raise ValueError("ambiguous")
+
+    def __repr__(self):
+        return "Frame"
+
+
+CIRCLE = []
+CIRCLE.append(CIRCLE)
+
+
+@pytest.mark.parametrize("argument", [{("EUR", 1): 5}, Frame(), CIRCLE], ids=["keys", "no truth value", "circle"])
+def test_a_task_runs_once_with_arguments_that_json_can_not_hold(argument):
+    app = Celery("tests", set_as_current=False)
+
+    @app.task(name="tests.pay", shared=False)
+    @idempotent_task
+    def charge(argument):
+        return str(pay("eager").pk)
+
+    assert charge.apply([argument], task_id="1").get() == charge.apply([argument], task_id="1").get()
+    assert effects("eager") == 1
+
+
+class Bill(BaseModel):
+    amount: Decimal = Field(serialization_alias="total")
+    note: str | None = None
+
+
+@pytest.mark.parametrize("options", [{"by_alias": True, "exclude_none": True}, {"mode": "python"}, None])
+def test_a_pydantic_task_replays_what_its_options_have_celery_dump(options):
+    app = Celery("tests", set_as_current=False)
+
+    @app.task(name="tests.bill", shared=False, pydantic=True, pydantic_dump_kwargs=options)
+    @idempotent_task
+    def bill() -> Bill:
+        return Bill(amount=pay("eager").amount)
+
+    first, replay = (bill.apply(task_id="1").get() for _time in range(2))
+    assert first == replay
+    assert {type(value) for value in first.values()} == {type(value) for value in replay.values()}
+    assert effects("eager") == 1
+
+
+def test_an_eager_task_in_a_lease_view_has_its_own_record(task):
+    def view(request):
+        task.delay("eager")
+        return HttpResponse(status=201)
+
+    assert entry_point(view, mode="lease")().status_code == 201
+    assert (effects("eager"), IdempotencyRecord.objects.count()) == (1, 2)
+
+
+def test_the_decorator_above_shared_task_is_refused():
+    def charge():
+        raise AssertionError("it ran")
+
+    with pytest.raises(ImproperlyConfigured, match="Put @idempotent_task below @shared_task"):
+        idempotent_task(shared_task(name="tests.above")(charge))
+    with Celery(set_as_current=False) as app, pytest.raises(ImproperlyConfigured, match="below @shared_task"):
+        idempotent_task(policy=Policy())(app.task(name="above")(charge))

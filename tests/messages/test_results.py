@@ -1,0 +1,115 @@
+"""What a redelivery gets is what the first delivery got."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from uuid import UUID
+
+import pytest
+
+from django_idempotency.maintenance import decisions
+from django_idempotency.messages import NOT_KEPT, AlreadyDone, Done, MarkedFailed, Message, Refused, consume
+from django_idempotency.messages.results import TYPED_JSON
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.policy import Body, Policy
+from django_idempotency.values.outcomes import StoredResponse
+from tests.messages.handlers import MESSAGE, pay
+from tests.support.callers import all_effects as effects
+
+RESULTS = [
+    *(None, True, 7, 1.5, "text", [], {}, {"a": [1, {"b": None}]}),
+    *(Decimal("1.10"), b"\xff\x00", UUID(int=7), timedelta(days=1, microseconds=2)),
+    *(date(2026, 1, 2), time(3, 4), datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)),
+    *((1, (2, Decimal("3"))), {1, 2}, frozenset("a"), {1: "one", (2, 3): "pair"}),
+    *({"__type__": "decimal", "__value__": "1"}, {"__type__": "nothing", "__value__": 1}),
+]
+
+
+@pytest.mark.parametrize("result", RESULTS, ids=repr)
+def test_a_result_keeps_its_types(result):
+    kept = TYPED_JSON.decode(TYPED_JSON.encode(result))
+    assert kept == result
+    assert type(kept) is type(result)
+
+
+@pytest.mark.usefixtures("transactional_db")
+def test_a_replay_has_the_type_of_the_first_result():
+    def total(message, context):
+        return {"total": Decimal("1.10"), "raw": b"\xff"}
+
+    assert consume(MESSAGE, total) == Done({"total": Decimal("1.10"), "raw": b"\xff"})
+    assert consume(MESSAGE, total) == AlreadyDone({"total": Decimal("1.10"), "raw": b"\xff"})
+
+
+@pytest.mark.usefixtures("transactional_db")
+@pytest.mark.parametrize(
+    "policy", [Policy(body=Body(limit=10)), Policy(body=Body(store=False))], ids=["large", "by policy"]
+)
+def test_a_result_that_is_not_kept_is_marked_as_such(policy):
+    consume(MESSAGE, pay, policy=policy)
+    assert consume(MESSAGE, pay, policy=policy) == AlreadyDone(NOT_KEPT)
+    assert effects() == 1
+
+
+@pytest.mark.usefixtures("transactional_db")
+def test_a_result_of_exactly_the_limit_is_kept():
+    policy = Policy(body=Body(limit=6))
+    assert [consume(MESSAGE, lambda *given: "four", policy=policy).result for _ in range(2)] == ["four"] * 2
+
+
+@pytest.mark.usefixtures("transactional_db")
+def test_lease_mode_completes_without_a_storable_result():
+    """Its effects have happened: they may not happen at every delivery."""
+    policy = Policy(mode="lease")
+    assert isinstance(consume(MESSAGE, lambda *given: [pay(*given), object()], policy=policy), Done)
+    assert consume(MESSAGE, pay, policy=policy) == AlreadyDone(NOT_KEPT)
+    assert effects() == 1
+
+
+@pytest.fixture
+def failed(transactional_db):
+    """The id of a record whose handler failed, with no answer yet."""
+
+    def crash(message, context):
+        raise LookupError("not yet")
+
+    consume(MESSAGE, crash)
+    return IdempotencyRecord.objects.get().pk
+
+
+def test_a_message_that_an_operator_failed_is_no_success(failed):
+    assert isinstance(decisions.fail(failed, detail="never paid"), decisions.Done)
+    assert consume(MESSAGE, pay) == MarkedFailed("never paid")
+    assert effects() == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "result"),
+    [
+        (b"", "application/json", None),
+        (b"paid by hand", "text/plain", "paid by hand"),
+        (b'{"paid": 5}', "application/json", {"paid": 5}),
+        (b"{", "application/json", NOT_KEPT),
+        (b"\xff", "text/plain", NOT_KEPT),
+    ],
+)
+def test_a_message_that_an_operator_resolved_has_that_result(failed, body, kind, result):
+    decisions.resolve(failed, StoredResponse(200, (("Content-Type", kind),), body))
+    assert consume(MESSAGE, pay) == AlreadyDone(result)
+
+
+@pytest.mark.parametrize("body", [b"", b"no", b'"no"', b'{"detail": "no"}', b"\xff", b"[]"])
+def test_the_reason_of_a_stored_failure_is_text(failed, body):
+    decisions.resolve(failed, StoredResponse(422, (("Content-Type", "application/json"),), body))
+    delivery = consume(MESSAGE, pay)
+    assert isinstance(delivery, Refused)
+    assert isinstance(delivery.reason, str)
+    assert delivery.reason
+
+
+@pytest.mark.usefixtures("transactional_db")
+def test_a_body_that_is_no_utf_8_is_compared_by_its_bytes():
+    message = Message("queue", "1", b"\xff\x00")
+    assert isinstance(consume(message, pay), Done)
+    assert isinstance(consume(message, pay), AlreadyDone)

@@ -1,0 +1,268 @@
+"""``idempotency_consume``: a runner in a process of its own, and what the checks say of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from threading import Timer
+from urllib.request import urlopen
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.db.backends.signals import connection_created
+
+from django_idempotency.exceptions import StoreUnavailable
+from django_idempotency.messages import Backoff, Consumer, Message
+from django_idempotency.messages.health import health_endpoint
+from django_idempotency.messages.runner import NotTaken, Runner
+from django_idempotency.policy import Atomic, Lease, Policy
+from testproject.models import LedgerEntry
+from tests.messages.brokers import Gate, running
+from tests.messages.handlers import pay, reading
+from tests.support.aliases import another_alias
+from tests.support.callers import all_effects as effects
+from tests.support.checks import ids_found
+from tests.support.waiting import eventually
+
+HERE = "tests.messages.test_running"
+
+
+class Memory(Runner[str]):
+    """A broker of one process: ids, each delivered until it is settled."""
+
+    redelivered_after = 30
+
+    def __init__(self, consumer, *ids, **options):
+        super().__init__(consumer, **options)
+        self.ids, self.dead, self.put_off = list(ids), [], []
+
+    def open(self):
+        pass
+
+    def receive(self, most, timeout):
+        taken = self.ids[:most]
+        del self.ids[:most]
+        if not taken:
+            time.sleep(0.01)
+        return taken
+
+    def message(self, received):
+        return Message("memory", received, redelivered=received in self.put_off)
+
+    def ack(self, received):
+        pass
+
+    def later(self, received, delay):
+        self.put_off.append(received)
+        Timer(delay, self.ids.append, [received]).start()
+
+    def dead_letter(self, received, headers):
+        self.dead.append((received, headers))
+
+
+def memory():
+    return Memory(Consumer("tests", pay, policy=Policy(mode=Lease(seconds=20), retention=8 * 86400)))
+
+
+def by_lock():
+    return Memory(Consumer("tests", pay, policy=Policy(mode=Atomic(claim="lock"), retention=8 * 86400)))
+
+
+def late():
+    return Memory(Consumer("tests", pay, policy=Policy(mode=Lease(seconds=60))))
+
+
+no_runner = "text"
+
+
+@pytest.mark.usefixtures("transactional_db")
+def test_a_broken_connection_is_replaced():
+    with another_alias("elsewhere", CONN_MAX_AGE=None) as alias:
+        runner = Memory(Consumer("tests", reading(alias)), "last", "breaks", "next", "last again", batch=1)
+        with running(runner):
+            eventually(lambda: sum(runner.counts.values()) == 4)
+    assert runner.put_off == ["breaks"]
+
+
+@pytest.mark.usefixtures("transactional_db")
+def test_a_connection_is_kept_between_messages_whatever_its_age():
+    opened = []
+    with another_alias("elsewhere", CONN_MAX_AGE=0) as alias:
+        count = lambda connection, **named: opened.append(connection.alias)  # noqa: E731
+        connection_created.connect(count)
+        try:
+            runner = Memory(Consumer("tests", reading(alias)), "1", "2", "3", batch=1)
+            with running(runner):
+                eventually(lambda: sum(runner.counts.values()) == 3)
+        finally:
+            connection_created.disconnect(count)
+    assert opened.count(alias) == 1
+
+
+@pytest.mark.postgresql
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_runner_receives_nothing_while_the_store_is_unavailable(proxy, batch):
+    runner = Memory(Consumer("tests", pay), "first", "second", batch=batch)
+    proxy.away = True
+    with running(runner):
+        eventually(lambda: runner.counts["StoreAway"] >= 2)
+        runner.ids += map(str, range(40))
+        eventually(lambda: runner.counts["StoreAway"] >= 5)
+        in_hand = len(runner.at_work)
+        proxy.come_back()
+        eventually(lambda: runner.counts["Done"] == 42)
+    assert (in_hand, runner.put_off, effects()) == (min(batch, 2), [], 42)
+
+
+@pytest.mark.postgresql
+def test_messages_of_a_lane_keep_their_order_when_the_store_comes_back(proxy):
+    class Lanes(Memory):
+        def lane(self, received):
+            return received[0]
+
+    handled = []
+
+    def handle(message, context):
+        handled.append(message.id)
+        if message.id == "a1" and handled.count("a1") < 3:  # in its batch, and then alone
+            raise StoreUnavailable
+        return pay(message, context)
+
+    ids = [f"{lane}{number}" for number in range(6) for lane in "ab"]
+    runner = Lanes(Consumer("tests", handle), *ids, batch=4)
+    proxy.away = True
+    with running(runner):
+        eventually(lambda: runner.counts["StoreAway"] > 3)
+        proxy.come_back()
+        eventually(lambda: runner.counts["Done"] == 12)
+    done = list(LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True))
+    assert [[id for id in done if id[0] == lane] for lane in "ab"] == [ids[::2], ids[1::2]]
+
+
+@pytest.mark.postgresql
+@pytest.mark.usefixtures("transactional_db")
+@pytest.mark.parametrize("claim", ["record", "lock"])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_message_that_only_seems_to_lose_the_store_keeps_no_other_waiting(claim, batch):
+    """It breaks its own connection each time. It goes back to its broker, and its attempts are counted."""
+
+    def handle(message, context):
+        if message.id == "poison":
+            connection.connection.close()
+            return None
+        return pay(message, context)
+
+    policy = Policy(mode=Atomic(claim=claim))
+    runner = Memory(Consumer("tests", handle, max_attempts=3, policy=policy), "poison", *"abcdefghij", batch=batch)
+    with running(runner):
+        eventually(lambda: runner.put_off and runner.counts["Done"] == 10)
+        assert runner.dead == []
+        eventually(lambda: runner.dead)
+    assert [received for received, _headers in runner.dead] == ["poison"]
+
+
+@pytest.mark.usefixtures("transactional_db")
+def test_a_message_that_the_broker_does_not_delay_is_tried_again_in_the_runner():
+    class Full(Memory):
+        def later(self, received, delay):
+            raise NotTaken("no room")
+
+    def handle(message, context):
+        if message.id == "m" and context.attempt < 3:
+            raise LookupError("not yet")
+        return pay(message, context)
+
+    runner = Full(Consumer("tests", handle, backoff=Backoff(first=0.1)), "m", "n")
+    with running(runner):
+        eventually(lambda: runner.counts["Done"] == 2)
+    assert (runner.counts["Retry"], effects()) == (2, 2)
+
+
+@pytest.mark.usefixtures("transactional_db")
+def test_a_message_that_can_not_be_identified_ends_no_runner():
+    class Picky(Memory):
+        def message(self, received):
+            return Message("memory", {"m": "m-1"}[received])
+
+    runner = Picky(Consumer("tests", pay), "poison", "m", batch=2)
+    with running(runner):
+        eventually(lambda: runner.counts["Done"] and runner.dead)
+    ((received, headers),) = runner.dead
+    assert (received, headers["idempotency-reason"]) == ("poison", "it can't be identified: KeyError('poison')")
+
+
+@pytest.mark.usefixtures("transactional_db")
+def test_stopping_lets_what_is_at_work_end_and_leaves_the_rest():
+    gate = Gate(pay)
+    runner = Memory(Consumer("tests", gate), "m", "n", batch=1)
+    with running(runner):
+        assert gate.entered.wait(30)
+        runner.stop()
+        gate.opened.set()
+    assert (runner.counts["Done"], effects(), runner.ids) == (1, 1, ["n"])
+
+
+@pytest.mark.postgresql
+def test_a_runner_stops_while_the_store_is_unavailable(proxy):
+    runner = Memory(Consumer("tests", pay), "m")
+    proxy.away = True
+    with running(runner):
+        eventually(lambda: runner.counts["StoreAway"])
+        assert runner.is_healthy
+    assert (runner.at_work, runner.put_off, runner.is_healthy) == (["m"], [], False)
+
+
+@pytest.mark.usefixtures("transactional_db")
+def test_the_health_endpoint_says_whether_messages_are_looked_for():
+    gate = Gate(pay)
+    runner = Memory(Consumer("tests", gate), "m")
+    with running(runner), health_endpoint(runner, "127.0.0.1:0") as port:
+        assert gate.entered.wait(30)
+        with urlopen(f"http://127.0.0.1:{port}/healthz") as answer:
+            state = json.load(answer)
+        gate.opened.set()
+        eventually(lambda: runner.counts["Done"])
+    assert (answer.status, state["healthy"], state["at_work"]) == (200, True, 1)
+    assert not runner.is_healthy
+
+
+@pytest.mark.parametrize("options", [{"batch": 0}, {"batch": 1.5}])
+def test_numbers_of_a_runner_are_counts(options):
+    with pytest.raises(ImproperlyConfigured, match="must be an integer from 1"):
+        Memory(Consumer("tests", pay), **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nowhere.at.all"], "nowhere"),
+        ([f"{HERE}.no_runner"], "it must be a runner"),
+        ([], "Pass the dotted path of the runner"),
+        ([f"{HERE}.memory", "--health", "x"], "it must be a port"),
+    ],
+)
+def test_the_command_says_what_is_wrong(arguments, sentence):
+    with pytest.raises(CommandError, match=sentence):
+        call_command("idempotency_consume", *arguments)
+
+
+def test_checks_of_runners(settings, db):
+    settings.IDEMPOTENCY = {"CONSUMERS": [f"{HERE}.{name}" for name in ("nothing", "no_runner", "memory")]}
+    assert ids_found("E037", "W038", "W039") == ["E037", "E037"]
+
+
+def test_a_coroutine_function_is_refused_by_a_runner():
+    async def handle(message, context):
+        raise AssertionError("it ran")
+
+    with pytest.raises(ImproperlyConfigured, match="is async"):
+        Memory(Consumer("tests", handle))
+
+
+def test_a_project_of_consumers_alone_is_checked(settings, db):
+    """It needs no URLs. Checks run before every ``migrate``."""
+    del settings.ROOT_URLCONF
+    settings.IDEMPOTENCY = {"CONSUMERS": [f"{HERE}.memory"]}
+    assert ids_found("E037", "W038", "W039") == []

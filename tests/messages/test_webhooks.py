@@ -1,0 +1,183 @@
+"""Webhooks that come in: each event once, and no id for strangers."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connection
+from django.test import Client, RequestFactory
+from django.urls import path
+from standardwebhooks import Webhook
+
+from django_idempotency.messages import RejectMessage
+from django_idempotency.models import IdempotencyRecord
+from django_idempotency.policy import Lease, Policy
+from django_idempotency.webhooks import WebhookView, standard_webhook
+from tests.messages.handlers import pay
+from tests.support.callers import all_effects as effects
+
+pytestmark = [pytest.mark.webhooks, pytest.mark.usefixtures("transactional_db")]
+
+OLD, NEW, ANOTHER = ("whsec_" + base64.b64encode(word * 8).decode() for word in (b"old ", b"new ", b"own "))
+BODY = b'{"type": "paid", "data": {"amount": 5}}'
+
+
+class Hook(WebhookView):
+    source = "gateway"
+    verify = standard_webhook(NEW, OLD)
+    handle = staticmethod(pay)
+
+
+class Failing(Hook):
+    def handle(self, message, context):
+        pay(message, context)
+        raise LookupError("not yet")
+
+
+class Refusing(Hook):
+    def handle(self, message, context):
+        raise RejectMessage("unknown type")
+
+
+urlpatterns = [path(f"{view.__name__}/", view.as_view()) for view in (Hook, Failing, Refusing)]
+
+
+@pytest.fixture(autouse=True)
+def urls(settings):
+    settings.ROOT_URLCONF = __name__
+
+
+def signed(id="evt-1", body=BODY, *, secret=NEW, at=None):
+    at = at or datetime.now(UTC)
+    signature = Webhook(secret).sign(id, at, body.decode())
+    return {"webhook-id": id, "webhook-timestamp": str(int(at.timestamp())), "webhook-signature": signature}
+
+
+def post(headers, body=BODY, view=Hook):
+    return Client().post(f"/{view.__name__}/", body, content_type="application/json", headers=headers)
+
+
+def test_a_view_that_does_not_say_whose_events_it_verifies_is_refused():
+    with pytest.raises(ImproperlyConfigured, match="Hook has no source and no verify"):
+        type("Hook", (WebhookView,), {}).as_view()
+    with pytest.raises(ImproperlyConfigured, match="Hook has no verify"):
+        type("Hook", (WebhookView,), {"source": "gateway"}).as_view()
+
+
+@pytest.mark.parametrize("by", ["policy", "setting"])
+def test_a_retention_shorter_than_signatures_are_accepted_is_refused(settings, by):
+    short = type("Short", (Hook,), {"policy": Policy(retention=599)} if by == "policy" else {"policy": None})
+    settings.IDEMPOTENCY = {} if by == "policy" else {"RETENTION": 599, "LEASE": Lease(seconds=10)}
+    with pytest.raises(ImproperlyConfigured, match="Short: its retention of 599 s is shorter than the 600 s"):
+        short.as_view()
+    settings.IDEMPOTENCY = {}
+    type("Long", (Hook,), {"policy": Policy(retention=600)}).as_view()
+
+
+def test_a_duplicate_event_gets_success():
+    assert [post(signed()).status_code for _delivery in range(3)] == [200, 200, 200]
+    assert effects() == 1
+    assert IdempotencyRecord.objects.get().key == "evt-1"
+
+
+def test_another_timestamp_and_signature_make_no_other_event():
+    earlier = datetime.now(UTC) - timedelta(seconds=60)
+    assert (post(signed()).status_code, post(signed(at=earlier)).status_code) == (200, 200)
+    assert effects() == 1
+
+
+def test_a_path_can_have_a_secret_of_its_own():
+    view = Hook.as_view(source="another", verify=standard_webhook(ANOTHER))
+    for secret, status in ((ANOTHER, 200), (NEW, 401)):
+        request = RequestFactory().post("/", BODY, content_type="application/json", headers=signed(secret=secret))
+        assert view(request).status_code == status
+    assert IdempotencyRecord.objects.get().scope == "consumer:webhooks:another"
+
+
+def test_each_of_several_secrets_will_do():
+    assert post(signed("evt-1", secret=NEW)).status_code == 200
+    assert post(signed("evt-2", secret=OLD)).status_code == 200
+    assert effects() == 2
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        signed() | {"webhook-signature": "v1,AAAA"},
+        signed(secret="whsec_" + base64.b64encode(b"another secret").decode()),
+        signed(at=datetime.now(UTC) - timedelta(days=1)),
+        signed(at=datetime.now(UTC) + timedelta(days=1)),
+        signed() | {"webhook-id": "evt-2"},
+        signed() | {"webhook-timestamp": "soon"},
+    ],
+    ids=["unsigned", "forged", "another secret", "old", "early", "another id", "no time"],
+)
+def test_a_request_that_is_not_verified_does_not_use_up_the_id(headers):
+    assert post(headers).status_code == 401
+    assert (effects(), IdempotencyRecord.objects.count()) == (0, 0)
+    assert post(signed()).status_code == 200
+    assert effects() == 1
+
+
+@pytest.mark.parametrize("signature", ["x", "v1", "v1,a,b", "v1,abc", "v1,\xe9", "v1,AAAA x"])
+def test_a_malformed_signature_is_not_verified(signature):
+    assert post(signed() | {"webhook-signature": signature}).status_code == 401
+    assert (effects(), IdempotencyRecord.objects.count()) == (0, 0)
+
+
+def test_a_forged_body_that_is_no_text_is_not_verified():
+    assert post(signed(), b"\xff\xfe").status_code == 401
+    assert not IdempotencyRecord.objects.exists()
+
+
+def test_a_signed_body_that_is_no_json_is_handled():
+    assert post(signed(body=b"paid"), b"paid").status_code == 200
+    assert effects() == 1
+
+
+def test_an_event_whose_handler_fails_is_asked_for_again():
+    assert post(signed(), view=Failing).status_code == 503
+    assert (effects(), IdempotencyRecord.objects.get().status) == (0, "failed")
+    assert post(signed()).status_code == 200
+    assert effects() == 1
+
+
+def test_an_event_that_is_refused_is_refused_for_good():
+    answers = [post(signed(), view=Refusing) for _delivery in range(2)]
+    assert [(answer.status_code, json.loads(answer.content)["detail"]) for answer in answers] == [
+        (422, "unknown type")
+    ] * 2
+
+
+def test_an_id_with_another_body_is_refused():
+    other = b'{"type": "paid", "data": {"amount": 6}}'
+    assert post(signed()).status_code == 200
+    assert post(signed(body=other), other).status_code == 400
+    assert effects() == 1
+
+
+def test_an_event_in_flight_is_to_come_again(other_thread):
+    request = {"headers": signed(), "content_type": "application/json"}
+    meanwhile = []
+
+    def look(message, context):
+        meanwhile.append(other_thread(post, signed()))
+        return pay(message, context)
+
+    class Looking(Hook):
+        handle = staticmethod(look)
+
+    assert Looking.as_view()(RequestFactory().post("/", BODY, **request)).status_code == 200
+    assert (meanwhile[0].status_code, meanwhile[0].headers["Retry-After"] in ("1", "2")) == (409, True)
+    assert effects() == 1
+
+
+def test_atomic_requests_and_an_idempotency_key_are_no_obstacle(settings, monkeypatch):
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    assert post(signed() | {"Idempotency-Key": "k"}).status_code == 200
+    assert (effects(), IdempotencyRecord.objects.count()) == (1, 1)

@@ -1,0 +1,10 @@
+"""The test project's, with the settings that a test gives a worker in ``WORKER_SETTINGS``, a JSON object."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from testproject.settings import *  # noqa: F403
+
+globals().update(json.loads(os.environ.get("WORKER_SETTINGS", "{}")))

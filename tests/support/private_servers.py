@@ -1,0 +1,98 @@
+"""Servers of the tests' own, each in a process on a free port: they may be frozen, killed and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.waiting import eventually
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@dataclass(eq=False)
+class PrivateServer:
+    """``command`` starts it, and what it prints is added to ``log``. ``user``: who it runs as, if not as the tests.
+
+    ``ending``: the signal by which it stops at once, whoever is connected. Everything that it starts is in its session,
+    unless it leaves that, and gets the signals that it gets.
+    """
+
+    command: Sequence[str]
+    port: int
+    log: Path = Path(os.devnull)
+    environment: Mapping[str, str] | None = None
+    user: str | None = None
+    ending: signal.Signals = signal.SIGTERM
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    def start(self) -> None:
+        """Return once it answers."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command,
+                user=self.user,
+                cwd="/" if self.user else None,  # who may not look into the directory of the tests
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        eventually(self._serves, within=120)
+
+    def _serves(self) -> bool:
+        if not self.runs:
+            raise RuntimeError(f"{self.command[0]} ended:\n{self.log.read_text()[-2000:]}")
+        return self.answers()
+
+    def answers(self) -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            return True
+        return False
+
+    @property
+    def runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        os.killpg(self.process.pid, number)
+
+    def freeze(self) -> None:
+        self.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """At once, as by a crash of the machine, but with what the system's cache holds."""
+        if self.runs:
+            self.send_signal(signal.SIGKILL)
+        if self.process is not None:
+            self.process.wait()
+
+    def stop(self, ending: signal.Signals | None = None) -> None:
+        if self.process is not None and self.runs:
+            self.process.send_signal(ending or self.ending)
+            self.thaw()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(20)
+        self.kill()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self.start()
+        try:
+            yield
+        finally:
+            self.stop()

@@ -1,0 +1,75 @@
+"""An exception from a signal's handler, at each line of a run in turn, ours or Django's."""
+
+from __future__ import annotations
+
+import sys
+from linecache import getline
+from pathlib import Path
+
+import django.db
+import pytest
+from django.db import connection
+
+import django_idempotency
+from django_idempotency.policy import Atomic
+from tests.support.callers import effects
+from tests.support.waiting import eventually
+
+OURS = str(Path(django_idempotency.__file__).parent)
+DJANGOS = tuple(str(Path(django.db.__file__).parent / name) for name in ("transaction.py", "backends/base/base.py"))
+
+
+class Interrupted(Exception):
+    """As Celery's ``SoftTimeLimitExceeded``."""
+
+
+def striking(number, error, work):
+    """Raise ``error`` at line ``number`` of ``work``. Return its result, or ``None`` if it was struck; and whether."""
+    left = [number]
+
+    def trace(frame, event, _argument):
+        if not frame.f_code.co_filename.startswith((OURS, *DJANGOS)):
+            return None
+        # Python leaves a with block in its first line once more, where no signal's handler runs.
+        if event == "line" and not getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
+            left[0] -= 1
+            if not left[0]:
+                raise error
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return work(), left[0] <= 0
+    except error:
+        return None, True
+    except Exception:
+        if left[0] > 0:
+            raise
+        return None, True
+    finally:
+        sys.settrace(before)
+
+
+ATOMIC = {"mode": Atomic(takeover_grace=0)}
+LOCK = pytest.param({"mode": Atomic(claim="lock")}, id="lock", marks=pytest.mark.postgresql)
+POLICIES = [pytest.param(ATOMIC, id="record"), LOCK]
+ERRORS = [Interrupted, SystemExit]
+
+
+def assert_all_or_nothing(do, is_done, error):
+    """Strike ``do``, a run with one effect, at each of its lines. Afterwards a retry of the same key must be done."""
+    assert is_done(do("first"))
+    number, struck = 0, True
+    while struck:
+        number += 1
+        reference = f"line-{number}"
+        result, struck = striking(number, error, lambda: do(reference))  # noqa: B023
+        if is_done(result):
+            assert effects(reference) == 1, f"a success that was not committed, struck at line {number}"
+        assert is_done(do(f"next-{number}")), f"the next one failed after a strike at line {number}"
+        assert not connection.in_atomic_block
+        # The server notices a connection that was closed in a transaction, and frees its locks, a little later.
+        assert eventually(lambda: is_done(do(reference))), f"the retry failed after a strike at line {number}"  # noqa: B023
+        assert effects(reference) == 1, f"{effects(reference)} effects after a strike at line {number}"
+    assert number > 100
