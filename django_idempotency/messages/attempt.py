@@ -73,7 +73,8 @@ Handled = tuple[Verdict | None, "Delivery | Exception"]
 
 def current_context() -> Context | None:
     """Return the context of the message that is being handled, or ``None`` outside a handler."""
-    return _current.get()
+    context = _current.get()
+    return context if context is not None and context.running else None
 
 
 @contextmanager

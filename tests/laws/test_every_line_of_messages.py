@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_idempotency.messages import Ack, Message, consume
+from django_idempotency.messages import Ack, Message, consume, current_context
 from django_idempotency.policy import Policy
 from tests.support.callers import pay
 from tests.support.striking import ERRORS, POLICIES, assert_all_or_nothing
@@ -19,4 +19,8 @@ def test_an_atomic_message_that_is_struck_leaves_all_or_nothing(policy, error):
         handler = lambda *_handled: str(pay(reference).pk)  # noqa: E731
         return consume(Message("queue", reference), handler, policy=Policy(**policy))
 
-    assert_all_or_nothing(deliver, lambda delivery: isinstance(delivery, Ack), error)
+    def is_done(delivery):
+        assert current_context() is None, "no handler is running"
+        return isinstance(delivery, Ack)
+
+    assert_all_or_nothing(deliver, is_done, error)

@@ -396,12 +396,13 @@ def reap():
 
 @pytest.mark.parametrize(
     ("work", "words", "most"),  # cleaning up, it looks and deletes at once
-    [(clean_up, "SKIP LOCKED", 800), (reap, "SKIP LOCKED", 500), (pay, "django_idempotency_claim", 500)],
+    [(clean_up, "SKIP LOCKED", 800), (reap, "SKIP LOCKED", 50), (pay, "django_idempotency_claim", 50)],
     ids=["cleanup", "reap", "claim"],
 )
 def test_over_all_partitions_only_the_rows_that_are_meant_are_read(days, work, words, most):
     fill(2 * HOUR, 20_000)
     fill(0, 20_000)
+    work()  # the session reads the catalogs, once
     (read,) = buffers_of(work, words)
     assert read < most
 
