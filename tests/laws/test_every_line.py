@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from django.http import HttpResponse
 
@@ -14,7 +16,12 @@ pytestmark = [pytest.mark.usefixtures("payer"), pytest.mark.row_locks, pytest.ma
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_atomic_request_that_is_struck_leaves_all_or_nothing(policy, error):
-    def send(reference):
-        return entry_point(lambda _request: HttpResponse(str(pay(reference).pk), status=201), **policy)(reference)
+    view = entry_point(lambda request: HttpResponse(str(pay(json.loads(request.body)).pk), status=201), **policy)
+    status = lambda response: response and response.status_code  # noqa: E731
 
-    assert_all_or_nothing(send, lambda response: response is not None and response.status_code == 201, error)
+    assert_all_or_nothing(
+        lambda reference: view(reference, f'"{reference}"'.encode()),
+        is_done=lambda response: status(response) == 201,
+        is_running=lambda response: status(response) == 409,
+        error=error,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_idempotency.messages import Ack, Message, consume, current_context
+from django_idempotency.messages import Ack, InFlightElsewhere, Message, consume, current_context
 from django_idempotency.policy import Policy
 from tests.support.callers import pay
 from tests.support.striking import ERRORS, POLICIES, assert_all_or_nothing
@@ -15,12 +15,14 @@ pytestmark = [pytest.mark.usefixtures("payer"), pytest.mark.row_locks, pytest.ma
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_atomic_message_that_is_struck_leaves_all_or_nothing(policy, error):
+    stated = Policy(**policy)
+
     def deliver(reference):
-        handler = lambda *_handled: str(pay(reference).pk)  # noqa: E731
-        return consume(Message("queue", reference), handler, policy=Policy(**policy))
+        return consume(Message("queue", reference), lambda *_handled: str(pay(reference).pk), policy=stated)
 
     def is_done(delivery):
         assert current_context() is None, "no handler is running"
         return isinstance(delivery, Ack)
 
-    assert_all_or_nothing(deliver, is_done, error)
+    is_running = lambda delivery: isinstance(delivery, InFlightElsewhere)  # noqa: E731
+    assert_all_or_nothing(deliver, is_done=is_done, is_running=is_running, error=error)
