@@ -87,8 +87,8 @@ def test_every_option_of_a_policy_has_an_anchor():
     assert policy.NAMES | of_groups <= anchors(DOCS / "policy.md")
 
 
-def test_the_options_that_messages_heed_are_options():
-    listed = code(section("policy.md", "Consumers").partition("It heeds")[2])
+def test_the_options_that_messages_use_are_options():
+    listed = code(section("policy.md", "Consumers").partition("It uses")[2])
     assert set(listed) <= policy.NAMES
 
 
