@@ -115,7 +115,8 @@ def test_every_problem_code_is_published_under_its_status():
 
 @pytest.mark.parametrize("problem", known_problems().values(), ids=lambda problem: problem.code)
 def test_a_problem_is_documented_as_it_is_sent(problem):
-    ((status, retryable, safe_new_key),) = rows(section("errors.md", problem.code))
+    table = {code(name)[0]: stated for name, *stated in rows(section("errors.md", "The codes"))}
+    status, retryable, safe_new_key = table[problem.code]
     expected = "the stored one" if problem is problems.NOT_STORED else str(problem.status)
     assert status == expected
     assert [code(retryable)[0] == "true", code(safe_new_key)[0] == "true"] == [problem.retryable, problem.safe_new_key]
