@@ -306,11 +306,30 @@ def test_named_tests_exist():
 
 
 def test_pages_with_commands_that_need_a_clone_say_so():
-    """Whoever has installed the package has neither the Makefile nor the test project."""
+    """An installation of the package has neither the Makefile nor the test project."""
     needs_a_clone = re.compile(r"^(?:\$ )?(?:\w+=\S+ )*(?:make |python -m (?:testproject|tests|pytest))", re.MULTILINE)
     pages = [page for page in PAGES if needs_a_clone.search(page.read_text())]
     assert pages
     assert [page.name for page in pages if "a clone of the repository" not in page.read_text()] == []
+
+
+ODD = re.compile(
+    r"\b(burns? no|comes? again|doors?|heeds?|is away|is to be|knobs?|of ours|what becomes of|whoever)\b", re.IGNORECASE
+)
+
+
+def texts():
+    """What users read: pages, alerts, and the strings of the package, docstrings included."""
+    pages = [*PAGES, *ROOT.glob("*.md"), DOCS / "llms.txt", DOCS / "monitoring" / "alerts.yml"]
+    yield from ((page, page.read_text()) for page in [*pages, *PACKAGE.rglob("*.html")])
+    for module in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield module, node.value
+
+
+def test_texts_have_no_words_that_a_native_speaker_would_not_use():
+    assert [(str(path), found[0]) for path, written in texts() if (found := ODD.search(written))] == []
 
 
 # --- Examples --------------------------------------------------------------------------------------------------------
