@@ -107,8 +107,8 @@ class _OfForm(Policy):
 
 def _refuse_operation(view: Any, *_operation: Any) -> NoReturn:
     raise ImproperlyConfigured(
-        f"@idempotent_form is on {dotted_name(view)}, an operation of Django Ninja, where nobody would look for the "
-        "form's key. Write @idempotent."
+        f"@idempotent_form is on {dotted_name(view)}, an operation of Django Ninja, which does not read the form's "
+        "key. Use @idempotent."
     )
 
 

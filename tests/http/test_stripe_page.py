@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from types import SimpleNamespace
@@ -12,10 +13,13 @@ import pytest
 import stripe
 
 from tests.support.pages import FENCE, text
+from tests.support.reader import follow_the_quickstart, follow_the_stripe_page, reader
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-BLOCKS = [block for language, block in FENCE.findall(text("stripe.md")) if language == "python"]
+MODEL, VIEW, URLS, WITHOUT_KEYS = (
+    block for language, block in FENCE.findall(text("stripe.md")) if language == "python"
+)
 DECLINED = {"error": {"type": "card_error", "code": "card_declined", "message": "Your card was declined."}}
 
 
@@ -48,7 +52,8 @@ def provider(monkeypatch):
     with ThreadingHTTPServer(("127.0.0.1", 0), Stripe) as server:
         server.asked, server.payments = [], {}
         Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(stripe, "api_key", "sk_test_alice")
+        monkeypatch.setenv("STRIPE_SECRET_KEY", "sk_test_alice")
+        monkeypatch.setattr(stripe, "api_key", None)  # the page sets it
         monkeypatch.setattr(stripe, "api_base", f"http://127.0.0.1:{server.server_port}")
         monkeypatch.setattr(stripe, "max_network_retries", 0)
         yield server
@@ -61,11 +66,14 @@ def saved():
 
 
 @pytest.fixture
-def pay(rf, django_user_model, saved):
+def pay(rf, django_user_model, provider, saved, monkeypatch):
     """Send a request to the view on the page. ``crash``: it is interrupted after Stripe has charged."""
     user = django_user_model.objects.create_user("alice")
+    payments = SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "orders", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "orders.models", SimpleNamespace(Payment=SimpleNamespace(objects=payments)))
     names = {}
-    exec(compile(BLOCKS[0], "stripe.md", "exec"), names)
+    exec(compile(VIEW, "stripe.md", "exec"), names)
 
     def send(method="pm_card", crash=False):
         def get_or_create(intent, defaults):
@@ -73,7 +81,7 @@ def pay(rf, django_user_model, saved):
                 raise SystemExit
             saved.append((intent, defaults["user"]))
 
-        names["Payment"] = SimpleNamespace(objects=SimpleNamespace(get_or_create=get_or_create))
+        payments.get_or_create = get_or_create
         request = rf.post("/", {"amount": "500", "payment_method": method}, headers={"Idempotency-Key": "order-1"})
         request.user = user
         return names["pay"](request)
@@ -109,3 +117,21 @@ def test_if_stripe_cant_be_reached_a_retry_has_the_same_key(pay, provider, monke
 def test_a_declined_card_stays_declined(pay, provider):
     assert [pay("pm_declined").status_code for _ in range(2)] == [402, 402]
     assert len(provider.asked) == 1
+
+
+@pytest.mark.curl
+@pytest.mark.slow
+def test_the_page_does_what_it_shows_after_the_quickstart(tmp_path, provider):
+    with reader(tmp_path) as someone:
+        follow_the_quickstart(someone)
+        at = f"stripe.api_base = 'http://127.0.0.1:{provider.server_port}'"
+        someone.replaced = {"stripe.api_key = ": f"{at}\nstripe.api_key = "}
+        follow_the_stripe_page(someone)
+    assert (len(provider.asked), len(provider.payments)) == (1, 1)
+
+
+def test_the_view_for_providers_without_keys_is_idempotent():
+    names = {}
+    exec(compile(WITHOUT_KEYS, "stripe.md", "exec"), names)
+    policy = names["pay_out"].idempotency_policy
+    assert (policy.required, policy.mode.on_crash) == (True, "hold")

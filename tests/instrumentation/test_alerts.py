@@ -65,34 +65,34 @@ def pending(percentile):
 
 # What makes each alert fire: series, by minute, for two hours.
 FIRES = {
-    "IdempotencyStoreFails": {FAILED: "0+5x120"},
-    "IdempotencyRetriesAreMany": {REPLAYED: "0+10x120", CLAIMED: "0+100x120"},
-    "IdempotencyConflictsAreMany": {rejected("in_flight"): "0+20x120", CLAIMED: "0+100x120"},
-    "IdempotencyKeysAreMisused": {rejected("key_reused"): "0+5x120", CLAIMED: "0+100x120"},
-    "IdempotencyOwnersDie": {TAKEN_OVER: "0+5x120", CLAIMED: "0+100x120"},
+    "IdempotencyStoreFailing": {FAILED: "0+5x120"},
+    "IdempotencyManyReplays": {REPLAYED: "0+10x120", CLAIMED: "0+100x120"},
+    "IdempotencyManyConflicts": {rejected("in_flight"): "0+20x120", CLAIMED: "0+100x120"},
+    "IdempotencyKeysReused": {rejected("key_reused"): "0+5x120", CLAIMED: "0+100x120"},
+    "IdempotencyWorkersCrashing": {TAKEN_OVER: "0+5x120", CLAIMED: "0+100x120"},
     "IdempotencyStaleWrites": {STALE: "0x60 1x60"},
     "IdempotencyKeysOnHold": {"idempotency_on_hold" + FIGURE: "3x120"},
     "IdempotencyKeysOnHoldTooLong": {"idempotency_on_hold_age_seconds" + FIGURE: "7200x120"},
-    "IdempotencyCallersMeetKeysOnHold": {rejected("on_hold"): "0x60 1x60"},
-    "IdempotencyWaitsInVain": {rejected("wait_timeout"): "0+2x120"},
-    "IdempotencyKeysAreNotAdmitted": {rejected("not_admitted"): "0+500x120"},
-    "IdempotencyKeysAreStuck": {"idempotency_stuck" + FIGURE: "3x120"},
+    "IdempotencyKeysOnHoldRetried": {rejected("on_hold"): "0x60 1x60"},
+    "IdempotencyWaitTimeouts": {rejected("wait_timeout"): "0+2x120"},
+    "IdempotencyKeysNotAdmitted": {rejected("not_admitted"): "0+500x120"},
+    "IdempotencyKeysStuck": {"idempotency_stuck" + FIGURE: "3x120"},
     "IdempotencyPendingTooLong": {pending(100): "900x120"},
-    "IdempotencyCleanupLags": {"idempotency_cleanup_lag_seconds" + FIGURE: "7200x120"},
-    "IdempotencyPartitionsEnd": {"idempotency_partitions_ahead_seconds" + FIGURE: "40000x120"},
-    "IdempotencyFiguresMissing": {UP: "0x120", 'idempotency_table_up{database="b"}': "1x120"},
-    "IdempotencyCollectorDown": {UP: "1x50"},
-    "IdempotencyOutboxHasNoRelay": {
+    "IdempotencyCleanupLagging": {"idempotency_cleanup_lag_seconds" + FIGURE: "7200x120"},
+    "IdempotencyPartitionsRunningOut": {"idempotency_partitions_ahead_seconds" + FIGURE: "40000x120"},
+    "IdempotencyTableFiguresMissing": {UP: "0x120", 'idempotency_table_up{database="b"}': "1x120"},
+    "IdempotencyMetricsMissing": {UP: "1x50"},
+    "IdempotencyOutboxNoRelay": {
         'idempotency_outbox_relays{publisher="a"}': "0x120",
         'idempotency_outbox_pending{publisher="a"}': "5x120",
         'idempotency_outbox_relays{publisher="b"}': "1x120",
     },
-    "IdempotencyOutboxIsLate": {'idempotency_outbox_age_seconds{publisher="a"}': "900x120"},
-    "IdempotencyOutboxHasDeadLetters": {'idempotency_outbox_dead{publisher="a"}': "1x120"},
+    "IdempotencyOutboxDelayed": {'idempotency_outbox_age_seconds{publisher="a"}': "900x120"},
+    "IdempotencyOutboxDeadLetters": {'idempotency_outbox_dead{publisher="a"}': "1x120"},
 }
 ON_FIGURES = {
-    *("IdempotencyKeysOnHold", "IdempotencyKeysOnHoldTooLong", "IdempotencyKeysAreStuck"),
-    *("IdempotencyPendingTooLong", "IdempotencyCleanupLags", "IdempotencyPartitionsEnd"),
+    *("IdempotencyKeysOnHold", "IdempotencyKeysOnHoldTooLong", "IdempotencyKeysStuck"),
+    *("IdempotencyPendingTooLong", "IdempotencyCleanupLagging", "IdempotencyPartitionsRunningOut"),
 }
 OUTBOX = {name for name in FIRES if "Outbox" in name}
 WELL = {
@@ -135,7 +135,7 @@ CASES = {
     },
     "the first event of a process": {
         alert: (dict.fromkeys(FIRES[alert], "_x60 1x60"), [alert])
-        for alert in ("IdempotencyStaleWrites", "IdempotencyCallersMeetKeysOnHold")
+        for alert in ("IdempotencyStaleWrites", "IdempotencyKeysOnHoldRetried")
     },
     "what happened once": {
         "one 422 among 40": (CALM | {rejected("key_reused"): "0x40 1x80"}, []),
@@ -153,7 +153,7 @@ CASES = {
     },
     "failed scrapes": {alert: (ending(FIRES[alert], 57), [alert]) for alert in ON_FIGURES | OUTBOX},
     "a sick database": {
-        alert: (ending(FIRES[alert], 40) | SICK, [alert, "IdempotencyFiguresMissing"]) for alert in ON_FIGURES
+        alert: (ending(FIRES[alert], 40) | SICK, [alert, "IdempotencyTableFiguresMissing"]) for alert in ON_FIGURES
     },
     "figures that are well again": {alert: (healed(FIRES[alert]) | {UP: "1x120"}, []) for alert in ON_FIGURES},
 }
@@ -168,7 +168,7 @@ def of_target(series):
 def firing(name, series, expected):
     """A test: exactly ``expected`` alerts fire after an hour and five minutes, with the labels of their target."""
     labels = [
-        {"alertname": alert, **TARGET} | ({"instance": ""} if alert == "IdempotencyCollectorDown" else {})
+        {"alertname": alert, **TARGET} | ({"instance": ""} if alert == "IdempotencyMetricsMissing" else {})
         for alert in expected
     ]
     written = [",".join(f'{name}="{value}"' for name, value in each.items() if value) for each in labels]
@@ -200,7 +200,7 @@ def test_every_alert_is_seen_to_fire():
 def test_a_database_that_is_away_is_critical():
     """Where authentication fails first, no request counts as one whose store failed."""
     severities = {rule["alert"]: rule["labels"]["severity"] for rule in alert_rules()}
-    assert severities["IdempotencyStoreFails"] == severities["IdempotencyFiguresMissing"] == "critical"
+    assert severities["IdempotencyStoreFailing"] == severities["IdempotencyTableFiguresMissing"] == "critical"
 
 
 def test_every_alert_says_what_it_means_and_where_to_look():

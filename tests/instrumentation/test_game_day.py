@@ -26,9 +26,9 @@ def test_only_the_times_of_the_rules_are_others():
 
 
 def test_the_times_are_divided_by_the_pace():
-    stuck = next(rule for rule in quicker_rules() if rule["alert"] == "IdempotencyKeysAreStuck")
+    stuck = next(rule for rule in quicker_rules() if rule["alert"] == "IdempotencyKeysStuck")
     assert stuck["for"] == f"{15 * 60_000 // PACE}ms"
-    lag = next(rule for rule in quicker_rules() if rule["alert"] == "IdempotencyCleanupLags")
+    lag = next(rule for rule in quicker_rules() if rule["alert"] == "IdempotencyCleanupLagging")
     assert lag["expr"].endswith(f"> {3600 / PACE:g}")
 
 

@@ -128,7 +128,7 @@ def reordered(stage: Stage) -> str:
     return in_words(first, second, runs.total() > before)
 
 
-# By the first cell of the tables in docs/migrating.md.
+# By the first cell of the tables in docs/comparison.md.
 SITUATIONS: dict[str, Callable[[Stage], str]] = {
     "retry after `201`": lambda stage: sent_twice(stage),
     "duplicate while the first runs": in_flight,

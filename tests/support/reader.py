@@ -45,9 +45,9 @@ class Reader:
         for command, _, output in (part.partition("\n") for part in block.strip().removeprefix("$ ").split("\n$ ")):
             program, *arguments = shlex.split(command)
             match program, arguments:
-                case (("curl" | "order"), _):
+                case (("curl" | "order" | "pay"), _):
                     self.expect(self.shell(command), output)
-                case (("token()" | "order()"), _):
+                case (("token()" | "order()" | "pay()"), _):
                     self.functions += f"{command}\n"
                 case "python", [manage, "runserver"]:
                     self.serve(manage)
@@ -57,6 +57,8 @@ class Reader:
                     self.run("-m", "django", *arguments)
                 case "pip", ["install", *_]:
                     pass  # it is what runs here
+                case "export", [assignment]:
+                    self.environment |= [assignment.split("=")]
                 case "createdb", [name]:
                     self.databases.append(name)
                 case _:
@@ -74,6 +76,7 @@ class Reader:
         return done.stdout
 
     def serve(self, manage):
+        self.stop_serving()
         self.server = subprocess.Popen(
             [self.python, manage, "runserver", "--noreload", str(self.port)],
             cwd=self.directory,
@@ -123,6 +126,12 @@ def follow_the_quickstart(someone, page="quickstart.md"):
     for language, block in FENCE.findall(text(page)):
         {"python": someone.write, "console": someone.type}[language](block)
     assert someone.shown > 8
+
+
+def follow_the_stripe_page(someone):
+    """Go on from the quickstart with all but the last block, which is about other providers."""
+    for language, block in FENCE.findall(text("stripe.md"))[:-1]:
+        {"python": someone.write, "console": someone.type}[language](block)
 
 
 @contextmanager

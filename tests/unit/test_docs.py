@@ -87,8 +87,8 @@ def test_every_option_of_a_policy_has_an_anchor():
     assert policy.NAMES | of_groups <= anchors(DOCS / "policy.md")
 
 
-def test_the_options_that_messages_heed_are_options():
-    listed = code(section("policy.md", "Consumers").partition("It heeds")[2])
+def test_the_options_that_messages_use_are_options():
+    listed = code(section("policy.md", "Consumers").partition("It uses")[2])
     assert set(listed) <= policy.NAMES
 
 
@@ -115,7 +115,8 @@ def test_every_problem_code_is_published_under_its_status():
 
 @pytest.mark.parametrize("problem", known_problems().values(), ids=lambda problem: problem.code)
 def test_a_problem_is_documented_as_it_is_sent(problem):
-    ((status, retryable, safe_new_key),) = rows(section("errors.md", problem.code))
+    table = {code(name)[0]: stated for name, *stated in rows(section("errors.md", "The codes"))}
+    status, retryable, safe_new_key = table[problem.code]
     expected = "the stored one" if problem is problems.NOT_STORED else str(problem.status)
     assert status == expected
     assert [code(retryable)[0] == "true", code(safe_new_key)[0] == "true"] == [problem.retryable, problem.safe_new_key]
@@ -305,11 +306,30 @@ def test_named_tests_exist():
 
 
 def test_pages_with_commands_that_need_a_clone_say_so():
-    """Whoever has installed the package has neither the Makefile nor the test project."""
+    """An installation of the package has neither the Makefile nor the test project."""
     needs_a_clone = re.compile(r"^(?:\$ )?(?:\w+=\S+ )*(?:make |python -m (?:testproject|tests|pytest))", re.MULTILINE)
     pages = [page for page in PAGES if needs_a_clone.search(page.read_text())]
     assert pages
     assert [page.name for page in pages if "a clone of the repository" not in page.read_text()] == []
+
+
+ODD = re.compile(
+    r"\b(burns? no|comes? again|doors?|heeds?|is away|is to be|knobs?|of ours|what becomes of|whoever)\b", re.IGNORECASE
+)
+
+
+def texts():
+    """What users read: pages, alerts, and the strings of the package, docstrings included."""
+    pages = [*PAGES, *ROOT.glob("*.md"), DOCS / "llms.txt", DOCS / "monitoring" / "alerts.yml"]
+    yield from ((page, page.read_text()) for page in [*pages, *PACKAGE.rglob("*.html")])
+    for module in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield module, node.value
+
+
+def test_texts_have_no_words_that_a_native_speaker_would_not_use():
+    assert [(str(path), found[0]) for path, written in texts() if (found := ODD.search(written))] == []
 
 
 # --- Examples --------------------------------------------------------------------------------------------------------
@@ -343,7 +363,7 @@ def examples():
         for number, (language, block) in enumerate(FENCE.findall(page.read_text()), start=1):
             if (
                 language == "python"
-                and not page.name.startswith("quickstart")
+                and not page.name.startswith(("quickstart", "stripe"))  # their tests are elsewhere
                 and all(map(find_spec, re.findall(r"^(?:import|from) (ninja|stripe)\b", block, re.MULTILINE)))
             ):
                 yield pytest.param(block, marks=needs(block), id=f"{page.relative_to(ROOT)}-{number}")

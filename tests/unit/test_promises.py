@@ -1,4 +1,4 @@
-"""The page on databases: each cell names a test that is there, and runs on that database, or a check."""
+"""The promises by database: each names a test that is there, and runs on that database, or a check."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.pages import section, text
+
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "databases.md").read_text()
+EVIDENCE = section("evidence/correctness.md", "Promises by database")
 CHECKS = (ROOT / "docs" / "checks.md").read_text()
 # By column: the markers of tests that are left out on that database.
 LEFT_OUT = {
@@ -20,16 +22,16 @@ LEFT_OUT = {
 }
 
 
-def rows() -> list[list[str]]:
-    lines = [line for line in PAGE.splitlines() if line.startswith("|")]
+def cells(page: str) -> list[list[str]]:
+    lines = [line for line in page.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-COLUMNS, _rule, *PROMISES = rows()
+COLUMNS, _rule, *PROMISES = cells(EVIDENCE)
 CELLS = [
     pytest.param(column, cell, id=f"{promise}-{column}")
-    for promise, *cells in PROMISES
-    for column, cell in zip(COLUMNS[1:], cells, strict=True)
+    for promise, *by_column in PROMISES
+    for column, cell in zip(COLUMNS[1:], by_column, strict=True)
 ]
 NAMED = re.compile(r"tests/[\w/]+\.py(?:::\w+)?")
 
@@ -74,7 +76,16 @@ def test_a_cell_names_what_holds_it(column, cell):
     assert NAMED.search(cell) or re.search(r"[a-z]{3}", cell), "a cell says nothing"
 
 
-def test_the_page_on_databases_names_tests_and_files_that_exist():
-    for named in NAMED.findall(PAGE):
+def test_the_page_on_databases_says_yes_only_where_a_test_holds_the_promise():
+    columns, _rule, *stated = cells(text("databases.md"))
+    assert columns == COLUMNS
+    assert [promise for promise, *_ in stated] == [promise for promise, *_ in PROMISES]
+    for (promise, *said), (_promise, *held) in zip(stated, PROMISES, strict=True):
+        for word, cell in zip(said, held, strict=True):
+            assert word in (["yes", "no"] if NAMED.search(cell) else [cell]), promise
+
+
+def test_the_promises_name_tests_and_files_that_exist():
+    for named in NAMED.findall(EVIDENCE):
         path, _, name = named.partition("::")
         assert of_test(path, name) is not None if name else (ROOT / path).is_file()
