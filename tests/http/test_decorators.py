@@ -11,7 +11,6 @@ from django.db import transaction
 from django.http import Http404, HttpResponse, JsonResponse
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
-from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
@@ -20,31 +19,7 @@ from django_idempotency.exceptions import TerminalFailure
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Fingerprint, Keys
 from tests.support.callers import effects, is_replay, record
-from tests.support.views import Runs, book, code
-
-
-class Order(View):
-    """Orders."""
-
-    runs: Runs
-
-    def get(self, request, *args, **kwargs):
-        return HttpResponse("list")
-
-    def post(self, request, *args, **kwargs):
-        return self.runs.view(request)
-
-
-class AsyncOrder(View):
-    runs: Runs
-
-    async def post(self, request, *args, **kwargs):
-        return await self.runs.aview(request)
-
-
-def class_with(base, runs):
-    return type(base.__name__, (base,), {"runs": runs})
-
+from tests.support.views import AsyncOrder, Order, Runs, book, class_with, code
 
 ENTRY_POINTS = {
     "bare": lambda runs: idempotent(runs.view),
@@ -82,12 +57,6 @@ def test_without_a_key_it_runs_each_time(call, entry_point):
     assert not IdempotencyRecord.objects.exists()
 
 
-@pytest.mark.parametrize("name", ["async", "sync_to_async", "async class"])
-def test_an_async_view_runs_once_under_asgi(call, name):
-    view = ENTRY_POINTS[name](Runs())
-    assert [call.asgi(view, key=key).content for key in ("k", "k", "other")] == [b"run 1", b"run 1", b"run 2"]
-
-
 def test_the_decorated_view_keeps_its_name_and_its_kind():
     def view(request):
         """What it does."""
@@ -96,7 +65,11 @@ def test_the_decorated_view_keeps_its_name_and_its_kind():
     assert (decorated.__name__, decorated.__doc__, decorated.__wrapped__) == ("view", "What it does.", view)
     protected = idempotent(Order)
     assert issubclass(protected, Order)
-    assert (protected.__qualname__, protected.__module__, protected.__doc__) == ("Order", __name__, "Orders.")
+    assert (protected.__qualname__, protected.__module__, protected.__doc__) == (
+        "Order",
+        Order.__module__,
+        Order.__doc__,
+    )
 
 
 def test_the_decorated_class_leaves_the_original_alone(call):
