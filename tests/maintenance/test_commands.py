@@ -17,30 +17,20 @@ from django.db import connection
 
 from django_idempotency.management.base import seconds
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Lease, Policy
-from tests.support.callers import claim, entry_point, paying, record, shift
+from tests.support.callers import record, shift
 from tests.support.databases import environment
 from tests.support.happening import happen
-from tests.support.maintained import fill
+from tests.support.maintained import HOLD, HOUR, dead, done, fill
 from tests.support.threads import OtherThread
 
 pytestmark = pytest.mark.usefixtures("payer")
 
 ROOT = Path(__file__).parents[2]
-HOUR = 3600
-HOLD = {"mode": Lease(on_crash="hold")}
-
-
-def dead(key="k", **policy):
-    claimed = claim(key, policy=Policy(**policy))
-    shift(key, locked_until=-HOUR)
-    return claimed
 
 
 def due(*keys):
     for key in keys:
-        entry_point(paying)(key)
-        shift(key, expires_at=-HOUR, purge_at=-HOUR)
+        done(key)
 
 
 @pytest.fixture

@@ -145,7 +145,7 @@ def test_a_wrong_value_in_a_group_names_itself_and_what_it_must_be(group, wrong,
     assert str(refused.value).startswith(sentence)
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", [Policy, *GROUPS])
 def test_a_wrong_name_in_a_group_is_an_error_that_names_the_group(group):
     with pytest.raises(TypeError, match=rf"{group.__name__}: Unknown name 'nothing_like_it': "):
         group(nothing_like_it=1)
