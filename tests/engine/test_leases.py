@@ -20,7 +20,7 @@ from django_idempotency.policy import Lease, Policy
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import DatabaseStore, ahead
 from django_idempotency.values.outcomes import Keep, Operation, StoredResponse
-from tests.support.refusals import updates_refused
+from tests.support.maintained import updates_refused
 from tests.support.threads import in_threads
 
 LEASE = DatabaseStore(Policy(mode=Lease(seconds=500)), "default")

@@ -14,8 +14,7 @@ from django.http import HttpResponse
 from django_idempotency import engine, signals
 from django_idempotency.engine.waiting import waiters
 from tests.support.aliases import another_alias
-from tests.support.callers import Gate, entry_point, heard, is_replay, paying, row
-from tests.support.modes import mode_of
+from tests.support.callers import Gate, entry_point, heard, is_replay, mode_of, paying, row
 from tests.support.views_of_laws import in_both_modes, row_locks
 from tests.support.waiting import eventually
 

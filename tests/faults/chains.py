@@ -16,7 +16,7 @@ import psycopg
 from testproject.brokers import stream_of
 from tests.faults.deliveries import Fleet, harm, on_jetstream
 from tests.faults.payments import Payments
-from tests.support.private_nats import PrivateNATS
+from tests.support.private_servers import PrivateNATS
 from tests.support.waiting import eventually
 
 CHARGES = ("/api/charges/",)

@@ -32,9 +32,7 @@ from typing import Any
 from testproject.interrupts import end_on_signals
 from tests.faults.cluster import Cluster
 from tests.support.mock_kafka import MockKafka
-from tests.support.private_nats import PrivateNATS
-from tests.support.private_rabbitmq import PrivateRabbitMQ
-from tests.support.private_servers import PrivateServer
+from tests.support.private_servers import PrivateNATS, PrivateRabbitMQ, PrivateServer
 from tests.support.servers import ROOT
 from tests.support.waiting import eventually
 

@@ -11,7 +11,7 @@ from django_idempotency.policy import Policy
 from django_idempotency.stats.queries import stats, totals
 from tests.support.callers import claim, shift
 from tests.support.maintained import HOLD, HOUR, TABLE, dead, done, fill, postgresql, run_sql
-from tests.support.plans import buffers, nodes
+from tests.support.statements import buffers, nodes
 
 pytestmark = pytest.mark.usefixtures("payer")
 

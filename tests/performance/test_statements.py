@@ -20,8 +20,7 @@ from django_idempotency.stores import postgresql
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.outcomes import Claimed, InFlight, Keep, OnHold, Operation, StoredResponse
 from testproject.models import LedgerEntry
-from tests.support.plans import buffers, nodes
-from tests.support.statements import sent_statements
+from tests.support.statements import buffers, nodes, sent_statements
 from tests.support.threads import OtherThread
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db")]

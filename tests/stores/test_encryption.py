@@ -33,8 +33,19 @@ from django_idempotency.stores.encryption import OVERHEAD, decrypt, encrypt
 from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import StoredResponse
 from tests.stores.test_privacy import SECRET, card, everything_stored, without_card
-from tests.support.callers import MODES, OF_A_REPLAY, claim, effects, entry_point, is_replay, paying, record, row, shift
-from tests.support.modes import mode_of
+from tests.support.callers import (
+    MODES,
+    OF_A_REPLAY,
+    claim,
+    effects,
+    entry_point,
+    is_replay,
+    mode_of,
+    paying,
+    record,
+    row,
+    shift,
+)
 from tests.support.proxy import Cut
 from tests.support.statements import sent_statements
 from tests.support.views import code

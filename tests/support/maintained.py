@@ -95,3 +95,20 @@ def renewed_before_the_update(claimed: Claimed, policy: Policy) -> Iterator[list
 
         with just_before(CHANGING, try_to_renew):
             yield renewals
+
+
+REFUSE = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN RAISE read_only_sql_transaction USING MESSAGE = 'no updates here'; END $$;
+CREATE TRIGGER refuse BEFORE UPDATE ON django_idempotency_record EXECUTE FUNCTION refuse()
+"""
+
+
+@contextmanager
+def updates_refused() -> Iterator[None]:
+    with connection.cursor() as cursor:
+        cursor.execute(REFUSE)
+        try:
+            yield
+        finally:
+            cursor.execute("DROP FUNCTION IF EXISTS refuse CASCADE")

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from testproject import service
-from tests.support.programs import program_beside_python
+from tests.support.private_servers import program_beside_python
 
 CORE = "tests.support.settings.core"  # where the wings are deleted
 SETTINGS = CORE if os.environ.get("DJANGO_SETTINGS_MODULE") == CORE else "testproject.settings"

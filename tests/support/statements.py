@@ -93,3 +93,16 @@ def _prepared(pgconn: Any) -> dict[str, str]:
 def _statement(traced: str) -> str:
     """``"name" "SELECT …" 0`` of a Parse, or `` "SELECT …"`` of a Query, without its quotes."""
     return re.sub(r'^\s*"(?:[^"\s]*"\s+")?|"[\s\d]*$', "", traced).strip()
+
+
+Plan = dict[str, Any]  # as PostgreSQL explains one in JSON
+
+
+def nodes(plan: Plan) -> Iterator[Plan]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+def buffers(plan: Plan) -> int:
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])

@@ -22,8 +22,7 @@ from django_idempotency.stats.queries import Size, at_most
 from tests.admin.pages import LIST
 from tests.support.callers import claim, shift
 from tests.support.happening import COUNTED_AS, happen
-from tests.support.locked import locked
-from tests.support.threads import just_before
+from tests.support.threads import just_before, locked
 
 pytestmark = pytest.mark.usefixtures("payer")
 

@@ -16,7 +16,7 @@ from testproject.models import LedgerEntry
 from tests.messages.brokers import Gate, beats_of, running
 from tests.messages.handlers import pay
 from tests.support.callers import all_effects as effects
-from tests.support.private_nats import PrivateNATS
+from tests.support.private_servers import PrivateNATS
 from tests.support.runner_contract import CrashContract, Dead, RunnerContract, refuse
 from tests.support.waiting import eventually
 

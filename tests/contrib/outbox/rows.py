@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import connection
 
 from django_idempotency.contrib.outbox.models import OutboxEvent
-from tests.support import plans
+from tests.support.statements import buffers
 
 WAITING = f"""
 INSERT INTO {OutboxEvent._meta.db_table} (event_id, publisher, lane, topic, key, payload, content_type, headers, status,
@@ -30,7 +30,7 @@ def buffers_of(work):
         if OutboxEvent._meta.db_table in sql and sql.lstrip().startswith(("SELECT", "WITH")):
             with connection.connection.cursor() as cursor:
                 cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", params)
-                counts.append(plans.buffers(cursor.fetchone()[0][0]["Plan"]))
+                counts.append(buffers(cursor.fetchone()[0][0]["Plan"]))
         return execute(sql, params, *details)
 
     with connection.execute_wrapper(explain):
