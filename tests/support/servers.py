@@ -89,6 +89,10 @@ def _environment(database_url: str) -> dict[str, str]:
     return given | ({"DEBUG": "1"} if database_url.startswith("sqlite") else {})
 
 
+def unless_in_flight(response: httpx.Response) -> httpx.Response | None:
+    return None if response.status_code == 409 else response
+
+
 @contextmanager
 def running_server(
     database_url: str, directory: Path, *, workers: int = 2, code: Path | None = None, **environment: str

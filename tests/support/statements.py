@@ -106,3 +106,23 @@ def nodes(plan: Plan) -> Iterator[Plan]:
 
 def buffers(plan: Plan) -> int:
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
+@contextmanager
+def explaining(words: str, options: str = "ANALYZE, BUFFERS", only: tuple[str, ...] = ("",)) -> Iterator[list[Plan]]:
+    """The plans, as they are sent, of this thread's statements with these words that begin with one of ``only``."""
+    plans: list[Plan] = []
+
+    def explain(execute: Any, sql: str, params: Any, *details: Any) -> Any:
+        if words in sql and sql.lstrip().startswith(only):
+            with default_connection.connection.cursor() as cursor:
+                if default_connection.in_atomic_block:  # elsewhere it only reads
+                    cursor.execute("SAVEPOINT explained")
+                cursor.execute(f"EXPLAIN ({options}, FORMAT JSON) {sql}", params)
+                plans.append(cursor.fetchone()[0][0]["Plan"])
+                if default_connection.in_atomic_block:
+                    cursor.execute("ROLLBACK TO explained")
+        return execute(sql, params, *details)
+
+    with default_connection.execute_wrapper(explain):
+        yield plans
