@@ -70,9 +70,6 @@ def shorten(key="k"):
     IdempotencyRecord.objects.filter(key=key).update(locked_until=ahead(5))
 
 
-# --- Renewing --------------------------------------------------------------------------------------------------------
-
-
 def test_a_lease_is_renewed_until_it_is_dropped(keeper):
     claim = claimed()
     keeper.add(claim, LEASE)
@@ -143,9 +140,6 @@ def test_after_a_heartbeat_that_failed_the_next_comes_within_a_second(keeper, mo
 
 def test_failed_heartbeats_come_at_different_times():
     assert len({leases._retry(20) for _ in range(20)}) > 10
-
-
-# --- Watching --------------------------------------------------------------------------------------------------------
 
 
 def suspected(keeper, *, lapsed, store=SHORT):

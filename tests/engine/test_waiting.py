@@ -47,9 +47,6 @@ def test_a_waiter_asks_less_and_less_often(monkeypatch):
     assert pauses[:6] == [0.02, 0.04, 0.08, 0.16, 0.25, 0.25]
 
 
-# --- Connections -----------------------------------------------------------------------------------------------------
-
-
 @row_locks
 @in_both_modes
 def test_a_waiter_has_no_connection_while_it_waits(mode, monkeypatch):

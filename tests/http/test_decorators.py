@@ -117,9 +117,6 @@ def test_an_async_view_in_atomic_mode_is_a_clear_error_and_not_run(call):
     assert runs.count == 0
 
 
-# --- Methods and arguments -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
 def test_safe_methods_ignore_the_header(call, method):
     runs = Runs()
@@ -146,9 +143,6 @@ def test_a_missing_method_is_405_and_leaves_the_key_free(call):
 def test_the_arguments_of_the_url_reach_the_view(call):
     view = idempotent(lambda request, pk: HttpResponse(str(pk)))
     assert call(view, path="/view/7/").content == b"7"
-
-
-# --- Outcomes --------------------------------------------------------------------------------------------------------
 
 
 def raising(error):
@@ -250,9 +244,6 @@ def test_a_claim_inside_a_foreign_transaction_names_the_fix(alice):
         transaction.atomic(idempotent(runs.view))(request)
     assert (runs.count, record("k", f"auth.user:{alice.pk}")) == (0, None)
     assert idempotent(transaction.atomic(runs.view))(request).content == b"run 1"
-
-
-# --- Conditions of the request ---------------------------------------------------------------------------------------
 
 
 def test_a_strict_view_takes_the_quoted_key_only(call):

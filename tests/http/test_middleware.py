@@ -139,9 +139,6 @@ def test_the_decorators_of_the_view_itself_are_left_as_they_were(call):
     assert runs.view in [cell.cell_contents for cell in view.__closure__]
 
 
-# --- What is left alone ----------------------------------------------------------------------------------------------
-
-
 class Exempt(Order):
     @idempotency_exempt
     def post(self, request, *args, **kwargs):
@@ -229,8 +226,6 @@ def test_a_class_may_make_its_arguments_of_others(call, settings, entry_point):
     settings.IDEMPOTENCY = {"DASHBOARD": {"OBSERVE": 60}}
     assert call(view, key=None).content == b"{0: 'CART'} 2"
 
-
-# --- Among others ----------------------------------------------------------------------------------------------------
 
 OURS = "django_idempotency.middleware.IdempotencyMiddleware"
 OTHERS = [

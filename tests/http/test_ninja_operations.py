@@ -301,9 +301,6 @@ def test_behind_the_middleware_its_own_policy_counts(api, post, settings):
     assert code(post(key=None)) == "idempotency_key_missing"
 
 
-# --- One line for an API or a router ---------------------------------------------------------------------------------
-
-
 def protecting(router, **options):
     router.add_decorator(idempotent(scope=lambda request: request.auth, **options), mode="view")
 
@@ -428,9 +425,6 @@ def test_an_entry_point_that_ninja_would_render_outside_of_is_refused(api, is_as
     api.add_decorator(idempotent)
     with pytest.raises(ImproperlyConfigured, match='mode="view"'):
         _ = idempotent(function) if way == "above the operation" else api.urls
-
-
-# --- A version of Ninja whose operations can't be copied -------------------------------------------------------------
 
 
 @pytest.fixture

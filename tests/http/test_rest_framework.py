@@ -89,9 +89,6 @@ VIEWS = {
 }
 
 
-# --- Views of every kind ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mixed", [(IdempotentMixin,), ()], ids=["mixin", "middleware"])
 @pytest.mark.parametrize("make", VIEWS.values(), ids=VIEWS)
 def test_a_view_runs_once_for_each_key(call, make, mixed):
@@ -162,9 +159,6 @@ def test_a_method_that_is_not_allowed_leaves_the_key_free(call):
     assert call(view).status_code == 201
 
 
-# --- Who gets a replay -----------------------------------------------------------------------------------------------
-
-
 def test_a_new_token_of_the_same_user_gets_the_same_response(call, alice):
     runs, view = answering(authentication_classes=[TokenAuthentication])
     for _ in range(2):
@@ -194,9 +188,6 @@ def test_a_callable_scope_sees_what_the_view_has_authenticated(call, alice):
     runs, view = answering(authentication_classes=[TokenAuthentication], idempotency_policy=policy)
     call(view, headers={"Authorization": f"Token {token.key}"})
     assert runs.contexts[0].scope == f"custom:account:{alice.pk}"
-
-
-# --- Problems --------------------------------------------------------------------------------------------------------
 
 
 def test_a_problem_is_problem_json_with_the_default_handler(call):
@@ -246,9 +237,6 @@ def test_a_plain_response_of_an_exception_handler_is_kept(call):
     _runs, view = answering(get_exception_handler=lambda view: handler, idempotency_policy=Policy(required=True))
     response = call(view, key=None)
     assert (response.status_code, response.content) == (418, b"idempotency_key_missing")
-
-
-# --- Outcomes --------------------------------------------------------------------------------------------------------
 
 
 class Declined(exceptions.APIException):
@@ -358,9 +346,6 @@ def test_an_exception_undoes_the_effects_and_passes(call, answer, error):
         with pytest.raises(error):
             call(view)
     assert (runs.count, effects()) == (2, 0)
-
-
-# --- Parsers, and a store that fails ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

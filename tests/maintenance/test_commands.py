@@ -51,9 +51,6 @@ def count():
     return IdempotencyRecord.objects.count()
 
 
-# --- idempotency_reap ------------------------------------------------------------------------------------------------
-
-
 def test_reap_frees_and_holds_and_says_how_many(told):
     dead("retry")
     dead("hold", **HOLD)
@@ -95,9 +92,6 @@ def test_reap_exits_with_1_and_names_what_could_not_be_written(capsys):
     assert str(IdempotencyRecord.objects.values_list("pk", flat=True).get()) in printed.err
 
 
-# --- idempotency_cleanup ---------------------------------------------------------------------------------------------
-
-
 def test_cleanup_deletes_and_says_its_rate_and_how_far_behind_it_is(told):
     due("a", "b", "c")
     ended = told("idempotency_cleanup", "--batch=2", "--max-seconds=0")
@@ -127,9 +121,6 @@ def test_cleanup_only_counts_on_a_dry_run(told):
     due("a", "b")
     assert told("idempotency_cleanup", "--dry-run")["done"] == {"deleted": 2}
     assert count() == 2
-
-
-# --- idempotency_stats -----------------------------------------------------------------------------------------------
 
 
 def test_stats_as_json(told):
@@ -168,9 +159,6 @@ def test_stats_in_words(capsys):
         "retryable 0",
     ):
         assert line.split() in lines
-
-
-# --- idempotency_stats --check ---------------------------------------------------------------------------------------
 
 
 def checked(capsys, *arguments):
@@ -212,9 +200,6 @@ def test_a_check_exits_with_2_beyond_its_limits(capsys, make, lasts, limit, name
     assert checked(capsys, f"{limit}={lasts + 600}")[0] == 0
     code, printed = checked(capsys, f"{limit}=30s")
     assert (code, "(over 30 s)" in printed) == (2, True)
-
-
-# --- What they share -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,6 @@ REFUSALS = [
 ]
 
 
-# --- Complete, and nothing invented ----------------------------------------------------------------------------------
-
-
 GROUPS = [Atomic, Lease, Keys, Fingerprint, Body, Limits]
 
 
@@ -250,9 +247,6 @@ def headed(markdown):
     return cells
 
 
-# --- Links and words -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_internal_links_lead_somewhere(page):
     dead = [link for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)) if not leads_somewhere(page, link)]
@@ -310,9 +304,6 @@ def test_pages_with_commands_that_need_a_clone_say_so():
     pages = [page for page in PAGES if needs_a_clone.search(page.read_text())]
     assert pages
     assert [page.name for page in pages if "a clone of the repository" not in page.read_text()] == []
-
-
-# --- Examples --------------------------------------------------------------------------------------------------------
 
 
 def needs(example):
@@ -380,9 +371,6 @@ def test_a_key_on_hold_is_freed_as_the_page_on_the_admin_says(rf):
     for line in block.splitlines():
         call_command(*shlex.split(line.partition("manage.py ")[2]))
     assert view(request).content == b"done"
-
-
-# --- The quickstart, as it stands: tests/deployment/test_packaging.py follows the one for plain Django ---------------
 
 
 @pytest.mark.curl

@@ -75,9 +75,6 @@ def test_a_wrong_name_is_an_error_with_the_nearest_right_one_in_any_case():
     ]
 
 
-# --- Durations -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("stated", "kept"), [(1, 1), (1.5, 1.5), (timedelta(minutes=2), 120.0), (timedelta(milliseconds=1500), 1.5)]
 )
@@ -111,9 +108,6 @@ def test_a_value_that_is_not_a_duration_is_refused(wrong):
 def test_a_timedelta_goes_wherever_a_duration_goes(policy, kept):
     assert policy(timedelta(days=1)) == kept
     assert isinstance(policy(timedelta(days=1)), float)
-
-
-# --- Groups ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

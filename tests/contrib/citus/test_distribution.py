@@ -87,9 +87,6 @@ def test_every_statement_sent_to_postgresql_names_one_record(mode):
     assert [claim.operation.key for claim in together] == ["a", "b"]
 
 
-# --- Locks of several records ----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def shards(transactional_db, monkeypatch):
     """The shards of each statement that has locked records; one that names several is refused, as by Citus."""
