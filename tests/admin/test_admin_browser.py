@@ -102,30 +102,6 @@ def test_a_key_is_released_once_its_owner_is_dead_and_not_before(admin):
     assert keys(admin) == ["dead"]
 
 
-def test_a_key_on_hold_is_resolved_and_replays_what_was_typed(admin):
-    on_hold("order-1")
-    admin.open(LIST)
-    admin.follow("On hold (1)")
-    admin.follow("order-1")
-    assert "put on hold: its lease ran out while it was running" in admin.text
-    admin.click("a[href*='intervene/resolve']")
-    admin.find("#id_body").send_keys('{"id": ')
-    admin.click("input[type=submit][value=Resolve]")
-    assert "This is not JSON" in admin.text
-    assert found("order-1").on_hold
-    admin.find("#id_body").send_keys("7}")
-    admin.find("#id_status").clear()
-    admin.find("#id_status").send_keys("201")
-    admin.find("#id_note").send_keys("the bank says it was paid")
-    admin.click("input[type=submit][value=Resolve]")
-    assert "Resolve with a response: done for one record." in admin.text
-    assert admin.path == f"{LIST}?situation=on_hold"
-    admin.open(f"{LIST}{found('order-1').pk}/change/")
-    assert "the bank says it was paid by admin" in admin.text
-    answer = engine.claim(operation("order-1"), HOLD).response
-    assert (answer.status, answer.body) == (201, b'{"id": 7}')
-
-
 def test_a_key_is_found_and_can_be_copied(admin):
     overdue("order-2")
     admin.find("#searchbar").send_keys('"order-2"')

@@ -16,7 +16,7 @@ from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stats.queries import Alarms
 from django_idempotency.stores.database import ahead
 from tests.admin.pages import LIST, found
-from tests.support.locked import locked
+from tests.support.threads import locked
 
 INDEX = "/admin/"
 PAGES = [INDEX, f"{LIST}dashboard/", LIST, f"{LIST}?situation=done", f"{LIST}?q=done"]

@@ -77,9 +77,6 @@ def test_the_child_keys_of_an_unknown_record_are_not_found(client, superuser, db
     assert client.get(f"{LIST}{id}/child-keys/").status_code == 404
 
 
-# --- The trace of the run --------------------------------------------------------------------------------------------
-
-
 def test_a_page_shows_the_trace_of_the_run_and_leads_to_it(client, staff, db, settings):
     claimed("k")
     assert "race of the run" not in page(client, "k")

@@ -132,9 +132,6 @@ def test_a_note_stays_as_it_is(note):
         assert shown_entry(f"Retry allowed. {note}".strip()) == f"Wiederholung erlaubt. {note}".strip()
 
 
-# --- Times and numbers -----------------------------------------------------------------------------------------------
-
-
 def test_times_have_the_zone_in_force(client, german, settings):
     settings.TIME_ZONE = "Europe/Berlin"
     IdempotencyRecord.objects.filter(key="done").update(created_at=NOVEMBER)

@@ -90,9 +90,6 @@ def test_an_entry_has_the_time_of_the_database(client, superuser, records, monke
     assert now - timedelta(minutes=1) < LogEntry.objects.get().action_time <= now
 
 
-# --- Who saw a body --------------------------------------------------------------------------------------------------
-
-
 def test_viewing_a_body_leaves_an_entry_and_sends_a_signal(client, staff, records):
     allow(staff, "view_response_idempotencyrecord")
     with heard(signals.response_viewed) as sent:
@@ -124,9 +121,6 @@ def test_without_an_entry_no_body_is_shown(client, superuser, records, monkeypat
     with heard(signals.response_viewed) as sent:
         response = client.get(f"{LIST}{record_id('user:1', 'done')}/change/")
     assert (response.status_code, BODY.hex(" ") in response.content.decode(), sent) == (503, False, [])
-
-
-# --- The rest of the page --------------------------------------------------------------------------------------------
 
 
 def test_the_timeline_tells_what_was_published(client, staff, records):

@@ -59,9 +59,6 @@ def test_ids_are_numbered_without_gaps():
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-# --- The loop --------------------------------------------------------------------------------------------------------
-
-
 def ours(*, deploy=False, **options):
     """What Django finds with the checks that are registered with it, the outbox's aside."""
     messages = checks.run_checks(include_deployment_checks=deploy, **options)
@@ -125,9 +122,6 @@ def test_w035_does_not_report_a_live_owner_in_atomic_mode():
         assert not is_overdue(older_than=-HOUR)
     claim("dead", policy=Policy())
     assert is_overdue(older_than=-HOUR)
-
-
-# --- Policies of views -----------------------------------------------------------------------------------------------
 
 
 def test_a_view_is_not_reported_for_what_it_has_from_the_setting(project):

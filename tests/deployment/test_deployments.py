@@ -18,7 +18,7 @@ from django.test import RequestFactory, override_settings
 from django_idempotency.decorators import idempotent
 from testproject.models import LedgerEntry
 from tests.support.callers import payment
-from tests.support.servers import Server, running_server, running_uvicorn
+from tests.support.servers import Server, running_server, running_uvicorn, unless_in_flight
 from tests.support.threads import OtherThread, in_threads
 from tests.support.waiting import eventually
 
@@ -26,8 +26,6 @@ pytestmark = pytest.mark.slow
 
 MANY = 10
 
-
-# --- Connections and isolation: one server each ----------------------------------------------------------------------
 
 only_postgresql = pytest.mark.postgresql
 DEPLOYMENTS = [
@@ -91,10 +89,6 @@ def test_of_concurrent_duplicates_one_takes_effect(deployed, name):
     assert deployed.ledger(name) == 1
 
 
-def _unless_in_flight(answer: httpx.Response) -> httpx.Response | None:
-    return None if answer.status_code == 409 else answer
-
-
 @pytest.mark.server
 @under(*DEPLOYMENTS)
 def test_concurrent_retries_after_a_kill_take_effect_once(deployed, name):
@@ -102,7 +96,7 @@ def test_concurrent_retries_after_a_kill_take_effect_once(deployed, name):
         deployed.post("/api/charges/", payment(name), key=name, simulate={"kill": "after"})
     answers = in_threads(MANY, lambda _index: deployed.post("/api/charges/", payment(name), key=name))
     assert {answer.status_code for answer in answers} <= {201, 409}
-    eventually(lambda: _unless_in_flight(deployed.post("/api/charges/", payment(name), key=name)))
+    eventually(lambda: unless_in_flight(deployed.post("/api/charges/", payment(name), key=name)))
     assert deployed.ledger(name) == 1
 
 
@@ -141,12 +135,9 @@ def test_an_async_view_takes_effect_once(deployed, name):
 def test_under_asgi_a_caller_that_hangs_up_can_come_back(deployed, name):
     with pytest.raises(httpx.TimeoutException):
         deployed.post("/async/orders/", payment(name), key=name, simulate={"delay_ms": 1000}, timeout=0.3)
-    retry = eventually(lambda: _unless_in_flight(deployed.post("/async/orders/", payment(name), key=name)))
+    retry = eventually(lambda: unless_in_flight(deployed.post("/async/orders/", payment(name), key=name)))
     assert retry.status_code == 201
     assert deployed.ledger(name) == 1
-
-
-# --- ATOMIC_REQUESTS -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -215,8 +206,6 @@ def test_every_entry_point_keeps_its_promises(atomic_requests, caller, path):
     assert caller(path, simulate={"raise": True}).status_code == 500
     assert LedgerEntry.objects.count() == (2 if atomic_requests else 3)
 
-
-# --- A server that hangs up ------------------------------------------------------------------------------------------
 
 KILL = {
     "postgresql": "SELECT pg_terminate_backend(%s)",

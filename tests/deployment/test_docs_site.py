@@ -97,9 +97,6 @@ def test_the_list_for_language_models_is_at_the_root(site):
     assert (site / "llms.txt").read_text() == (DOCS / "llms.txt").read_text()
 
 
-# --- Versions side by side -------------------------------------------------------------------------------------------
-
-
 def version_on(page):
     return re.search(r'<div class="md-copyright__highlight">\s*(.*?)\s*</div>', page)[1]
 

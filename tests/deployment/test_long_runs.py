@@ -11,7 +11,7 @@ import pytest
 
 from django_idempotency.models import IdempotencyRecord
 from tests.support.callers import effects, entry_point, paying
-from tests.support.servers import running_server, running_uvicorn, running_uwsgi
+from tests.support.servers import running_server, running_uvicorn, running_uwsgi, unless_in_flight
 from tests.support.waiting import eventually
 
 LEASE, LONG = 1, 3.5  # seconds
@@ -59,14 +59,10 @@ def test_a_run_that_takes_several_leases_is_not_overtaken(running, server_databa
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(send)
             eventually(runs.exists)
-            again = eventually(lambda: _unless_in_flight(send()))
+            again = eventually(lambda: unless_in_flight(send()))
             assert (first.result().status_code, again.status_code) == (201, 201), server.log()
     assert first.result().json() == again.json()
     assert [json.loads(line)["at"] for line in runs.read_text().splitlines()] == ["begin", "end"]
-
-
-def _unless_in_flight(answer):
-    return None if answer.status_code == 409 else answer
 
 
 @pytest.mark.usefixtures("payer")

@@ -27,9 +27,9 @@ from django_idempotency.stores import store_for
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.outcomes import Claimed, Fail, Keep, Operation, Release, Replay, StoredResponse
 from tests.support.aliases import another_alias
+from tests.support.callers import mode_of
 from tests.support.checks import ids_found
 from tests.support.databases import create_database, drop_database
-from tests.support.modes import mode_of
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db")]
 

@@ -92,9 +92,6 @@ def test_a_migration_that_breaks_this_version_is_found(here, tmp_path, database)
         upgrade(here, breaking, database, tmp_path)
 
 
-# --- What happens in an upgrade --------------------------------------------------------------------------------------
-
-
 def upgrade(old: Path, new: Path, database: str, directory: Path) -> None:
     run(old, database, PREPARE)
     with serving(old, database, directory) as before, connected(database, autocommit=True) as spy:

@@ -142,8 +142,6 @@ def test_once_expired_the_key_is_free_for_any_request(changed):
     assert decide(record("completed", expires_at=at(-1)), OTHER, NOW) == Available()
 
 
-# --- What the running view sees --------------------------------------------------------------------------------------
-
 OPERATION = Operation("user:1", "the-raw-key", MINE)
 
 

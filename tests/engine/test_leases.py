@@ -20,7 +20,7 @@ from django_idempotency.policy import Lease, Policy
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import DatabaseStore, ahead
 from django_idempotency.values.outcomes import Keep, Operation, StoredResponse
-from tests.support.refusals import updates_refused
+from tests.support.maintained import updates_refused
 from tests.support.threads import in_threads
 
 LEASE = DatabaseStore(Policy(mode=Lease(seconds=500)), "default")
@@ -68,9 +68,6 @@ def left(key="k"):
 
 def shorten(key="k"):
     IdempotencyRecord.objects.filter(key=key).update(locked_until=ahead(5))
-
-
-# --- Renewing --------------------------------------------------------------------------------------------------------
 
 
 def test_a_lease_is_renewed_until_it_is_dropped(keeper):
@@ -143,9 +140,6 @@ def test_after_a_heartbeat_that_failed_the_next_comes_within_a_second(keeper, mo
 
 def test_failed_heartbeats_come_at_different_times():
     assert len({leases._retry(20) for _ in range(20)}) > 10
-
-
-# --- Watching --------------------------------------------------------------------------------------------------------
 
 
 def suspected(keeper, *, lapsed, store=SHORT):

@@ -25,8 +25,6 @@ from tests.support.views_of_laws import terminate
 
 HOUR, DAY = 3600, 24 * 3600
 
-# --- The window of a client's retries --------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     ("schedule", "seconds"),
@@ -48,9 +46,6 @@ def test_the_window_outlasts_a_clients_retries(schedule, seconds):
 def test_a_schedule_that_can_not_be_is_refused(wrong):
     with pytest.raises(ValueError, match="at least 1, and no time may be negative"):
         retention_for(**{"attempts": 3, "base": 1} | wrong)
-
-
-# --- When a request was first sent -----------------------------------------------------------------------------------
 
 
 def uuid7(seconds):
@@ -86,8 +81,6 @@ def test_a_header_without_a_time_is_malformed(value):
     with pytest.raises(MalformedRequestTime):
         parse_sent(value)
 
-
-# --- Late retries ----------------------------------------------------------------------------------------------------
 
 LATE = {"retention": DAY, "keys": Keys(max_age=DAY - HOUR)}
 

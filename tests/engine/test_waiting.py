@@ -14,8 +14,7 @@ from django.http import HttpResponse
 from django_idempotency import engine, signals
 from django_idempotency.engine.waiting import waiters
 from tests.support.aliases import another_alias
-from tests.support.callers import Gate, entry_point, heard, is_replay, paying, row
-from tests.support.modes import mode_of
+from tests.support.callers import Gate, entry_point, heard, is_replay, mode_of, paying, row
 from tests.support.views_of_laws import in_both_modes, row_locks
 from tests.support.waiting import eventually
 
@@ -46,9 +45,6 @@ def test_a_waiter_asks_less_and_less_often(monkeypatch):
         monkeypatch.setattr(engine.waiting.time, "sleep", pass_over)
         entry_point(paying, mode="lease", wait=30)()
     assert pauses[:6] == [0.02, 0.04, 0.08, 0.16, 0.25, 0.25]
-
-
-# --- Connections -----------------------------------------------------------------------------------------------------
 
 
 @row_locks

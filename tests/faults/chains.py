@@ -14,9 +14,10 @@ from typing import Any
 import psycopg
 
 from testproject.brokers import stream_of
-from tests.faults.deliveries import Fleet, harm, on_jetstream
+from tests.faults.deliveries import Fleet, harm
 from tests.faults.payments import Payments
-from tests.support.private_nats import PrivateNATS
+from tests.support.brokers import on_jetstream
+from tests.support.private_servers import PrivateNATS
 from tests.support.waiting import eventually
 
 CHARGES = ("/api/charges/",)

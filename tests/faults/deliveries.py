@@ -23,7 +23,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,10 +31,9 @@ from typing import Any
 
 from testproject.interrupts import end_on_signals
 from tests.faults.cluster import Cluster
+from tests.support.brokers import on_jetstream
 from tests.support.mock_kafka import MockKafka
-from tests.support.private_nats import PrivateNATS
-from tests.support.private_rabbitmq import PrivateRabbitMQ
-from tests.support.private_servers import PrivateServer
+from tests.support.private_servers import PrivateNATS, PrivateRabbitMQ, PrivateServer
 from tests.support.servers import ROOT
 from tests.support.waiting import eventually
 
@@ -136,20 +135,6 @@ class JetStream(Broker):
             return found
 
         return list(on_jetstream(self.url, read))
-
-
-def on_jetstream(url: str, act: Callable[[Any], Any]) -> Any:
-    """What ``act`` returns, given a connection to the JetStream of a server."""
-    import nats
-
-    async def connected() -> Any:
-        client = await nats.connect(url)
-        try:
-            return await act(client.jetstream())
-        finally:
-            await client.close()
-
-    return asyncio.run(connected())
 
 
 class Kafka(Broker):

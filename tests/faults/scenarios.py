@@ -43,7 +43,7 @@ from tests.faults.redis_failover import FAILOVER as REDIS_FAILOVER
 from tests.faults.redis_failover import asynchronous, promoting, replicated
 from tests.faults.runs import Runs
 from tests.faults.troubles import INSIDE, MATRIX, anywhere, one_of
-from tests.support import private_nats
+from tests.support.private_servers import nats_program
 from tests.support.redis_servers import REDIS as REDIS_SERVER
 from tests.support.redis_servers import running_node
 from tests.support.servers import Server, prepare_database, running_server
@@ -440,7 +440,7 @@ def lacking(scenario: Scenario) -> str:
         return "gcc, to make a clock that jumps"
     if scenario in REDISES and shutil.which(REDIS_SERVER) is None:
         return "redis-server"
-    if scenario.told and private_nats.program() is None:
+    if scenario.told and nats_program() is None:
         return "nats-server"
     if scenario.own_disk and os.geteuid() != 0:
         return "root, to mount a small disk"

@@ -100,9 +100,6 @@ def test_keys_are_judged_apart():
     assert violation.key == "other"
 
 
-# --- Trials -----------------------------------------------------------------------------------------------------------
-
-
 def test_the_seed_decides_what_is_sent():
     sizes = {"clients": 4, "keys": 10, "operations": 100}
     assert plan(1, **sizes) == plan(1, **sizes) != plan(2, **sizes)
@@ -163,9 +160,6 @@ def test_an_exception_at_the_end_is_shown_as_no_response():
     assert "never got a response" in str(verdict)
     assert "the wire was cut" in str(verdict)
     assert "seed 7" in str(verdict)
-
-
-# --- Entry points, on a real database --------------------------------------------------------------------------------
 
 
 def tried(view):

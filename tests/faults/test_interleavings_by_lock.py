@@ -63,9 +63,6 @@ def test_the_retention_ends_beside(locking, other):
     assert w.explore(works, given=earlier).states >= 20
 
 
-# --- With one guard taken out, a violation is found ------------------------------------------------------------------
-
-
 OWNERS_LOCK = f"NOT pg_try_advisory_xact_lock({OWNER_LOCK.format(id='%s')})"
 REQUESTS_LOCK = f"NOT pg_try_advisory_xact_lock(%s::bigint # {TABLE_NUMBER})"
 

@@ -204,9 +204,6 @@ class Elsewhere:
         return "elsewhere" if model is LedgerEntry else None
 
 
-# --- Under the middleware --------------------------------------------------------------------------------------------
-
-
 class Entries(admin.ModelAdmin):
     fields = ("kind", "user", "amount", "currency", "reference")
 

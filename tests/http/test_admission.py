@@ -25,9 +25,6 @@ from tests.support.waiting import eventually
 UUID = "8e03978e-40d5-43dd-bc93-6894a57f9324"
 
 
-# --- Keys ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("policy", "fitting", "others"),
     [
@@ -58,8 +55,6 @@ def test_a_form_that_no_key_can_have_is_refused(wrong):
     with pytest.raises(ImproperlyConfigured, match=rf"Keys\.{next(iter(wrong))}"):
         Keys(**wrong)
 
-
-# --- Waiters ---------------------------------------------------------------------------------------------------------
 
 WAIT = {"mode": "lease", "wait": 30}
 
@@ -147,9 +142,6 @@ def test_in_an_event_loop_each_key_has_a_count_of_its_own(settings):
     assert asyncio.run(main()) == (409, [False, False, True, True])
     assert len(waiters) == 0
     assert not waiters._waiting, "an id stays in memory"
-
-
-# --- Coming back -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("seconds", "latest"), [(1, 2), (2, 3), (7, 10), (30, 45)])

@@ -74,9 +74,6 @@ def test_a_caller_whom_a_custom_scope_does_not_name_is_ignored(call):
     assert [call(view, headers={"X-Tenant": "a"}).content for _ in range(2)] == [b"run 3"] * 2
 
 
-# --- ENABLED ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "protect", [idempotent, idempotent(required=True), lambda view: view], ids=["own", "required", "covered"]
 )

@@ -95,9 +95,6 @@ def client_sees_500(call):
     call.client.raise_request_exception = False
 
 
-# --- Keys ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("key", BAD_KEYS.values(), ids=BAD_KEYS)
 @pytest.mark.parametrize("send", ["__call__", "asgi"])
 def test_a_bad_key_is_refused_and_nothing_runs(call, client_sees_500, entry_point, key, send):
@@ -112,9 +109,6 @@ def test_a_bad_key_is_refused_and_nothing_runs(call, client_sees_500, entry_poin
 def test_an_odd_but_good_key_works(call, entry_point, key):
     view = entry_point(Runs())
     assert [is_replay(call(view, key=key)) for _ in range(2)] == [False, True]
-
-
-# --- Bodies ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -160,9 +154,6 @@ def test_a_large_upload_is_legitimate(call, entry_point):
     assert [answer.status_code for answer in answers] == [200, 200, 422]
 
 
-# --- URLs ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "target",
     [
@@ -189,8 +180,6 @@ def test_a_response_of_any_bytes_is_stored(call, client_sees_500):
     view = idempotent(Runs(lambda request: HttpResponse(b"\0\xff", headers=headers)).view)
     assert [call(view).content for _ in range(2)] == [b"\0\xff"] * 2
 
-
-# --- On the wire -----------------------------------------------------------------------------------------------------
 
 ENDPOINTS = ["/api/charges/", "/orders/", "/legacy/refunds/", "/legacy/api/refunds/"]
 LINES = {

@@ -69,9 +69,6 @@ def test_issuer_and_subject_are_kept_apart():
     assert len(scopes) == len(pairs)
 
 
-# --- Frameworks ------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def pay_with_ninja(call, settings):
     from ninja import NinjaAPI
@@ -151,8 +148,6 @@ def test_an_authenticated_caller_who_is_ignored_is_warned_about(rf, warnings):
     assert requests.identify(request, ignoring, sender=Runs) is None
     assert "runs unprotected" in warnings()[0]
 
-
-# --- Scopes of a project's own ---------------------------------------------------------------------------------------
 
 ACCOUNT = uuid.UUID(int=7)
 

@@ -6,7 +6,6 @@ import pytest
 from django.contrib.auth.decorators import login_required
 from django.http import HttpResponse
 from django.utils.decorators import method_decorator
-from django.views import View
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework import permissions, viewsets
@@ -20,19 +19,12 @@ from django_idempotency.decorators import idempotent
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.wrapping import has_entry_point
 from tests.support.callers import is_replay
-from tests.support.views import Runs, book
+from tests.support.views import Order, Runs, book, class_with
 
 pytestmark = pytest.mark.drf
 
 OURS = "django_idempotency.middleware.IdempotencyMiddleware"
 leased = idempotent(mode="lease")
-
-
-class Order(View):
-    runs: Runs
-
-    def post(self, request, *args, **kwargs):
-        return self.runs.view(request)
 
 
 class ApiOrder(APIView):
@@ -52,10 +44,6 @@ class ApiOrders(viewsets.ViewSet):
         return self.runs.view(request)
 
 
-def made(base, runs):
-    return type(base.__name__, (base,), {"runs": runs})
-
-
 def function(runs):
     """An ``@api_view``, as projects write it."""
 
@@ -73,15 +61,21 @@ WAYS = {
     "subclass": lambda runs: type("Own", (leased(Order),), {"runs": runs}).as_view(),
     "api_view": lambda runs: leased(function(runs)),
     "csrf_exempt api_view": lambda runs: leased(csrf_exempt(function(runs))),
-    "APIView.as_view()": lambda runs: leased(made(ApiOrder, runs).as_view()),
-    "csrf_exempt APIView.as_view()": lambda runs: csrf_exempt(leased(csrf_exempt(made(ApiOrder, runs).as_view()))),
-    "ViewSet.as_view()": lambda runs: leased(made(ApiOrders, runs).as_view({"post": "create"})),
-    "dispatch of an APIView": lambda runs: method_decorator(leased, name="dispatch")(made(ApiOrder, runs)).as_view(),
-    "View.as_view()": lambda runs: leased(made(Order, runs).as_view()),
-    "csrf_exempt View.as_view()": lambda runs: leased(csrf_exempt(made(Order, runs).as_view())),
-    "decorators around": lambda runs: never_cache(login_required(leased(csrf_exempt(made(Order, runs).as_view())))),
-    "dispatch": lambda runs: method_decorator(leased, name="dispatch")(made(Order, runs)).as_view(),
-    "method": lambda runs: method_decorator(leased, name="post")(made(Order, runs)).as_view(),
+    "APIView.as_view()": lambda runs: leased(class_with(ApiOrder, runs).as_view()),
+    "csrf_exempt APIView.as_view()": lambda runs: csrf_exempt(
+        leased(csrf_exempt(class_with(ApiOrder, runs).as_view()))
+    ),
+    "ViewSet.as_view()": lambda runs: leased(class_with(ApiOrders, runs).as_view({"post": "create"})),
+    "dispatch of an APIView": lambda runs: method_decorator(leased, name="dispatch")(
+        class_with(ApiOrder, runs)
+    ).as_view(),
+    "View.as_view()": lambda runs: leased(class_with(Order, runs).as_view()),
+    "csrf_exempt View.as_view()": lambda runs: leased(csrf_exempt(class_with(Order, runs).as_view())),
+    "decorators around": lambda runs: never_cache(
+        login_required(leased(csrf_exempt(class_with(Order, runs).as_view())))
+    ),
+    "dispatch": lambda runs: method_decorator(leased, name="dispatch")(class_with(Order, runs)).as_view(),
+    "method": lambda runs: method_decorator(leased, name="post")(class_with(Order, runs)).as_view(),
 }
 
 
@@ -106,7 +100,7 @@ def is_api(way):
 @pytest.mark.parametrize("way", WAYS)
 def test_an_entry_point_is_seen_through_decorators(way):
     assert has_entry_point(WAYS[way](Runs()), "POST")
-    assert not has_entry_point(csrf_exempt(made(Order, Runs()).as_view()), "POST")
+    assert not has_entry_point(csrf_exempt(class_with(Order, Runs()).as_view()), "POST")
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if is_api(way)])

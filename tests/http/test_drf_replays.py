@@ -104,8 +104,6 @@ def test_a_session_made_in_a_view_that_returns_422_is_kept(call, mode):
     assert call.client.session["step"] == "second factor"
 
 
-# --- Pages of the browsable API --------------------------------------------------------------------------------------
-
 HTML = {"Accept": "text/html"}
 BOTH = (JSONRenderer, BrowsableAPIRenderer)
 
@@ -185,9 +183,6 @@ def test_a_problem_is_a_page_of_the_browsable_api(call):
     call(view, headers=HTML)
     mismatch = call(view, {"amount": 5}, headers=HTML)
     assert (mismatch.status_code, b"idempotency_key_reused" in mismatch.content) == (422, True)
-
-
-# --- Other mixins ----------------------------------------------------------------------------------------------------
 
 
 class Tracing:

@@ -181,9 +181,6 @@ def test_a_signed_in_user_may_send_the_header(buyer):
     assert LedgerEntry.objects.count() == 1
 
 
-# --- Views of every kind, and their options --------------------------------------------------------------------------
-
-
 def thank(request):
     messages.success(request, "Thank you.")
     return HttpResponse(uuid4().hex)

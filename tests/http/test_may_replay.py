@@ -61,9 +61,6 @@ SENT = pytest.mark.parametrize(
 )
 
 
-# --- Entry points ----------------------------------------------------------------------------------------------------
-
-
 def of_rest_framework(runs, policy):
     from rest_framework.authentication import SessionAuthentication
 
@@ -133,9 +130,6 @@ def asking(rf, user):
     request = rf.post("/", headers={"Idempotency-Key": "k"})
     request.user = user
     return request
-
-
-# --- What is asked, and what counts as yes ---------------------------------------------------------------------------
 
 
 def test_only_a_caller_who_would_get_a_response_is_asked_for(call):
@@ -227,9 +221,6 @@ def test_a_refused_replay_is_not_stored_by_the_view_around_it(call):
     call(inner)
     for _time in range(2):
         assert is_refused(call(outer)), "the refusal is not stored as the response of the outer view"
-
-
-# --- Recipes ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

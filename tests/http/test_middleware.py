@@ -23,24 +23,10 @@ from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Fingerprint
 from django_idempotency.wrapping import behind_entry_point
 from tests.support.callers import is_replay
-from tests.support.views import Runs, code
+from tests.support.views import AsyncOrder, Order, Runs, class_with, code
 
 PERMISSION = "testproject.add_ledgerentry"
 CSRF = "django.middleware.csrf.CsrfViewMiddleware"
-
-
-class Order(View):
-    runs: Runs
-
-    def post(self, request, *args, **kwargs):
-        return self.runs.view(request)
-
-
-class AsyncOrder(View):
-    runs: Runs
-
-    async def post(self, request, *args, **kwargs):
-        return await self.runs.aview(request)
 
 
 def viewed(runs, *bases, **attributes):
@@ -80,7 +66,7 @@ NEEDS_LOGIN = {
     "LoginRequiredMixin": lambda runs: viewed(runs, LoginRequiredMixin),
     "around as_view": lambda runs: login_required(viewed(runs)),
     "method_decorator on dispatch": lambda runs: method_decorator(login_required, name="dispatch")(
-        type("Covered", (Order,), {"runs": runs})
+        class_with(Order, runs)
     ).as_view(),
 }
 NEEDS_PERMISSION = {
@@ -153,24 +139,6 @@ def test_the_decorators_of_the_view_itself_are_left_as_they_were(call):
     assert runs.view in [cell.cell_contents for cell in view.__closure__]
 
 
-# --- What is left alone ----------------------------------------------------------------------------------------------
-
-
-def test_unkeyed_requests_and_safe_methods_are_left_alone(call):
-    runs = Runs()
-    assert [call(runs.view, key=None).content for _ in range(2)] == [b"run 1", b"run 2"]
-    assert [call(runs.view, method="GET").content for _ in range(2)] == [b"run 3", b"run 4"]
-    assert runs.contexts == [None] * 4
-    assert not IdempotencyRecord.objects.exists()
-
-
-def test_an_exempt_view_is_left_alone(call):
-    runs = Runs()
-    exempt = idempotency_exempt(lambda request: runs.view(request))
-    assert [call(exempt).content for _ in range(2)] == [b"run 1", b"run 2"]
-    assert not IdempotencyRecord.objects.exists()
-
-
 class Exempt(Order):
     @idempotency_exempt
     def post(self, request, *args, **kwargs):
@@ -178,19 +146,19 @@ class Exempt(Order):
 
 
 EXEMPT = {
-    "class": lambda runs: idempotency_exempt(type("Covered", (Order,), {"runs": runs})).as_view(),
-    "dispatch": lambda runs: method_decorator(idempotency_exempt, name="dispatch")(
-        type("Covered", (Order,), {"runs": runs})
-    ).as_view(),
-    "method": lambda runs: type("Covered", (Exempt,), {"runs": runs}).as_view(),
+    "function": lambda runs: idempotency_exempt(lambda request: runs.view(request)),
+    "class": lambda runs: idempotency_exempt(class_with(Order, runs)).as_view(),
+    "dispatch": lambda runs: method_decorator(idempotency_exempt, name="dispatch")(class_with(Order, runs)).as_view(),
+    "method": lambda runs: class_with(Exempt, runs).as_view(),
     "decorated": lambda runs: timed("a")(idempotency_exempt(viewed(runs))),
 }
 
 
 @pytest.mark.parametrize("make", EXEMPT.values(), ids=EXEMPT)
-def test_an_exempt_class_or_method_is_left_alone(call, make):
+def test_an_exempt_view_is_left_alone(call, make):
     view = make(Runs())
     assert [call(view).content for _ in range(2)] == [b"run 1", b"run 2"]
+    assert not IdempotencyRecord.objects.exists()
 
 
 def test_another_method_of_the_class_is_covered(call):
@@ -253,24 +221,11 @@ class Steps(Order):
 @pytest.mark.parametrize("entry_point", [lambda view: view, idempotent], ids=["middleware", "decorator"])
 def test_a_class_may_make_its_arguments_of_others(call, settings, entry_point):
     runs = Runs()
-    view = entry_point(type("Covered", (Steps,), {"runs": runs}).as_view([(0, "cart")]))
+    view = entry_point(class_with(Steps, runs).as_view([(0, "cart")]))
     assert [call(view).content for _ in range(2)] == [b"{0: 'CART'} 1"] * 2
     settings.IDEMPOTENCY = {"DASHBOARD": {"OBSERVE": 60}}
     assert call(view, key=None).content == b"{0: 'CART'} 2"
 
-
-def test_an_error_of_a_covered_view_is_left_to_django(call):
-    call.client.raise_request_exception = False
-
-    def answer(request):
-        raise ValueError
-
-    runs = Runs(answer)
-    assert [send(view).status_code for send in (call, call.asgi) for view in (runs.view, runs.aview)] == [500] * 4
-    assert runs.count == 4
-
-
-# --- Among others ----------------------------------------------------------------------------------------------------
 
 OURS = "django_idempotency.middleware.IdempotencyMiddleware"
 OTHERS = [

@@ -60,9 +60,6 @@ def nobody(operation):
     return False
 
 
-# --- Entry points ----------------------------------------------------------------------------------------------------
-
-
 def holds(send, runs):
     """A new key is refused, and leaves nothing; one that is admitted runs."""
     refused = send(key="k")
@@ -111,8 +108,6 @@ def test_an_error_of_the_callable_is_the_projects(call):
         call(idempotent(admit=broken)(Runs().view))
     assert IdempotencyRecord.objects.count() == 0
 
-
-# --- Known keys ------------------------------------------------------------------------------------------------------
 
 pays = pytest.mark.usefixtures("payer")
 
@@ -213,9 +208,6 @@ def test_a_key_that_was_known_a_moment_ago_is_not_refused(settings):
     assert refusing(mode="lease")().status_code == 201
     assert is_refused(refusing(mode="lease")("another"))
     assert effects() == 2
-
-
-# --- Limits ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_scope_has_so_many_new_keys_a_minute(call, counts):
@@ -325,9 +317,6 @@ class NoCache:
 
     def close(self):
         pass
-
-
-# --- What is told, and what it costs ---------------------------------------------------------------------------------
 
 
 def test_a_refusal_is_an_event(call):

@@ -91,9 +91,6 @@ def test_the_projects_own_description_of_a_status_stays(api):
     assert responses["409"]["description"] == "Ours."
 
 
-# --- Operations that only the middleware covers ----------------------------------------------------------------------
-
-
 @pytest.fixture
 def covered(api, settings):
     """The operations of ``api`` at ``/api/``, in a project with the middleware."""

@@ -79,6 +79,15 @@ def paid(request, amount):
     return {"amount": amount, "entry": str(book(request).pk)}
 
 
+def pay_once():
+    """A function of its own: Ninja writes on it what operation it made of it."""
+
+    def pay(request, amount: int):
+        return 201, paid(request, amount)
+
+    return pay
+
+
 WAYS = {
     "a dict": lambda request, amount: paid(request, amount),
     "a status and a dict": lambda request, amount: (201, paid(request, amount)),
@@ -127,11 +136,7 @@ def test_an_error_of_an_async_operation_is_stored_as_ninja_renders_it(api, post)
 
 
 def test_a_replay_comes_after_ninjas_own_authentication(api, post):
-    @api.post("/pay", auth=ApiKey(), response=RESPONSES)
-    @by_key
-    def pay(request, amount: int):
-        return 201, paid(request, amount)
-
+    api.post("/pay", auth=ApiKey(), response=RESPONSES)(by_key(pay_once()))
     assert post().status_code == 201
     refused = post("wrong")
     assert (refused.status_code, is_replay(refused), b"entry" in refused.content) == (401, False, False)
@@ -140,11 +145,7 @@ def test_a_replay_comes_after_ninjas_own_authentication(api, post):
 def test_a_router_that_is_mounted_twice_keeps_its_entry_points(api, post):
     router = Router()
 
-    @router.post("/pay", auth=ApiKey(), response=RESPONSES)
-    @by_key
-    def pay(request, amount: int):
-        return 201, paid(request, amount)
-
+    router.post("/pay", auth=ApiKey(), response=RESPONSES)(by_key(pay_once()))
     api.add_router("", router)
     NinjaAPI(urls_namespace=uuid.uuid4().hex, docs_url=None).add_router("/again", router)
     assert [post().status_code for _ in range(2)] == [201, 201]
@@ -162,11 +163,7 @@ def test_headers_set_on_ninjas_response_are_replayed(api, post):
 
 
 def test_a_request_that_ninja_refuses_leaves_the_key_free(api, post):
-    @api.post("/pay", auth=ApiKey(), response=RESPONSES)
-    @by_key
-    def pay(request, amount: int):
-        return 201, paid(request, amount)
-
+    api.post("/pay", auth=ApiKey(), response=RESPONSES)(by_key(pay_once()))
     assert post(query="amount=x").status_code == 422
     assert not IdempotencyRecord.objects.exists()
     assert post().status_code == 201
@@ -259,10 +256,7 @@ def test_a_form_is_no_operation(api, decorate):
 def test_the_middleware_puts_an_entry_point_inside_an_operation(api, post, settings):
     settings.IDEMPOTENCY = {"SCOPE": lambda request: request.auth}
 
-    @api.post("/pay", auth=ApiKey(), response=RESPONSES)
-    def pay(request, amount: int):
-        return 201, paid(request, amount)
-
+    api.post("/pay", auth=ApiKey(), response=RESPONSES)(pay_once())
     first, second = post(), post()
     assert (first.status_code, second.content, is_replay(second), effects()) == (201, first.content, True, 1)
     refused = post("wrong")
@@ -270,10 +264,7 @@ def test_the_middleware_puts_an_entry_point_inside_an_operation(api, post, setti
 
 
 def test_the_middleware_leaves_an_exempt_operation_alone(api, post):
-    @api.post("/pay", auth=ApiKey(), response=RESPONSES)
-    @idempotency_exempt
-    def pay(request, amount: int):
-        return 201, paid(request, amount)
+    api.post("/pay", auth=ApiKey(), response=RESPONSES)(idempotency_exempt(pay_once()))
 
     @api.put("/pay")
     def replace(request):
@@ -289,10 +280,7 @@ def test_a_stream_beside_an_operation_is_no_obstacle_to_the_middleware(api, post
     def payments(request) -> Iterator[Paid]:
         yield Paid(amount=1, entry="")
 
-    @api.post("/pay", auth=ApiKey(), response=RESPONSES)
-    def pay(request, amount: int):
-        return 201, paid(request, amount)
-
+    api.post("/pay", auth=ApiKey(), response=RESPONSES)(pay_once())
     assert [is_replay(post()) for _ in range(2)] == [False, True]
     if method == "put":
         with pytest.raises(ImproperlyConfigured, match="payments streams"):
@@ -311,9 +299,6 @@ def test_behind_the_middleware_its_own_policy_counts(api, post, settings):
     record = IdempotencyRecord.objects.get()
     assert (record.scope, record.mode) == ("custom:right", "lease")
     assert code(post(key=None)) == "idempotency_key_missing"
-
-
-# --- One line for an API or a router ---------------------------------------------------------------------------------
 
 
 def protecting(router, **options):
@@ -386,11 +371,7 @@ def test_a_router_in_two_apis_has_the_decorator_of_each(api, post):
 def test_an_exempt_operation_is_left_alone(api, post):
     protecting(api)
 
-    @api.post("/pay", auth=ApiKey(), response={201: Paid})
-    @idempotency_exempt
-    def pay_again(request, amount: int):
-        return pay(request, amount)
-
+    api.post("/pay", auth=ApiKey(), response={201: Paid})(idempotency_exempt(pay_once()))
     assert [is_replay(post()) for _ in range(2)] == [False, False]
 
 
@@ -444,9 +425,6 @@ def test_an_entry_point_that_ninja_would_render_outside_of_is_refused(api, is_as
     api.add_decorator(idempotent)
     with pytest.raises(ImproperlyConfigured, match='mode="view"'):
         _ = idempotent(function) if way == "above the operation" else api.urls
-
-
-# --- A version of Ninja whose operations can't be copied -------------------------------------------------------------
 
 
 @pytest.fixture

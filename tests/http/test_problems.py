@@ -41,9 +41,6 @@ def test_title_and_detail_say_different_things(refusal):
     assert told["title"].endswith(".")
 
 
-# --- Retries of an operation that was executed -----------------------------------------------------------------------
-
-
 def test_an_expired_session_keeps_its_key(call):
     view = idempotent(Runs().view)
     assert call(view).status_code == 200

@@ -70,9 +70,6 @@ def headed(request):
     return HttpResponse("x", headers=headers, status=201)
 
 
-# --- Round trips -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -188,9 +185,6 @@ def test_a_template_error_stores_no_response(call):
     assert runs.count == 2
 
 
-# --- Headers and cookies ---------------------------------------------------------------------------------------------
-
-
 def test_hop_by_hop_headers_date_and_length_are_not_stored():
     names = UNSTORED_HEADERS - {"set-cookie"}
     response = HttpResponse("x", headers={name.title(): "1" for name in names} | {"X-Kept": "1"})
@@ -260,8 +254,6 @@ def test_a_response_without_a_body_has_none_as_a_replay(status):
     assert (again.status_code, again.content, again["X-A"], "Content-Type" in again) == (status, b"", "b", False)
 
 
-# --- Verdicts --------------------------------------------------------------------------------------------------------
-
 RELEASED = (400, 401, 403, 404, 405, 406, 415, 422, 429)
 
 
@@ -284,9 +276,6 @@ def test_a_view_can_have_other_statuses_released_or_retried():
     assert verdict_for(418, policy, lambda: StoredResponse(418)) == Fail("status 418")
     assert verdict_for(404, policy, lambda: StoredResponse(404)) == Keep(StoredResponse(404), failure=True)
     assert verdict_for(500, policy, lambda: StoredResponse(500)) == Keep(StoredResponse(500), failure=True)
-
-
-# --- Our own answers -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from django.contrib.auth.models import Permission
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import HttpResponse
 from django.test.client import encode_multipart
-from django.utils.decorators import method_decorator
 from rest_framework import exceptions, generics, permissions, serializers, status, throttling, viewsets
 from rest_framework.authentication import SessionAuthentication, TokenAuthentication
 from rest_framework.authtoken.models import Token
@@ -90,9 +89,6 @@ VIEWS = {
 }
 
 
-# --- Views of every kind ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mixed", [(IdempotentMixin,), ()], ids=["mixin", "middleware"])
 @pytest.mark.parametrize("make", VIEWS.values(), ids=VIEWS)
 def test_a_view_runs_once_for_each_key(call, make, mixed):
@@ -110,15 +106,6 @@ def test_the_decorator_on_a_class_is_the_mixin(call, entry_point):
     protected = entry_point(type("View", (Plain,), {"runs": runs}))
     assert issubclass(protected, IdempotentMixin)
     assert [call(protected.as_view()).json() for _ in range(2)] == [{"run": 1}] * 2
-
-
-def test_attributes_that_decorators_set_on_dispatch_are_set_on_the_view():
-    def known(dispatch):
-        dispatch.known_to_middleware = True
-        return dispatch
-
-    view = type("View", (IdempotentMixin, method_decorator(known, name="dispatch")(type("Base", (Plain,), {}))), {})
-    assert view.as_view().known_to_middleware
 
 
 def test_an_action_has_its_own_policy(call):
@@ -166,21 +153,10 @@ def test_the_middleware_leaves_an_exempt_view_alone(call, make):
     assert [call(view).json() for _ in range(2)] == [{"run": 1}, {"run": 2}]
 
 
-def test_safe_and_unkeyed_requests_run_each_time(call):
-    runs, view = answering(get=Plain.post)
-    assert [call(view, key=None).status_code for _ in range(2)] == [201, 201]
-    assert [call(view, method="GET").status_code for _ in range(2)] == [201, 201]
-    assert runs.contexts == [None] * 4
-    assert not IdempotencyRecord.objects.exists()
-
-
 def test_a_method_that_is_not_allowed_leaves_the_key_free(call):
     _runs, view = answering()
     assert call(view, method="PUT").status_code == 405
     assert call(view).status_code == 201
-
-
-# --- Who gets a replay -----------------------------------------------------------------------------------------------
 
 
 def test_a_new_token_of_the_same_user_gets_the_same_response(call, alice):
@@ -212,9 +188,6 @@ def test_a_callable_scope_sees_what_the_view_has_authenticated(call, alice):
     runs, view = answering(authentication_classes=[TokenAuthentication], idempotency_policy=policy)
     call(view, headers={"Authorization": f"Token {token.key}"})
     assert runs.contexts[0].scope == f"custom:account:{alice.pk}"
-
-
-# --- Problems --------------------------------------------------------------------------------------------------------
 
 
 def test_a_problem_is_problem_json_with_the_default_handler(call):
@@ -264,9 +237,6 @@ def test_a_plain_response_of_an_exception_handler_is_kept(call):
     _runs, view = answering(get_exception_handler=lambda view: handler, idempotency_policy=Policy(required=True))
     response = call(view, key=None)
     assert (response.status_code, response.content) == (418, b"idempotency_key_missing")
-
-
-# --- Outcomes --------------------------------------------------------------------------------------------------------
 
 
 class Declined(exceptions.APIException):
@@ -376,9 +346,6 @@ def test_an_exception_undoes_the_effects_and_passes(call, answer, error):
         with pytest.raises(error):
             call(view)
     assert (runs.count, effects()) == (2, 0)
-
-
-# --- Parsers, and a store that fails ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,6 @@ def test_retry_after_is_short_at_first_and_stays_well_below_the_lease(lease):
         assert 1 <= retry_after(mode=Lease(seconds=lease)) <= max(2, lease / 4)
 
 
-# --- Async callers that wait -----------------------------------------------------------------------------------------
-
 WAITERS = 20
 
 

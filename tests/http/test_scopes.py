@@ -76,9 +76,6 @@ def rf_post_as(rf):
     return send
 
 
-# --- Tenants ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def tenant(monkeypatch):
     """Have a database's connection be in a tenant's schema, as django-tenants does."""
@@ -141,9 +138,6 @@ def test_two_hosts_share_a_users_keys_unless_the_scope_names_the_host(call, poli
     assert runs.count == count
 
 
-# --- Scopes of a project's own ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("taken", ["auth.user:{}", "public", "form"])
 def test_a_callables_scope_never_meets_a_built_in_one(call, alice, taken):
     builtin, custom = Runs(), Runs()
@@ -182,9 +176,6 @@ def test_a_scope_that_can_not_be_stored_is_refused(call, rf_post_as, letter):
     assert (answer.status_code, code(answer), runs.count) == (400, "idempotency_key_malformed", 0)
     runs, answer = rf_post_as(TokenUser(pk=letter))
     assert (answer.status_code, runs.count) == (400, 0)
-
-
-# --- Headers that select the account ---------------------------------------------------------------------------------
 
 
 def test_the_same_key_for_another_account_is_a_mismatch(call):

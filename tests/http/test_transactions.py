@@ -102,9 +102,6 @@ def rendered(response):
     return (response.render() if hasattr(response, "render") else response).content
 
 
-# --- Behind the middleware -------------------------------------------------------------------------------------------
-
-
 def paying(request, *args, **kwargs):
     return HttpResponse(pay().id.hex, status=201)
 

@@ -22,9 +22,6 @@ CACHED = {
 }
 
 
-# --- Files and caches ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("header", sorted(FILE_HEADERS))
 def test_a_file_that_the_server_sends_is_not_replayed(call, header):
     runs = Runs(lambda request: HttpResponse(status=201, headers={header: "/private/7.pdf", "X-Kept": "1"}))
@@ -74,9 +71,6 @@ def test_a_problem_is_kept_from_caches(call):
 def test_a_problem_of_rest_framework_is_kept_from_caches(call):
     refused = call(idempotent(required=True, scope="public")(api_class(Runs().view)).as_view(), key=None)
     assert (refused.status_code, refused.headers["Cache-Control"]) == (400, "no-store")
-
-
-# --- Of an operator --------------------------------------------------------------------------------------------------
 
 
 def test_the_reason_of_a_hold_is_not_for_clients():

@@ -40,8 +40,7 @@ from tests.instrumentation.metered import (
     total,
 )
 from tests.support.callers import Gate, claim, entry_point, paying, shift
-from tests.support.locked import locked
-from tests.support.threads import in_threads
+from tests.support.threads import in_threads, locked
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("payer")

@@ -225,9 +225,6 @@ def test_a_replay_is_counted_in_the_background(monkeypatch):
     assert record().replays == 2
 
 
-# --- Which entry point, which view -----------------------------------------------------------------------------------
-
-
 def plain(request):
     return HttpResponse(status=201)
 

@@ -26,9 +26,6 @@ from tests.support.happening import happen
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-# --- Activity --------------------------------------------------------------------------------------------------------
-
-
 REJECTED = {f"request_rejected.{why}": count for why, count in (("in_flight", 2), ("key_reused", 1), ("on_hold", 1))}
 ENDED = {"key_completed": 9, "key_failed": 1, "key_released": 2, "key_reaped": 3, "stale_write_rejected": 4}
 
@@ -107,9 +104,6 @@ def test_without_counters_there_is_no_history():
     assert projection(size()) == Projection()
 
 
-# --- Projection ------------------------------------------------------------------------------------------------------
-
-
 def test_the_projection_of_a_day_kept_for_two_days_is_twice_the_rows():
     found = project(Size(rows=100, bytes=5000), 1000, seconds=DAY, kept_for=2 * DAY)
     assert found == Projection(rows_per_day=1000, expected_rows=2000, expected_bytes=2000 * 50)
@@ -139,9 +133,6 @@ def test_the_size_is_that_of_table_and_indexes():
     found = size()
     assert found.bytes == found.table_bytes + found.index_bytes
     assert found.index_bytes > 0
-
-
-# --- In words --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,6 @@ pytestmark = pytest.mark.usefixtures("payer")
 PACKAGE = Path(django_idempotency.__file__).parent
 
 
-# --- 3: a refusal kept and replayed to who is entitled ---------------------------------------------------------------
-
-
 @in_both_modes
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 406, 415, 422, 429])
 def test_3_a_refusal_is_not_kept(mode, status):
@@ -33,9 +30,6 @@ def test_3_a_refusal_is_not_kept(mode, status):
     assert refused.status_code == status
     assert record() is None
     assert entry_point(paying, mode=mode)().status_code == 201
-
-
-# --- 8: an exception that leaves the key in progress -----------------------------------------------------------------
 
 
 @in_both_modes
@@ -51,9 +45,6 @@ def test_8_after_an_exception_a_retry_runs_at_once(mode, error):
     assert effects() == 1
 
 
-# --- 10: a 500 after the effect --------------------------------------------------------------------------------------
-
-
 @in_both_modes
 def test_10_a_header_that_can_not_be_stored_is_no_reason_to_run_again(mode):
     def view(request):
@@ -61,9 +52,6 @@ def test_10_a_header_that_can_not_be_stored_is_no_reason_to_run_again(mode):
 
     send = entry_point(view, mode=mode)
     assert (send().status_code, is_replay(send()), effects()) == (201, True, 1)
-
-
-# --- 11, as far as there is something to go wrong already ------------------------------------------------------------
 
 
 def test_11_nothing_is_pickled():
@@ -87,9 +75,6 @@ def test_11_the_table_is_logged():
             "SELECT relpersistence FROM pg_class WHERE oid = %s::regclass", [IdempotencyRecord._meta.db_table]
         )
         assert cursor.fetchone() == ("p",)
-
-
-# --- 14: settings that are frozen, documented and not read, or described as something else ----------------------------
 
 
 READ_BY_WINGS = set() if (PACKAGE / "contrib").is_dir() else {"outbox", "stats_retention"}

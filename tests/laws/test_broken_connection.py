@@ -31,9 +31,6 @@ def interrupt(*_args, **_named):
     raise Interrupted
 
 
-# --- What such an exception leaves behind ----------------------------------------------------------------------------
-
-
 def in_enter_before_the_block_is_noted(monkeypatch):
     """``Atomic.__enter__`` notes the block last."""
     with monkeypatch.context() as patch, contextlib.suppress(Interrupted):
@@ -145,9 +142,6 @@ def test_a_transaction_that_is_managed_by_hand_is_left_alone():
     assert effects("kept") == 1
 
 
-# --- Our own block ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("moment", ["set_autocommit", "commit", "rollback"])
 def test_a_run_interrupted_at_its_edge_leaves_no_broken_connection(moment, monkeypatch):
     def view(request):
@@ -204,9 +198,6 @@ def test_a_transaction_whose_commit_was_interrupted_reports_no_success(monkeypat
     assert other_thread(effects) == 0
     assert entry_point(paying)().status_code == 201
     assert other_thread(effects) == 1
-
-
-# --- A real process --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.row_locks

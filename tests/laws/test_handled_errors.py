@@ -48,9 +48,6 @@ def refusing(signal):
         signal.disconnect(refuse, LedgerEntry)
 
 
-# --- Errors that undo nothing but their own statement ----------------------------------------------------------------
-
-
 def save_without_a_number():
     with suppress(ValueError):
         payment(amount="much").save()
@@ -219,9 +216,6 @@ def test_messages_of_a_batch_are_done_if_one_handles_an_error():
     assert ([type(delivery) for delivery in deliveries], kept()) == ([Done] * 4, ["0", "1", "2", "3"])
 
 
-# --- Errors that undo more -------------------------------------------------------------------------------------------
-
-
 def duplicate():
     payment(operation="once").save()
     with suppress(IntegrityError):
@@ -349,9 +343,6 @@ def test_errors_of_the_next_request_are_its_own():
         with pytest.raises(transaction.TransactionManagementError):
             pay()
     assert not {"get_rollback", "set_rollback", "validate_no_broken_transaction"} & set(vars(connection))
-
-
-# --- ATOMIC_REQUESTS, and REST framework -----------------------------------------------------------------------------
 
 
 @pytest.fixture

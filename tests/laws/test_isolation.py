@@ -107,9 +107,6 @@ def seal() -> Any:
     return list(IdempotencyRecord.objects.values("id", "status", "token", "attempts", "response_body", "expires_at"))
 
 
-# --- Never another scope's -------------------------------------------------------------------------------------------
-
-
 @through_each_entry_point
 @pytest.mark.parametrize("body", [{"a": 1}, {"a": 2}], ids=["the same request", "another request"])
 def test_another_user_with_the_same_key_has_an_operation_of_their_own(call, client, bob, entry_point, body):
@@ -147,9 +144,6 @@ def test_a_user_without_access_to_a_tenant_gets_no_replay(call, client, bob, set
     refused = call(view)
     assert (refused.status_code, is_replay(refused)) == (403, False)
     assert "alice" not in refused.content.decode()
-
-
-# --- Only whom the view lets in now ----------------------------------------------------------------------------------
 
 
 def signs_out(client: Any, user: Any) -> None:
@@ -203,9 +197,6 @@ def test_a_new_session_is_the_same_user(call, client, alice, entry_point):
     assert (is_replay(replayed), replayed.content) == (True, first.content)
 
 
-# --- CSRF and throttles ----------------------------------------------------------------------------------------------
-
-
 @through_each_entry_point
 def test_a_replay_needs_its_csrf_token_like_the_first_request(call, alice, settings, entry_point):
     client = Client(enforce_csrf_checks=True)
@@ -237,9 +228,6 @@ def test_replays_are_throttled(call, bases):
     throttled = call(view)
     assert (throttled.status_code, is_replay(throttled)) == (429, False)
     assert seal() == before
-
-
-# --- What the view checks only while it runs -------------------------------------------------------------------------
 
 
 class _OwnersOnly(BasePermission):

@@ -13,8 +13,19 @@ from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Atomic, Lease, Policy
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import Keep, StoredResponse
-from tests.support.callers import claim, effects, entry_point, heard, is_replay, pay, paying, record, row, shift
-from tests.support.modes import mode_of
+from tests.support.callers import (
+    claim,
+    effects,
+    entry_point,
+    heard,
+    is_replay,
+    mode_of,
+    pay,
+    paying,
+    record,
+    row,
+    shift,
+)
 from tests.support.owner_process import AFTER_EFFECT, holding
 from tests.support.proxy import Cut
 from tests.support.threads import in_threads, just_before

@@ -60,9 +60,6 @@ def renewed(key: str = "k") -> None:
     assert record(key).locked_until - before.locked_until < timedelta(seconds=LEASE), "it had run out"
 
 
-# --- Counting ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("outside_a_test_run")
 def test_a_locked_row_whose_replays_are_counted_costs_no_lease():
     assert entry_point(paying)("done").status_code == 201
@@ -80,9 +77,6 @@ def test_a_replay_is_answered_though_no_thread_can_be_started():
     assert entry_point(paying)("done").status_code == 201
     with without_new_threads():
         assert is_replay(entry_point(paying)("done"))
-
-
-# --- Connections ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.postgresql
@@ -158,9 +152,6 @@ def test_two_heartbeats_may_fail_before_a_lease_runs_out():
         before = record()
         eventually(lambda: record().locked_until > before.locked_until)
         assert record().locked_until - before.locked_until < timedelta(seconds=3.5)
-
-
-# --- Threads ----------------------------------------------------------------------------------------------------------
 
 
 class Treacherous(logging.Filter):

@@ -48,9 +48,6 @@ def elsewhere(work, *args, **named):
     return in_threads(1, lambda _index: work(*args, **named))[0]
 
 
-# --- L1, L2, L10: one runs, the others are told ----------------------------------------------------------------------
-
-
 def test_l1_of_many_callers_one_runs():
     answers = in_threads(8, lambda _: by_lock(paying)())
     assert {answer.status_code for answer in answers} <= {201, 409}
@@ -125,9 +122,6 @@ def test_the_lock_of_a_transaction_that_is_ending_is_no_mismatch(other_thread, m
     assert by_lock(paying)("free").status_code == 201
 
 
-# --- L3, L4, L13: what is left ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("status", [500, 503, None], ids=["500", "503", "an exception"])
 def test_l3_what_fails_leaves_nothing(status):
     def view(request):
@@ -195,9 +189,6 @@ def once_rolled_back(act, then=None):
     assert len(calls) > 1
 
 
-# --- L5: the lock is the transaction's -------------------------------------------------------------------------------
-
-
 def ending(end):
     def view(request):
         pay("before")
@@ -251,16 +242,10 @@ def test_l5_a_record_made_meanwhile_undoes_the_run():
     assert (is_replay(answer), answer.content, effects(), len(rejected)) == (True, b"the other's", 0, 1)
 
 
-# --- L6: a dead owner leaves nothing ---------------------------------------------------------------------------------
-
-
 def test_l6_a_record_that_is_stuck_is_taken_over_as_records_are():
     claim(policy=Policy(scope="public"))
     answer = by_lock(paying, mode=Atomic(takeover_grace=0))()
     assert (answer.status_code, is_replay(answer), record().attempts, effects()) == (201, False, 2, 1)
-
-
-# --- Lost connections ------------------------------------------------------------------------------------------------
 
 
 def test_a_commit_that_never_arrived_is_not_taken_for_anothers_that_looks_the_same(proxy):
@@ -315,9 +300,6 @@ def test_behind_a_pooler(pgbouncer, monkeypatch):
         assert is_replay(by_lock(paying)())
     connection.close()
     assert effects() == 2
-
-
-# --- Isolation -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -381,8 +363,6 @@ def test_above_read_committed_a_key_runs_once(isolated, level, kind):
     assert effects() == 2
 
 
-# --- Messages --------------------------------------------------------------------------------------------------------
-
 POLICY = Policy(mode=Atomic(claim="lock"))
 
 
@@ -429,9 +409,6 @@ def test_messages_that_are_handled_together_are_claimed_by_records():
     deliveries = consumer.consume_many(messages)
     assert [type(delivery) for delivery in deliveries] == [Done, Done, Done, AlreadyDone, Done]
     assert effects() == 5
-
-
-# --- Where it runs ---------------------------------------------------------------------------------------------------
 
 
 class TestInsideDjangosTestCase(TestCase):

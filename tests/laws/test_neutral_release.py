@@ -28,9 +28,6 @@ def client(client):
     return client
 
 
-# --- What a view does after its effect -------------------------------------------------------------------------------
-
-
 def returns(status):
     return lambda: HttpResponse(status=status)
 
@@ -162,9 +159,6 @@ def keeping_handler(error, context):
     return Response({}, status=getattr(error, "status_code", 500))
 
 
-# --- What is marked, broken, or meant otherwise ----------------------------------------------------------------------
-
-
 def test_l13_a_marked_transaction_is_rolled_back_and_the_key_free(payer):
     def view(request):
         pay()
@@ -222,9 +216,6 @@ def test_a_terminal_failure_is_rolled_back_and_stored(call):
     view = idempotent(function(raises(TerminalFailure(HttpResponse(status=402)))))
     call(view)
     assert (call(view).headers["Idempotent-Replayed"], effects()) == ("true", 0)
-
-
-# --- One transaction -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.postgresql

@@ -39,9 +39,6 @@ def warm_up(keys, kind):
     LedgerEntry.objects.all().delete()
 
 
-# --- Cuts ------------------------------------------------------------------------------------------------------------
-
-
 @of_both_kinds
 @prepared_or_not
 @pytest.mark.parametrize("cut", AT_COMMIT, ids=lambda cut: cut.name)
@@ -95,8 +92,6 @@ def test_messages_end_as_requests_do(proxy, kind, cut):
     eventually(lambda: all(isinstance(delivery, Ack) for delivery in consume(messages)))
     assert effects() == 2
 
-
-# --- Errors ----------------------------------------------------------------------------------------------------------
 
 AT_THE_END = """
 CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body}; RETURN NULL; END $$;
@@ -239,9 +234,6 @@ def test_a_connection_that_was_left_in_a_pipeline_is_replaced(kind, sent):
         left.pgconn.send_query_params(b"SELECT 1", None)
     assert ask().status_code == 201
     assert (connection.connection is not left, effects()) == (True, 2)
-
-
-# --- Others wait for nothing ------------------------------------------------------------------------------------------
 
 
 def test_other_threads_run_while_a_statement_is_waited_for():

@@ -15,33 +15,16 @@ from kombu import Connection, Exchange, Queue
 
 from django_idempotency.maintenance import passes
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Policy
 from django_idempotency.tasks import BEAT_SCHEDULE, BODIES_BEAT_SCHEDULE
 from testproject.celery import app
-from tests.support.callers import claim, entry_point, paying, record, shift
 from tests.support.databases import environment
+from tests.support.maintained import all_done, done, work_for_all
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.celery, pytest.mark.usefixtures("payer")]
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = BEAT_SCHEDULE | BODIES_BEAT_SCHEDULE
-HOUR = 3600
-
-
-def work_for_all():
-    """One record for each task."""
-    claim("stuck", policy=Policy())
-    shift("stuck", locked_until=-HOUR)
-    for key, purge_at in (("due", -HOUR), ("audit_retention", HOUR)):
-        entry_point(paying)(key)
-        shift(key, expires_at=-HOUR, purge_at=purge_at)
-
-
-def all_done():
-    return (
-        record("stuck").status == "failed" and record("due") is None and record("audit_retention").response_body is None
-    )
 
 
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
@@ -69,8 +52,7 @@ def test_the_tasks_take_what_their_schedule_gives_do_the_work_and_return_json():
 def test_a_pass_that_an_app_registers_later_is_a_task_too(monkeypatch):
     monkeypatch.setattr(passes, "PASSES", dict(passes.PASSES))
     passes.register(replace(passes.CLEANUP, name="later"))
-    entry_point(paying)("due")
-    shift("due", expires_at=-HOUR, purge_at=-HOUR)
+    done("due")
     assert app.tasks["django_idempotency.later"](max_seconds=1)["done"] == {"deleted": 1}
 
 

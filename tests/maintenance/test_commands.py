@@ -17,30 +17,20 @@ from django.db import connection
 
 from django_idempotency.management.base import seconds
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Lease, Policy
-from tests.support.callers import claim, entry_point, paying, record, shift
+from tests.support.callers import record, shift
 from tests.support.databases import environment
 from tests.support.happening import happen
-from tests.support.maintained import fill
+from tests.support.maintained import HOLD, HOUR, dead, done, fill
 from tests.support.threads import OtherThread
 
 pytestmark = pytest.mark.usefixtures("payer")
 
 ROOT = Path(__file__).parents[2]
-HOUR = 3600
-HOLD = {"mode": Lease(on_crash="hold")}
-
-
-def dead(key="k", **policy):
-    claimed = claim(key, policy=Policy(**policy))
-    shift(key, locked_until=-HOUR)
-    return claimed
 
 
 def due(*keys):
     for key in keys:
-        entry_point(paying)(key)
-        shift(key, expires_at=-HOUR, purge_at=-HOUR)
+        done(key)
 
 
 @pytest.fixture
@@ -59,9 +49,6 @@ def told(capsys):
 
 def count():
     return IdempotencyRecord.objects.count()
-
-
-# --- idempotency_reap ------------------------------------------------------------------------------------------------
 
 
 def test_reap_frees_and_holds_and_says_how_many(told):
@@ -105,9 +92,6 @@ def test_reap_exits_with_1_and_names_what_could_not_be_written(capsys):
     assert str(IdempotencyRecord.objects.values_list("pk", flat=True).get()) in printed.err
 
 
-# --- idempotency_cleanup ---------------------------------------------------------------------------------------------
-
-
 def test_cleanup_deletes_and_says_its_rate_and_how_far_behind_it_is(told):
     due("a", "b", "c")
     ended = told("idempotency_cleanup", "--batch=2", "--max-seconds=0")
@@ -137,9 +121,6 @@ def test_cleanup_only_counts_on_a_dry_run(told):
     due("a", "b")
     assert told("idempotency_cleanup", "--dry-run")["done"] == {"deleted": 2}
     assert count() == 2
-
-
-# --- idempotency_stats -----------------------------------------------------------------------------------------------
 
 
 def test_stats_as_json(told):
@@ -178,9 +159,6 @@ def test_stats_in_words(capsys):
         "retryable 0",
     ):
         assert line.split() in lines
-
-
-# --- idempotency_stats --check ---------------------------------------------------------------------------------------
 
 
 def checked(capsys, *arguments):
@@ -222,9 +200,6 @@ def test_a_check_exits_with_2_beyond_its_limits(capsys, make, lasts, limit, name
     assert checked(capsys, f"{limit}={lasts + 600}")[0] == 0
     code, printed = checked(capsys, f"{limit}=30s")
     assert (code, "(over 30 s)" in printed) == (2, True)
-
-
-# --- What they share -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,6 @@ def done(outcome):
     return outcome.record
 
 
-# --- What can be done, when ------------------------------------------------------------------------------------------
-
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 AHEAD, AGO = NOW + timedelta(minutes=1), NOW - timedelta(minutes=1)
 LONG_AGO = NOW - timedelta(minutes=2)  # when it was claimed: a lease that expired ends there
@@ -158,9 +156,6 @@ def test_an_invalid_decision_is_refused(what):
     assert row() == before
 
 
-# --- Releasing -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("make", [on_hold, dead, started], ids=["on_hold", "dead", "started"])
 def test_a_released_key_runs_at_its_next_request(make):
     make()
@@ -169,9 +164,6 @@ def test_a_released_key_runs_at_its_next_request(make):
     assert (record().status, record().on_hold, record().token) == ("failed", False, None)
     assert entry_point(paying, **HOLD)().status_code == 201
     assert effects() == 1
-
-
-# --- Failing ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", UNANSWERED, ids=lambda make: make.__name__)
@@ -186,9 +178,6 @@ def test_a_key_marked_as_failed_never_runs_again(make):
         told = (problem["code"], problem["detail"], problem["retryable"], problem["safe_new_key"])
         assert told == ("marked_failed", "The bank refused it.", False, False)
     assert (record().status, record().on_hold) == ("failed", False)
-
-
-# --- Resolving -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", UNANSWERED, ids=lambda make: make.__name__)
@@ -232,9 +221,6 @@ def test_a_response_is_kept_from_now_for_as_long_as_its_policy_says(act, make):
     assert is_replay(entry_point(paying, **HOLD)())
 
 
-# --- Extending -------------------------------------------------------------------------------------------------------
-
-
 def test_an_extended_lease_is_not_taken_over():
     policy = Policy(mode="lease")
     claimed = dead()
@@ -250,9 +236,6 @@ def test_a_lease_is_never_shortened():
     before = row()
     done(extend(K, 60))
     assert row() == before
-
-
-# --- Who is alive ----------------------------------------------------------------------------------------------------
 
 
 @row_locks
@@ -321,9 +304,6 @@ def complete_late(claimed):
         run.verdict = Keep(StoredResponse(201, body=b"late"))
 
 
-# --- Who was quicker -------------------------------------------------------------------------------------------------
-
-
 @row_locks
 def test_of_several_decisions_at_once_one_is_taken():
     """And a released key is released to one run."""
@@ -382,9 +362,6 @@ def test_a_record_that_is_gone_is_said_to_be_gone(act):
     assert refused(ACTS[act]()) == Refusal.ABSENT
 
 
-# --- Who may decide, and must say why --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("act", Act)
 @pytest.mark.parametrize("note", ["", " \n", "\u200b", "\u2800", "…"])
 def test_without_a_required_note_nothing_is_done(act, note, settings):
@@ -414,9 +391,6 @@ def test_a_key_is_ones_own_only_in_ones_own_scope(scope, django_user_model):
     assert not is_own(scope, django_user_model(pk=7))
     assert not is_own(scope, django_user_model())
     assert not is_own(scope, "7")
-
-
-# --- Who is told -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("act", Act)

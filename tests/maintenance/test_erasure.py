@@ -58,9 +58,6 @@ def failing(request):
     raise ValueError
 
 
-# --- What is erased --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("batch", [1, 2, 7, 100])
 def test_only_ended_records_of_the_scope_are_erased(batch):
     done(*"abcdefg")
@@ -110,8 +107,6 @@ def test_a_key_whose_response_alone_is_erased_is_not_run_again():
     assert code(send()) == "response_not_stored", "nor is it known whose response this is"
     assert entry_point(paying)("failed").status_code == 201, "still free to run again"
 
-
-# --- Which records ---------------------------------------------------------------------------------------------------
 
 SELECTIONS = {
     "scope": ({"scope": MINE}, {(MINE, "a"), (MINE, "b")}),
@@ -177,9 +172,6 @@ def test_a_key_is_erased_by_its_range_of_the_primary_key(several):
     with CaptureQueriesContext(connection) as captured:
         erase(key="a", dry_run=True)
     assert all(" BETWEEN " in query["sql"] for query in captured if query["sql"].startswith("SELECT"))
-
-
-# --- What the admin's log says of it ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -281,9 +273,6 @@ def test_entries_of_other_models_keep_their_texts(operator):
     assert unredacted() == {f"{MINE} a"}
 
 
-# --- What is left alone, and told ------------------------------------------------------------------------------------
-
-
 @pytest.mark.row_locks
 @pytest.mark.parametrize(
     "policy", [{}, {"mode": "lease"}, {"mode": Atomic(takeover_grace=0)}], ids=["atomic", "lease", "without grace"]
@@ -366,9 +355,6 @@ def test_the_command_erases_records_on_hold_only_for_a_user_who_may_decide(opera
     assert left() == {(MINE, "on_hold")}
 
 
-# --- How -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_response_given_to_an_erased_record_is_kept():
     """One that was on hold for longer than it deduplicates."""
     on_hold()
@@ -415,9 +401,6 @@ def test_erasing_goes_by_primary_key_in_bounded_statements():
             plan = cursor.fetchone()[0][0]["Plan"]
             assert f"{table}_pkey" in json.dumps(plan)
             assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 500
-
-
-# --- The command -----------------------------------------------------------------------------------------------------
 
 
 def told(capsys, *arguments, exits=0):

@@ -103,9 +103,6 @@ def told(capsys):
     return run
 
 
-# --- What they do ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("act", DECISIONS)
 def test_a_decision_leaves_the_entry_that_the_admin_leaves(anna, act):
     fitting = "live" if act == "extend" else "held"
@@ -165,8 +162,6 @@ def test_an_owner_whose_lease_lapsed_is_given_time_to_renew(anna, capsys):
     assert "watching whether its owner renews it" in capsys.readouterr().err
     assert record().status == "failed"
 
-
-# --- What they refuse, and tell apart --------------------------------------------------------------------------------
 
 WHY_NOT = {
     ("allow-retry", "live"): r"Nothing was done to public live\. In flight for .*its owner may be alive",
@@ -292,9 +287,6 @@ def test_a_body_that_can_not_be_read_is_an_error(anna, tmp_path):
         call_command("idempotency_keys", "resolve", "held", "--status=201", f"--body-file={tmp_path}", *BY_ANNA)
 
 
-# --- list ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("situation", "listed_keys"),
     [
@@ -340,9 +332,6 @@ def test_a_line_feed_of_a_client_begins_no_line(capsys, command):
     IdempotencyRecord.objects.update(path="/pay/\nforged")
     call_command("idempotency_keys", *command)
     assert not [line for line in capsys.readouterr().out.splitlines() if line.startswith("forged")]
-
-
-# --- show ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

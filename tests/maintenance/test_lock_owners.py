@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection, transaction
+from django.db import transaction
 
 from django_idempotency.maintenance.owners import Owner, lock_owners, shown_lock_owners
 from django_idempotency.policy import Atomic, Policy
@@ -15,6 +15,7 @@ from django_idempotency.stats.sessions import ByLock, by_lock
 from django_idempotency.stores.postgresql import OWNER_LOCK
 from django_idempotency.values.keys import record_id
 from tests.support.callers import SCOPE, Gate, claim, entry_point, paying, record
+from tests.support.maintained import run_sql
 from tests.support.threads import OtherThread
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("payer")]
@@ -24,28 +25,22 @@ COUNTED = f"SELECT count(*) FROM {TABLE}"
 NONE = ByLock(pending_by_lock=0, pending_by_lock_oldest=0)
 
 
-def run(statement, *parameters):
-    with connection.cursor() as cursor:
-        cursor.execute(statement, parameters)
-        return cursor.fetchall() if cursor.description else None
-
-
 @contextmanager
 def beside(*statements):
     """Another session in a transaction in which it has run ``statements``."""
     other = OtherThread()
     for statement in ("BEGIN", *statements):
-        other(run, *([statement] if isinstance(statement, str) else statement))
+        other(run_sql, *([statement] if isinstance(statement, str) else statement))
     try:
         yield
     finally:
-        other(run, "ROLLBACK")
+        other(run_sql, "ROLLBACK")
         other.close()
 
 
 def lock_of(key):
     id = record_id(SCOPE, key)
-    return f"SELECT pg_advisory_xact_lock({OWNER_LOCK.format(id='%s')})", id, id
+    return f"SELECT pg_advisory_xact_lock({OWNER_LOCK.format(id='%s')})", [id, id]
 
 
 def test_a_run_is_counted_from_its_claim_to_its_end():
@@ -74,7 +69,7 @@ def test_a_key_is_found_in_any_scope_or_in_its_own():
 def test_listing_lock_owners_takes_no_lock_and_blocks_no_claim(other_thread):
     with transaction.atomic():
         assert lock_owners("default", "k") == []
-        assert run("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()") == [(0,)]
+        assert run_sql("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()") == [(0,)]
         assert other_thread(entry_point(paying, mode=Atomic(claim="lock"))).status_code == 201
 
 
@@ -106,25 +101,25 @@ def test_advisory_locks_of_the_application_are_not_counted(taken):
 
 def test_runs_of_another_tenant_are_not_counted(other_thread):
     """Its locks are numbered by its own table, which is what its transaction reads."""
-    other_thread(run, f"CREATE SCHEMA tenant; CREATE TABLE tenant.{TABLE} (LIKE public.{TABLE})")
+    other_thread(run_sql, f"CREATE SCHEMA tenant; CREATE TABLE tenant.{TABLE} (LIKE public.{TABLE})")
     try:
         with beside("SET LOCAL search_path = tenant", COUNTED, lock_of("k")):
             assert (by_lock(), lock_owners("default")) == (NONE, [])
         with beside(COUNTED, lock_of("k")):
             assert len(lock_owners("default", "k", SCOPE)) == 1
     finally:
-        run("DROP SCHEMA tenant CASCADE")
+        run_sql("DROP SCHEMA tenant CASCADE")
 
 
 @contextmanager
 def as_clerk(*rights):
     """A role that may do no more than ``rights``."""
     with transaction.atomic():
-        run("CREATE ROLE idempotency_clerk")
+        run_sql("CREATE ROLE idempotency_clerk")
         for right in ("GRANT USAGE ON SCHEMA public TO idempotency_clerk", *rights, "SET LOCAL ROLE idempotency_clerk"):
-            run(right)
+            run_sql(right)
         yield
-        run("RESET ROLE")
+        run_sql("RESET ROLE")
         transaction.set_rollback(True)
 
 

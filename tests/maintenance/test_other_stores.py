@@ -94,9 +94,6 @@ def read(key: str):
     return store_for(POLICY).read(operation(key).id)
 
 
-# --- Seeing ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("one_of_each")
 def test_records_awaiting_a_decision_are_listed_and_others_on_request(capsys):
     assert listed(capsys) == {"held": "on hold", "gone": "lapsed"}
@@ -134,9 +131,6 @@ def test_exact_stats_count_how_records_stand(capsys):
         told(capsys, "idempotency_stats", "--exact")[1].items() >= ({"store": "mine"} | dict.fromkeys(names, 1)).items()
     )
     assert not any("completed" in figures for figures in told(capsys, "idempotency_stats"))
-
-
-# --- Deciding --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("one_of_each")
@@ -272,9 +266,6 @@ def test_a_key_stays_on_hold_if_the_operators_process_dies_in_the_middle(monkeyp
         decisions.allow_retry(operation("k").id, store=store_for(POLICY))
     row = MemoryStore.rows[operation("k").id]
     assert (row.status, row.hold_on_crash) == ("processing", True)
-
-
-# --- Erasing and exporting -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.django_db

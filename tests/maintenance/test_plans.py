@@ -11,7 +11,7 @@ from django_idempotency.policy import Policy
 from django_idempotency.stats.queries import stats, totals
 from tests.support.callers import claim, shift
 from tests.support.maintained import HOLD, HOUR, TABLE, dead, done, fill, postgresql, run_sql
-from tests.support.plans import buffers, nodes
+from tests.support.statements import buffers, explaining, nodes
 
 pytestmark = pytest.mark.usefixtures("payer")
 
@@ -75,20 +75,7 @@ def large_table(payer):
 
 def plans(work):
     """The plan of each statement on the table that ``work`` sends."""
-    found = []
-
-    def explain(execute, sql, params, *details):
-        if TABLE in sql:
-            with connection.connection.cursor() as cursor:
-                if connection.in_atomic_block:  # elsewhere it only reads
-                    cursor.execute("SAVEPOINT explained")
-                cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", params)
-                found.append(cursor.fetchone()[0][0]["Plan"])
-                if connection.in_atomic_block:
-                    cursor.execute("ROLLBACK TO explained")
-        return execute(sql, params, *details)
-
-    with connection.execute_wrapper(explain):
+    with explaining(TABLE) as found:
         work()
     return found
 

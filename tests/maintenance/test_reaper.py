@@ -27,9 +27,9 @@ from tests.support.maintained import (
     renewed_before_the_update,
     row_locks,
     run_sql,
+    updates_refused,
 )
 from tests.support.owner_process import commanding
-from tests.support.refusals import updates_refused
 from tests.support.threads import in_threads, just_before
 from tests.support.waiting import eventually
 

@@ -65,9 +65,6 @@ def digest_key():
     return conf.digest_key_id(base64.b64decode(DIGEST)).hex()
 
 
-# --- Encrypting again ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("batch", [1, 2, 100])
 def test_the_old_key_is_not_needed_afterwards(batch, keys):
     first = done("a", "b", "c")
@@ -178,8 +175,6 @@ def test_the_command_fails_while_something_is_left(keys, capsys):
     assert f"continue with --after {IdempotencyRecord.objects.order_by('pk').first().pk}" in capsys.readouterr().out
 
 
-# --- E011 ------------------------------------------------------------------------------------------------------------
-
 WEAK = {
     "a letter": ("is text", b"k" * 32),
     "a sentence": ("is text", b"correct horse battery staple 123"),
@@ -233,9 +228,6 @@ def test_random_keys_are_not_refused(keys):
     assert not [key for key in (os.urandom(32) for _ in range(10_000)) if weakness(key)]
     keys(OLD, NEW)
     assert found("E011") == []
-
-
-# --- E032 ------------------------------------------------------------------------------------------------------------
 
 
 def missing():

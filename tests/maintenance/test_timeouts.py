@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import pytest
 from django.core.management import call_command
-from django.db import connection
 
 from tests.support.callers import entry_point, paying, shift
+from tests.support.maintained import HOUR, run_sql
 from tests.support.threads import just_before
 
 pytestmark = pytest.mark.postgresql
-
-HOUR = 3600
-
-
-def run_sql(statement):
-    with connection.cursor() as cursor:
-        cursor.execute(statement)
-        return cursor.fetchall() if cursor.description else None
 
 
 @pytest.fixture

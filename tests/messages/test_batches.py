@@ -207,19 +207,6 @@ def test_in_order_none_passes_one_that_is_to_come_again(mode):
     assert paid.index("failing") < paid.index("b")
 
 
-@pytest.mark.row_locks
-def test_in_order_none_passes_one_that_is_in_flight_elsewhere(other_thread):
-    consumer = Consumer("c", pay)
-
-    def handle(message, context):
-        meanwhile.extend(other_thread(consumer.consume_many, messages("a", "b", "c"), in_order=True))
-        return pay(message, context)
-
-    meanwhile = []
-    assert isinstance(Consumer("c", handle).consume(messages("b")[0]), Done)
-    assert kinds(meanwhile) == [Done, InFlightElsewhere, OutOfTurn]
-
-
 def test_an_empty_batch_has_no_deliveries():
     assert Consumer("c", pay).consume_many([]) == []
 
@@ -260,17 +247,18 @@ def test_batches_in_different_orders_never_deadlock():
 
 
 @pytest.mark.row_locks
-def test_a_message_in_flight_elsewhere_keeps_no_other_waiting(other_thread):
+@pytest.mark.parametrize(("in_order", "last"), [(False, Done), (True, OutOfTurn)], ids=["", "in order"])
+def test_a_message_in_flight_elsewhere_is_passed_unless_all_go_in_order(other_thread, in_order, last):
     consumer = Consumer("c", pay)
 
     def handle(message, context):
-        meanwhile.extend(other_thread(consumer.consume_many, messages("a", "b", "c")))
+        meanwhile.extend(other_thread(consumer.consume_many, messages("a", "b", "c"), in_order=in_order))
         return pay(message, context)
 
     meanwhile = []
     assert isinstance(Consumer("c", handle).consume(messages("b")[0]), Done)
-    assert kinds(meanwhile) == [Done, InFlightElsewhere, Done]
-    assert effects() == 3
+    assert kinds(meanwhile) == [Done, InFlightElsewhere, last]
+    assert effects() == (2 if in_order else 3)
 
 
 @pytest.mark.postgresql
@@ -384,9 +372,6 @@ def test_a_crash_in_a_batch_leaves_the_rest_for_redelivery():
     assert effects() == 0
     assert kinds(consumer.consume_many(messages("a", "b", "c"))) == [Done] * 3
     assert set(IdempotencyRecord.objects.values_list("attempts", flat=True)) == {2}
-
-
-# --- What a handler does to the transaction of all -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ids", [("a", "bad"), ("a", "bad", "b")])

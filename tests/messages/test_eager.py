@@ -31,15 +31,16 @@ def task():
     return charge
 
 
-def test_an_eager_task_in_a_keyed_view_is_a_part_of_it(task):
+@pytest.mark.parametrize(("mode", "records"), [("atomic", 1), ("lease", 2)])
+def test_an_eager_task_is_a_part_of_an_atomic_view_and_has_its_own_record_in_a_lease_view(task, mode, records):
     def view(request):
         task.delay("eager")
         return HttpResponse(status=201)
 
-    send = entry_point(view)
+    send = entry_point(view, mode=mode)
     assert send().status_code == 201
     assert send().headers["Idempotent-Replayed"] == "true"
-    assert (effects("eager"), IdempotencyRecord.objects.count()) == (1, 1)
+    assert (effects("eager"), IdempotencyRecord.objects.count()) == (1, records)
 
 
 def test_the_effect_of_an_eager_task_is_undone_with_the_view(task):
@@ -104,15 +105,6 @@ def test_a_pydantic_task_replays_what_its_options_have_celery_dump(options):
     assert first == replay
     assert {type(value) for value in first.values()} == {type(value) for value in replay.values()}
     assert effects("eager") == 1
-
-
-def test_an_eager_task_in_a_lease_view_has_its_own_record(task):
-    def view(request):
-        task.delay("eager")
-        return HttpResponse(status=201)
-
-    assert entry_point(view, mode="lease")().status_code == 201
-    assert (effects("eager"), IdempotencyRecord.objects.count()) == (1, 2)
 
 
 def test_the_decorator_above_shared_task_is_refused():

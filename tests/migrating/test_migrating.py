@@ -119,9 +119,6 @@ def test_the_two_packages_share_a_setting_and_refuse_each_others_names():
         get_setting("REQUIRE_KEY")
 
 
-# --- Names -----------------------------------------------------------------------------------------------------------
-
-
 @cache
 def source(package):
     (directory,) = find_spec(PEERS[package]).submodule_search_locations

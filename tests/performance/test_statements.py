@@ -20,8 +20,7 @@ from django_idempotency.stores import postgresql
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.outcomes import Claimed, InFlight, Keep, OnHold, Operation, StoredResponse
 from testproject.models import LedgerEntry
-from tests.support.plans import buffers, nodes
-from tests.support.statements import sent_statements
+from tests.support.statements import buffers, nodes, sent_statements
 from tests.support.threads import OtherThread
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db")]
@@ -169,9 +168,6 @@ def test_putting_a_run_on_hold_takes_one_short_transaction():
     assert (sent.all[1], sent.all[-1]) == ("BEGIN", "COMMIT")
 
 
-# --- The claim's commit ----------------------------------------------------------------------------------------------
-
-
 def test_only_the_completing_commit_waits_for_the_disk(slow_disk):
     claims, completions = zip(*(_timed_run(Policy(), key) for key in "abcde"), strict=True)
     assert statistics.median(claims) < slow_disk / 2
@@ -206,8 +202,6 @@ def _timed_run(policy: Policy, key: str) -> tuple[float, float]:
         run.verdict = Keep(StoredResponse(200))
     return claimed - began, time.monotonic() - claimed
 
-
-# --- Plans -----------------------------------------------------------------------------------------------------------
 
 FILL = f"""
 INSERT INTO {postgresql.TABLE} (

@@ -93,9 +93,6 @@ def run_sql(statement):
     connection.cursor().execute(statement, [KEY_LOCKS, record_id("s", "k")])
 
 
-# --- Without the function --------------------------------------------------------------------------------------------
-
-
 def operation(key):
     return Operation("s", key, bytes(32), "POST", "/")
 

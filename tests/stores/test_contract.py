@@ -58,9 +58,6 @@ def test_a_store_that_lies_is_caught(settings, liar):
             test()
 
 
-# --- Choosing a store ------------------------------------------------------------------------------------------------
-
-
 def test_a_policy_chooses_its_store_and_another_has_the_database(settings):
     use(settings, MemoryStore)
     assert isinstance(store_for(Policy(mode="lease", store="mine")), MemoryStore)

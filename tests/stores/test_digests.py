@@ -89,9 +89,6 @@ def child_key(claimed):
     return Context(claimed, Policy()).child_key("bank")
 
 
-# --- Fingerprints ----------------------------------------------------------------------------------------------------
-
-
 @modes
 def test_a_dumped_fingerprint_can_not_be_guessed(mode):
     entry_point(paying, mode=mode)()
@@ -222,9 +219,6 @@ def anonymous(fields):
     return RequestFactory().post("/", fields)
 
 
-# --- Child keys ------------------------------------------------------------------------------------------------------
-
-
 def test_a_child_key_can_not_be_worked_out_from_scope_and_key(have):
     keyed = child_key(claim(policy=Policy()))
     assert keyed != keys.child_key(keys.record_id(SCOPE, "k"), "bank")
@@ -262,9 +256,6 @@ def test_a_takeover_whose_response_was_lost_stays_under_its_key(have):
     assert taken.taken_over
     assert found.operation.fingerprint == bytes(record().fingerprint)
     assert child_key(found) == child_key(taken) == child_key(dead)
-
-
-# --- Ids in logs -----------------------------------------------------------------------------------------------------
 
 
 def test_logs_show_no_id_that_can_be_worked_out(have, caplog):
@@ -311,8 +302,6 @@ def test_the_admin_finds_a_record_by_its_id_in_logs(have, client, django_user_mo
     assert "in logs" not in page
 
 
-# --- Keys from a callable --------------------------------------------------------------------------------------------
-
 calls = []
 
 
@@ -355,9 +344,6 @@ def test_without_the_keys_of_a_callable_nothing_runs(name, error, settings):
     with pytest.raises(ImproperlyConfigured, match=error):
         entry_point(paying)()
     assert effects() == 0
-
-
-# --- Of responses ----------------------------------------------------------------------------------------------------
 
 
 RESPONSE = StoredResponse(201, (("Content-Type", "application/json"),), b'{"id": 7}')

@@ -33,8 +33,19 @@ from django_idempotency.stores.encryption import OVERHEAD, decrypt, encrypt
 from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import StoredResponse
 from tests.stores.test_privacy import SECRET, card, everything_stored, without_card
-from tests.support.callers import MODES, OF_A_REPLAY, claim, effects, entry_point, is_replay, paying, record, row, shift
-from tests.support.modes import mode_of
+from tests.support.callers import (
+    MODES,
+    OF_A_REPLAY,
+    claim,
+    effects,
+    entry_point,
+    is_replay,
+    mode_of,
+    paying,
+    record,
+    row,
+    shift,
+)
 from tests.support.proxy import Cut
 from tests.support.statements import sent_statements
 from tests.support.views import code
@@ -112,9 +123,6 @@ def test_where_there_is_nothing_to_hide_nothing_is_encrypted():
     assert decoded(plain, LIFE) is plain
 
 
-# --- Lengths ---------------------------------------------------------------------------------------------------------
-
-
 def stored_lengths():
     return [len(body) for body in IdempotencyRecord.objects.order_by("key").values_list("response_body", flat=True)]
 
@@ -152,9 +160,6 @@ def test_a_reencrypted_response_keeps_at_least_its_padding(keys, settings, paddi
     assert reencrypt().rows == 1
     assert stored_lengths() == [length + OVERHEAD]
     assert send().content == first.content
-
-
-# --- Keys ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_new_key_in_front_encrypts_and_the_old_one_still_opens(keys):
@@ -245,9 +250,6 @@ def test_a_response_of_an_earlier_life_is_not_replayed(mode):
     assert send().content == second.content
     IdempotencyRecord.objects.filter(key="k").update(**earlier)
     assert (code(send()), effects()) == ("response_not_stored", 2)
-
-
-# --- Required --------------------------------------------------------------------------------------------------------
 
 
 @modes
@@ -405,9 +407,6 @@ def test_each_encryption_has_its_own_key_and_context():
         assert type(refused.value).__name__ == "InvalidTag"
 
 
-# --- An operator's answer --------------------------------------------------------------------------------------------
-
-
 TEXT = (("Content-Type", "text/plain"),)
 
 
@@ -424,9 +423,6 @@ def test_an_operators_response_must_be_encrypted(act, monkeypatch, caplog):
     assert "could not be encrypted" in said.getMessage()
     assert isinstance(act(record().pk), Done)
     assert SECRET not in everything_stored()
-
-
-# --- COMMIT ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.postgresql
@@ -447,9 +443,6 @@ def commits_next(proxy):
         return response
 
     return view
-
-
-# --- Looking at it ---------------------------------------------------------------------------------------------------
 
 
 def test_stored_response_is_decrypted(keys):

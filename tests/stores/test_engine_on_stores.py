@@ -27,7 +27,7 @@ from tests.stores.contract import (
     lock_in,
     operation,
 )
-from tests.support.modes import mode_of
+from tests.support.callers import mode_of
 from tests.support.threads import in_threads
 
 pytestmark = pytest.mark.usefixtures("transactional_db")

@@ -68,9 +68,6 @@ def refusal(request, db):
     return lambda status, **changed: request.param(columns(status, **changed))
 
 
-# --- Constraints -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("status", Status.values)
 def test_a_record_as_it_should_be_is_taken(refusal, status):
     assert refusal(status) is None
@@ -121,8 +118,6 @@ def test_a_path_has_no_length_that_a_real_url_could_hit(refusal):
     assert refusal("completed", path="/" + "x" * 20_000, scope="s" * 5000, key="k" * 255) is None
 
 
-# --- Moves -----------------------------------------------------------------------------------------------------------
-
 STATES = [ABSENT, *Status]
 LEGAL = {
     (ABSENT, "started"),
@@ -158,17 +153,11 @@ def test_a_status_that_there_is_not_makes_no_move():
         check_move("done", "processing")
 
 
-# --- Finding ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_key_is_found_in_every_scope_and_no_other_key_with_it(db):
     for scope, key in product(("user:1", "user:2"), ("k", "kk")):
         assert not inserted(columns("completed", id=record_id(scope, key), scope=scope, key=key))
     found = IdempotencyRecord.objects.with_key("k")
     assert sorted(found.values_list("scope", "key")) == [("user:1", "k"), ("user:2", "k")]
-
-
-# --- Migrations ------------------------------------------------------------------------------------------------------
 
 
 def migrate(target):
@@ -212,9 +201,6 @@ def test_besides_the_primary_key_there_are_only_partial_indexes(db):
 
 def test_the_migrations_match_the_models(db):
     call_command("makemigrations", "django_idempotency", check=True, dry_run=True, verbosity=0)
-
-
-# --- The claim's function ---------------------------------------------------------------------------------------------
 
 
 def after_migrate(**options):

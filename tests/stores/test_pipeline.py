@@ -89,9 +89,6 @@ def no_cursor(monkeypatch):
     return lambda: monkeypatch.setattr(cursors, "execute", lambda *_: pytest.fail("went by a cursor"))
 
 
-# --- What is prepared, and where --------------------------------------------------------------------------------------
-
-
 @in_each_mode
 def test_statements_are_prepared_on_a_persistent_connection(connect, mode):
     connect()
@@ -141,9 +138,6 @@ def test_whom_another_process_answers_calls_nothing_prepared_any_more(connect):
     assert entry_point(paying)().status_code == 201
     assert not verbs_prepared()
     assert not pipeline._session(connection.connection).forgetful
-
-
-# --- What is sent goes past psycopg's cursors ----------------------------------------------------------------
 
 
 @in_each_mode

@@ -42,9 +42,6 @@ def everything_stored():
         return repr([[bytes(v) if isinstance(v, memoryview) else v for v in row] for row in cursor.fetchall()])
 
 
-# --- Redacting -------------------------------------------------------------------------------------------------------
-
-
 @modes
 def test_only_replays_are_redacted(mode):
     send = entry_point(card, mode=mode, body=Body(redact=without_card))
@@ -126,9 +123,6 @@ def test_the_headers_of_a_streamed_response_are_redacted():
     assert SECRET not in everything_stored()
 
 
-# --- Left out --------------------------------------------------------------------------------------------------------
-
-
 @modes
 def test_a_replay_says_that_the_body_was_not_stored(mode):
     send = entry_point(card, mode=mode, body=Body(store=False, redact=without_card))
@@ -155,9 +149,6 @@ def test_a_rejected_message_stays_so_without_its_reason():
     assert consume(Message("queue", "1"), reject, policy=policy) == Refused("it failed before, with status 422")
 
 
-# --- Headers ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", sorted({*SENSITIVE_HEADERS, "proxy-authenticate", "proxy-anything", "set-cookie"}))
 @pytest.mark.parametrize("spelt", [str.lower, str.upper, str.title])
 def test_a_sensitive_header_is_never_stored(name, spelt):
@@ -169,9 +160,6 @@ def test_a_views_header_can_not_pass_for_the_mark_of_encryption():
     response = HttpResponse("x")
     response.headers._store[":encrypted"] = (":encrypted", "00000000")
     assert dict(stored(response, Policy()).headers).keys() == {"Content-Type"}
-
-
-# --- Logs and errors -------------------------------------------------------------------------------------------------
 
 
 def test_objects_that_may_be_logged_show_neither_headers_nor_body():

@@ -115,9 +115,6 @@ def stuck(tenant: int, key: str = "stuck") -> Claimed:
     return claim
 
 
-# --- Where things are ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("tenant", TENANTS)
 def test_record_and_effects_share_the_shards_transaction(tenant):
     key = str(uuid4())
@@ -221,9 +218,6 @@ def test_the_checks_find_nothing_wrong_and_cover_every_shard(settings):
             cursor.execute("ALTER FUNCTION mislaid RENAME TO django_idempotency_claim")
 
 
-# --- One killed, the others go on ------------------------------------------------------------------------------------
-
-
 def test_with_one_shard_killed_the_tenants_of_the_others_go_on(sharded):
     before = [asked(tenant, "before").content for tenant in TENANTS]
     victim = sharded["shard2"]
@@ -303,8 +297,6 @@ def test_events_are_counted_where_the_record_is(sharded):
     assert told == {"shard1": 0, "shard2": 0, "shard3": 1}
 
 
-# --- The admin -------------------------------------------------------------------------------------------------------
-
 LIST = "/admin/django_idempotency/idempotencyrecord/"
 
 
@@ -351,9 +343,6 @@ def test_the_dashboard_shows_one_shard_at_a_time(operator):
     page = operator.get(f"{LIST}dashboard/?database=shard3")
     assert page.context["databases"] == [("shard1", False), ("shard2", False), ("shard3", True)]
     assert "?range=7d&amp;database=shard3" in page.content.decode()
-
-
-# --- With one of them dead -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("killed")

@@ -47,9 +47,6 @@ BUSY = (Unlocked.BUSY, None)
 MAKING = f"SELECT pg_advisory_xact_lock({KEY_LOCKS}, uuid_hash(%s))"
 
 
-# --- Columns ---------------------------------------------------------------------------------------------------------
-
-
 @MODES
 def test_a_claim_writes_the_request_and_the_policys_times(policy):
     policy = policy.derive(retention=100, audit_retention=500)
@@ -156,9 +153,6 @@ def test_a_write_changes_no_other_record(write):
     assert changed == {claim.id}
 
 
-# --- Row locks -------------------------------------------------------------------------------------------------------
-
-
 def test_only_the_owner_gets_the_row_lock():
     lost = claimed()
     owner = taken_over(lost)
@@ -246,9 +240,6 @@ def test_a_second_claim_tries_the_row_lock_only_in_atomic_mode(policy, body, ans
     with connection.cursor() as cursor:
         cursor.execute("SELECT xmax <> '0' FROM django_idempotency_record")  # who has had a version of the row locked
         assert cursor.fetchall() == [(tried,)]
-
-
-# --- Waits -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.row_locks

@@ -22,7 +22,7 @@ from django_idempotency.stats import stats
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import Fail, Keep, OnHold, Release, Replay
 from tests.stores.contract import ATOMIC, MODES, RESPONSE, claimed, operation, shift
-from tests.support.modes import mode_of
+from tests.support.callers import mode_of
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 

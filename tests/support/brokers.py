@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 URLS = {
@@ -47,3 +50,17 @@ def valkey_program() -> str | None:
     if spec is None or spec.origin is None:
         return shutil.which("valkey-server")
     return next(map(str, Path(spec.origin).parent.glob("_binaries/*/valkey-server")), None)
+
+
+def on_jetstream(url: str, act: Callable[[Any], Any]) -> Any:
+    """What ``act`` returns, given a connection to the JetStream of a server."""
+    import nats
+
+    async def connected() -> Any:
+        client = await nats.connect(url)
+        try:
+            return await act(client.jetstream())
+        finally:
+            await client.close()
+
+    return asyncio.run(connected())

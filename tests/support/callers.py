@@ -23,9 +23,10 @@ from django_idempotency.engine import leases
 from django_idempotency.engine.background import background
 from django_idempotency.http.requests import identify
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Policy
+from django_idempotency.policy import Atomic, Lease, Policy
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.keys import record_id
+from django_idempotency.values.options import rules
 from django_idempotency.values.outcomes import Claimed, Operation
 from testproject.models import LedgerEntry
 
@@ -179,3 +180,14 @@ class Gate:
             return entry_point(self, **policy)(key)
         finally:
             connections.close_all()
+
+
+GROUPS = {"atomic": Atomic, "lease": Lease}
+
+
+def mode_of(word: str, **options: Any) -> Atomic | Lease:
+    """Return the mode called ``word``, with those of ``options`` that it has; ``lease`` are the seconds of a lease."""
+    group: type[Atomic | Lease] = GROUPS[word]
+    if "lease" in options:
+        options["seconds"] = options.pop("lease")
+    return group(**{name: options[name] for name in options.keys() & rules(group).keys()})

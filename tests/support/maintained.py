@@ -15,7 +15,7 @@ from django_idempotency.policy import Lease, Policy
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.outcomes import Claimed
-from tests.support.callers import claim, entry_point, paying, shift
+from tests.support.callers import claim, entry_point, paying, record, shift
 from tests.support.factories import RecordFactory
 from tests.support.threads import just_before
 
@@ -39,6 +39,18 @@ def done(key="k", *, purge_at=-HOUR, expires_at=-HOUR, **policy):
     """A key with an answer, whose times are so many seconds from now."""
     assert entry_point(paying, **policy)(key).status_code == 201
     shift(key, expires_at=expires_at, purge_at=max(purge_at, expires_at))
+
+
+def work_for_all():
+    """One record for each pass."""
+    dead("stuck")
+    done("due")
+    done("audit_retention", purge_at=HOUR)
+
+
+def all_done():
+    stuck, due, kept = map(record, ("stuck", "due", "audit_retention"))
+    return stuck.status == "failed" and due is None and kept.response_body is None
 
 
 def keys(**condition):
@@ -83,3 +95,20 @@ def renewed_before_the_update(claimed: Claimed, policy: Policy) -> Iterator[list
 
         with just_before(CHANGING, try_to_renew):
             yield renewals
+
+
+REFUSE = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN RAISE read_only_sql_transaction USING MESSAGE = 'no updates here'; END $$;
+CREATE TRIGGER refuse BEFORE UPDATE ON django_idempotency_record EXECUTE FUNCTION refuse()
+"""
+
+
+@contextmanager
+def updates_refused() -> Iterator[None]:
+    with connection.cursor() as cursor:
+        cursor.execute(REFUSE)
+        try:
+            yield
+        finally:
+            cursor.execute("DROP FUNCTION IF EXISTS refuse CASCADE")

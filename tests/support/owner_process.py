@@ -139,8 +139,7 @@ def _run_operation(what: str, renews: bool, policy: dict[str, Any]) -> Any:
 
     from django_idempotency.messages import Message, consume
     from django_idempotency.policy import Policy
-    from tests.support.callers import BODY, SCOPE, entry_point, pay
-    from tests.support.modes import mode_of
+    from tests.support.callers import BODY, SCOPE, entry_point, mode_of, pay
 
     if isinstance(policy.get("mode"), dict):
         policy["mode"] = mode_of(**policy["mode"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -96,3 +98,51 @@ class PrivateServer:
             yield
         finally:
             self.stop()
+
+
+def program_beside_python(name: str) -> str | None:
+    """The path of a program that is installed in this environment, or else in the system."""
+    return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+
+
+RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"
+
+
+def rabbitmq_program() -> str | None:
+    """Debian's command insists on the system's node; behind it is the one that starts any."""
+    return RABBITMQ if Path(RABBITMQ).exists() and os.geteuid() == 0 else None
+
+
+class PrivateRabbitMQ(PrivateServer):
+    """A node with a directory and ports of its own. What it has confirmed survives a kill."""
+
+    def __init__(self, directory: Path) -> None:
+        port = free_port()
+        environment = os.environ | {
+            "RABBITMQ_NODENAME": f"test{port}@localhost",
+            "RABBITMQ_NODE_PORT": str(port),
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_MNESIA_BASE": str(directory / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(directory / "log"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "plugins"),
+            "RABBITMQ_CONFIG_FILE": str(directory / "none"),
+            "HOME": str(directory),
+        }
+        super().__init__((str(rabbitmq_program()),), port, directory / "rabbitmq.log", environment)
+        self.url = f"amqp://guest:guest@127.0.0.1:{port}//"
+
+    def control(self, *arguments: str) -> None:
+        subprocess.run([RABBITMQ.replace("-server", "ctl"), *arguments], env=self.environment, check=True)
+
+
+def nats_program() -> str | None:
+    return shutil.which("nats-server", path="/usr/sbin:/sbin") or shutil.which("nats-server")
+
+
+class PrivateNATS(PrivateServer):
+    """A server with a directory and a port of its own. What it has acknowledged survives a kill."""
+
+    def __init__(self, directory: Path) -> None:
+        port = free_port()
+        super().__init__((str(nats_program()), "-js", "-a", "127.0.0.1", "-p", str(port), "-sd", str(directory)), port)
+        self.url = f"nats://127.0.0.1:{port}"

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from django.conf import settings
 
-from tests.support import brokers, distributed, partitioned, pgbouncer, private_nats, private_rabbitmq
-from tests.support.programs import program_beside_python
+from tests.support import brokers, distributed, partitioned, pgbouncer
+from tests.support.private_servers import nats_program, program_beside_python, rabbitmq_program
 
 ROOT = Path(__file__).parents[2]
 PEERS = {  # what docs/migrating.md describes, by distribution
@@ -177,14 +177,14 @@ REQUIREMENTS = {
     "redis": _broker("redis", "needs a Redis server"),
     "private_rabbitmq": Requirement(
         "starts a RabbitMQ of its own, and kills it",
-        lambda: private_rabbitmq.program() is not None,
+        lambda: rabbitmq_program() is not None,
         "apt-get install rabbitmq-server, and make test as root",
         always_in_ci=False,
     ),
     "nats": _broker("nats", "needs a NATS server with JetStream"),
     "private_nats": Requirement(
         "starts a NATS server of its own, and kills it",
-        lambda: private_nats.program() is not None,
+        lambda: nats_program() is not None,
         "apt-get install nats-server && make test",
         always_in_ci=True,
     ),

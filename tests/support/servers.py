@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from testproject import service
-from tests.support.programs import program_beside_python
+from tests.support.private_servers import program_beside_python
 
 CORE = "tests.support.settings.core"  # where the wings are deleted
 SETTINGS = CORE if os.environ.get("DJANGO_SETTINGS_MODULE") == CORE else "testproject.settings"
@@ -87,6 +87,10 @@ def _environment(database_url: str) -> dict[str, str]:
     given = {"DATABASE_URL": database_url, "DJANGO_SETTINGS_MODULE": SETTINGS}
     # Without DEBUG, a system check refuses SQLite.
     return given | ({"DEBUG": "1"} if database_url.startswith("sqlite") else {})
+
+
+def unless_in_flight(response: httpx.Response) -> httpx.Response | None:
+    return None if response.status_code == 409 else response
 
 
 @contextmanager

@@ -93,3 +93,36 @@ def _prepared(pgconn: Any) -> dict[str, str]:
 def _statement(traced: str) -> str:
     """``"name" "SELECT …" 0`` of a Parse, or `` "SELECT …"`` of a Query, without its quotes."""
     return re.sub(r'^\s*"(?:[^"\s]*"\s+")?|"[\s\d]*$', "", traced).strip()
+
+
+Plan = dict[str, Any]  # as PostgreSQL explains one in JSON
+
+
+def nodes(plan: Plan) -> Iterator[Plan]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+def buffers(plan: Plan) -> int:
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
+@contextmanager
+def explaining(words: str, options: str = "ANALYZE, BUFFERS", only: tuple[str, ...] = ("",)) -> Iterator[list[Plan]]:
+    """The plans, as they are sent, of this thread's statements with these words that begin with one of ``only``."""
+    plans: list[Plan] = []
+
+    def explain(execute: Any, sql: str, params: Any, *details: Any) -> Any:
+        if words in sql and sql.lstrip().startswith(only):
+            with default_connection.connection.cursor() as cursor:
+                if default_connection.in_atomic_block:  # elsewhere it only reads
+                    cursor.execute("SAVEPOINT explained")
+                cursor.execute(f"EXPLAIN ({options}, FORMAT JSON) {sql}", params)
+                plans.append(cursor.fetchone()[0][0]["Plan"])
+                if default_connection.in_atomic_block:
+                    cursor.execute("ROLLBACK TO explained")
+        return execute(sql, params, *details)
+
+    with default_connection.execute_wrapper(explain):
+        yield plans

@@ -91,3 +91,27 @@ def _around(statement: str, act: Callable[[Callable[[], Any]], Any]) -> Iterator
     with connection.execute_wrapper(wrapper):
         yield
     assert seen, f"no statement {statement!r} was sent"
+
+
+LOCKS = {
+    "postgresql": ("BEGIN; LOCK TABLE {} IN ACCESS EXCLUSIVE MODE", "ROLLBACK"),
+    "mysql": ("LOCK TABLES {} WRITE", "UNLOCK TABLES"),
+}
+
+
+@contextmanager
+def locked(table: str) -> Iterator[None]:
+    """Lock it from a thread with a connection of its own."""
+    lock, unlock = LOCKS[connection.vendor]
+    elsewhere = OtherThread()
+    elsewhere(_run, lock.format(table))
+    try:
+        yield
+    finally:
+        elsewhere(_run, unlock)
+        elsewhere.close()
+
+
+def _run(statement: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)

@@ -10,6 +10,7 @@ from asgiref.sync import async_to_sync
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient
 from django.urls import path
+from django.views import View
 
 from testproject.models import LedgerEntry
 
@@ -38,6 +39,26 @@ class Runs:
 
     async def aview(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         return self.view(request)
+
+
+class Order(View):
+    """Has no ``runs``: a test makes a class of its own that has."""
+
+    runs: Runs
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        return self.runs.view(request)
+
+
+class AsyncOrder(View):
+    runs: Runs
+
+    async def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        return await self.runs.aview(request)
+
+
+def class_with(base: Any, runs: Runs) -> Any:
+    return type(base.__name__, (base,), {"runs": runs})
 
 
 def api_class(respond: Callable[[Any], Any], *bases: type, **attributes: Any) -> Any:

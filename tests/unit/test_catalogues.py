@@ -120,9 +120,6 @@ def test_a_text_of_django_reads_as_in_its_own_catalogue(language):
         assert {id: text for id, text in ours.items() if theirs.get(id, text) != text} == {}
 
 
-# --- The code --------------------------------------------------------------------------------------------------------
-
-
 @cache
 def trees() -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts}

@@ -50,9 +50,6 @@ REFUSALS = [
 ]
 
 
-# --- Complete, and nothing invented ----------------------------------------------------------------------------------
-
-
 GROUPS = [Atomic, Lease, Keys, Fingerprint, Body, Limits]
 
 
@@ -251,9 +248,6 @@ def headed(markdown):
     return cells
 
 
-# --- Links and words -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_internal_links_lead_somewhere(page):
     dead = [link for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)) if not leads_somewhere(page, link)]
@@ -400,9 +394,6 @@ def test_a_key_on_hold_is_freed_as_the_page_on_the_admin_says(rf):
     for line in block.splitlines():
         call_command(*shlex.split(line.partition("manage.py ")[2]))
     assert view(request).content == b"done"
-
-
-# --- The quickstart, as it stands: tests/deployment/test_packaging.py follows the one for plain Django ---------------
 
 
 @pytest.mark.curl

@@ -53,9 +53,6 @@ def reordered(fields, rng):
     return [(name, queues[name].pop(0)) for name in names]
 
 
-# --- JSON ------------------------------------------------------------------------------------------------------------
-
-
 @given(VALUES, st.randoms(use_true_random=False), st.sampled_from([None, 1, "\t"]), st.booleans())
 def test_the_order_of_names_white_space_and_escapes_do_not_count(value, rng, indent, ascii_only):
     other = json.dumps(shuffled(value, rng), indent=indent, ensure_ascii=ascii_only)
@@ -133,9 +130,6 @@ def test_numbers_are_equal_by_their_exact_value(one, other):
 @pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "application/vnd.api+json"])
 def test_all_json_is_read_as_json(content_type):
     assert of('{"a": 1, "b": 2}', content_type) == of('{"b": 2, "a": 1}', content_type)
-
-
-# --- Forms -----------------------------------------------------------------------------------------------------------
 
 
 @given(FIELDS, st.randoms(use_true_random=False))
@@ -223,9 +217,6 @@ def test_a_large_file_is_digested_in_pieces_and_left_at_its_beginning(settings):
     request.close()
 
 
-# --- The rest of the request -----------------------------------------------------------------------------------------
-
-
 @given(st.binary(max_size=50), st.binary(max_size=50))
 def test_other_bodies_count_by_their_bytes(one, other):
     assert (of(one, "text/csv") == of(other, "text/csv")) == (one == other)
@@ -256,9 +247,6 @@ def test_content_that_moves_from_one_part_to_another_differs():
     assert of(b"a=1", FORM) != of(b"a=1", "text/plain")
     assert of(b'{"a": "1"}') != of(b"a=1", FORM)
     assert of(b"a=1", FORM, query="=form") != of(b"=form&a=1", FORM)
-
-
-# --- What counts -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("write", "content_type"), [(json.dumps, "application/json"), (urlencode, FORM)])
@@ -302,8 +290,6 @@ def test_a_custom_fingerprint_includes_method_and_path():
     assert fingerprints.of_bytes(one, b"order 7") != fingerprints.of_bytes(one, b"order 8")
     assert fingerprints.of_bytes(one, b"order 7") != fingerprints.of_bytes(other, b"order 7")
 
-
-# --- Whatever comes --------------------------------------------------------------------------------------------------
 
 MEDIA_TYPES = [
     "application/json",
@@ -383,9 +369,6 @@ def test_json_counts_by_meaning_in_every_encoding_of_unicode(encoding):
     assert of(one.encode(encoding)) == of(other)
 
 
-# --- From one release to the next ------------------------------------------------------------------------------------
-
-
 OF_VERSION_1 = {
     "raw": (lambda: of(b"a,b", "text/csv", query="b=2&a=1"), "fc84d0689c876402"),
     "JSON": (lambda: of(b'{"b": [1.50, 2.0, "\xc3\xa9", null], "a": {}}'), "8133d7a9f072a77a"),
@@ -401,9 +384,6 @@ def test_a_fingerprint_stays_the_same_until_its_version_changes(request_, expect
     """Records outlive a deployment: otherwise every retry across it would be a mismatch."""
     assert fingerprints.VERSION == b"1"
     assert request_().hex()[:16] == expected
-
-
-# --- Nested fields ---------------------------------------------------------------------------------------------------
 
 
 def card(cvv, **others):

@@ -75,9 +75,6 @@ def test_a_wrong_name_is_an_error_with_the_nearest_right_one_in_any_case():
     ]
 
 
-# --- Durations -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("stated", "kept"), [(1, 1), (1.5, 1.5), (timedelta(minutes=2), 120.0), (timedelta(milliseconds=1500), 1.5)]
 )
@@ -113,9 +110,6 @@ def test_a_timedelta_goes_wherever_a_duration_goes(policy, kept):
     assert isinstance(policy(timedelta(days=1)), float)
 
 
-# --- Groups ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("group", "wrong", "sentence"),
     [
@@ -145,7 +139,7 @@ def test_a_wrong_value_in_a_group_names_itself_and_what_it_must_be(group, wrong,
     assert str(refused.value).startswith(sentence)
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", [Policy, *GROUPS])
 def test_a_wrong_name_in_a_group_is_an_error_that_names_the_group(group):
     with pytest.raises(TypeError, match=rf"{group.__name__}: Unknown name 'nothing_like_it': "):
         group(nothing_like_it=1)

@@ -155,11 +155,6 @@ def test_nothing_wrong_can_be_derived():
         Policy().derive(retenion=5)
 
 
-def test_an_unknown_name_is_an_error_that_names_the_nearest():
-    with pytest.raises(TypeError, match=r"Unknown name 'requird': did you mean 'required'\?"):
-        Policy(requird=1)
-
-
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_a_copy_states_what_the_original_does(copied):
     in_force = copied(Policy(mode="atomic")).over(Policy(mode="lease", retention=7))

@@ -235,9 +235,6 @@ def test_an_entry_that_was_changed_is_no_entry():
     assert asked(one) == (Replay(RESPONSE), 1)
 
 
-# --- Tenants with a schema each --------------------------------------------------------------------------------------
-
-
 def test_a_response_is_replayed_to_its_tenant_only(monkeypatch):
     of = operation()
     wrapper = connections[DEFAULT_DB_ALIAS]

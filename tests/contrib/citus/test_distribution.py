@@ -20,7 +20,6 @@ from django_idempotency.stores.claim_function import FUNCTION
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.outcomes import Claimed, Fail, Keep, Operation, Release, Replay, StoredResponse
 from tests.support.callers import entry_point, paying
-from tests.support.checks import found
 from tests.support.shard_locks import refused_across_shards, shard_of
 from tests.support.statements import sent_statements
 
@@ -88,9 +87,6 @@ def test_every_statement_sent_to_postgresql_names_one_record(mode):
     assert [claim.operation.key for claim in together] == ["a", "b"]
 
 
-# --- Locks of several records ----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def shards(transactional_db, monkeypatch):
     """The shards of each statement that has locked records; one that names several is refused, as by Citus."""
@@ -152,14 +148,6 @@ def test_claims_by_lock_are_records_on_several_servers(shards):
     claim = claimed("k", Policy(mode=Atomic(claim="lock")))
     assert not claim.by_lock
     assert IdempotencyRecord.objects.filter(pk=claim.id).exists()
-
-
-@pytest.mark.postgresql
-@pytest.mark.plain_table
-def test_e004_locks_of_several_servers_are_no_claims(shards, settings):
-    settings.IDEMPOTENCY = {"ATOMIC": Atomic(claim="lock")}
-    (error,) = found("E004")
-    assert "on several servers, each with advisory locks of its own" in error.msg
 
 
 @pytest.mark.postgresql

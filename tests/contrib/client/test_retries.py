@@ -34,9 +34,6 @@ def begun(method="POST", headers=(), **options):
     return Call(Retries(**options), method, ResponseHeaders(headers))
 
 
-# --- Keys
-
-
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
 def test_a_call_gets_a_key_of_its_own(method):
     first, second = (begun(method).headers["Idempotency-Key"] for _ in range(2))
@@ -75,9 +72,6 @@ def test_a_key_that_was_missing_is_made():
     assert call.keyed
 
 
-# --- Which requests
-
-
 @pytest.mark.parametrize(
     ("method", "methods", "repeated"),
     [
@@ -93,9 +87,6 @@ def test_a_key_that_was_missing_is_made():
 def test_a_post_is_repeated_only_with_a_key(method, methods, repeated):
     for end in (lambda call: call.after_failure(), lambda call: call.after_response(503, ResponseHeaders({}))):
         assert (end(begun(method, methods=methods)) is not None) is repeated
-
-
-# --- What is advised
 
 
 @pytest.mark.parametrize(
@@ -154,9 +145,6 @@ def test_a_problem_that_says_nothing_goes_by_its_status(body):
 def test_a_problem_is_recognised_by_its_media_type_in_any_case():
     headers = {"Content-Type": "Application/Problem+JSON; charset=utf-8"}
     assert advice(503, headers, b'{"retryable": false}') is Advice.TAKE
-
-
-# --- How long
 
 
 @pytest.mark.parametrize(

@@ -173,9 +173,6 @@ def test_an_error_that_no_attempt_can_change_is_raised_at_once(request_by, relay
     assert waits == []
 
 
-# --- TLS -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def secure_server(tmp_path):
     """A server that closes its first connection in the middle of a request. Yields its address, and its certificate."""

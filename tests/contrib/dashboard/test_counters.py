@@ -67,9 +67,6 @@ def total(event):
     return sum(count for (_view, found), count in in_the_table().items() if found == event)
 
 
-# --- What is counted -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.counted_as)
 def test_every_signal_is_counted_by_its_name_and_its_view(counted, event):
     for sender, times in ((paying, 2), (None, 1)):
@@ -179,9 +176,6 @@ def test_in_a_test_run_no_thread_writes():
     assert background._thread is None
 
 
-# --- Retention -------------------------------------------------------------------------------------------------------
-
-
 def aged(**days):
     """Counters by the name of their view, so many days old."""
     for view, age in days.items():
@@ -212,9 +206,6 @@ def test_once_nothing_is_counted_the_counters_go(settings):
     assert prune() == 1
 
 
-# --- The database goes away ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.row_locks
 def test_counts_that_could_not_be_written_are_written_later_and_once(counted, proxy):
     proxy.go_away()
@@ -236,9 +227,6 @@ def test_memory_is_bounded_while_nothing_can_be_written(counted):
     assert sum(map(len, counters._counts.values())) == (MOST_VIEWS + 1) * len(EVENTS)
     counted()  # and the most there can be is not too much for one statement
     assert IdempotencyCounter.objects.count() == (MOST_VIEWS + 1) * len(EVENTS)
-
-
-# --- Many at once ----------------------------------------------------------------------------------------------------
 
 
 def test_threads_that_count_at_once_lose_nothing(counted):

@@ -22,8 +22,7 @@ from django_idempotency.stats.queries import Size, at_most
 from tests.admin.pages import LIST
 from tests.support.callers import claim, shift
 from tests.support.happening import COUNTED_AS, happen
-from tests.support.locked import locked
-from tests.support.threads import just_before
+from tests.support.threads import just_before, locked
 
 pytestmark = pytest.mark.usefixtures("payer")
 
@@ -48,9 +47,6 @@ def words(html):
     """What is written on the page."""
     html = html.replace("<wbr>", "")
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
-
-
-# --- What it shows ---------------------------------------------------------------------------------------------------
 
 
 def test_the_dashboard_shows_what_happened_what_is_pending_and_the_busiest_views(client, staff):
@@ -129,9 +125,6 @@ def test_a_view_that_no_name_can_be_is_none(client, staff):
     assert "shop.views.pay" in words(shown(client, "?view=%00"))
 
 
-# --- As a file -------------------------------------------------------------------------------------------------------
-
-
 def exported(client, query):
     response = client.get(f"{PAGE}figures/{query}")
     assert response.status_code == 200, response.content
@@ -176,9 +169,6 @@ def test_an_export_that_is_not_in_time_says_so(client, staff, monkeypatch):
     assert (response.status_code, response.has_header("Content-Disposition")) == (503, False)
 
 
-# --- Where it leads --------------------------------------------------------------------------------------------------
-
-
 def test_the_dashboard_links_to_the_list_of_stuck_records(client, staff):
     claim("stuck", policy=Policy())
     shift("stuck", locked_until=-3600)
@@ -202,18 +192,12 @@ def test_the_list_of_records_links_to_the_dashboard(client, staff):
     assert f'href="{PAGE}"' in client.get(LIST).content.decode()
 
 
-# --- Who may see it --------------------------------------------------------------------------------------------------
-
-
 def test_without_the_permission_or_a_login_there_is_nothing_to_see(client, staff):
     staff.user_permissions.clear()
     assert client.get(PAGE).status_code == 403
     client.logout()
     response = client.get(PAGE)
     assert (response.status_code, response["Location"]) == (302, f"/admin/login/?next={PAGE}")
-
-
-# --- How it is made --------------------------------------------------------------------------------------------------
 
 
 class Tags(HTMLParser):
@@ -288,9 +272,6 @@ def test_the_size_to_come_is_to_the_scale_of_the_size_now():
     assert to_come.segments[0].width == "100"
     assert len(measures(size, Projection())) == 1
     assert measures(Size(), Projection()) == []
-
-
-# --- In time ---------------------------------------------------------------------------------------------------------
 
 
 COUNTERS, RECORDS = "django_idempotency_counter", "django_idempotency_record"

@@ -208,9 +208,6 @@ def test_observing_adds_no_statement_to_a_request(observing, django_assert_num_q
         counters.flush()
 
 
-# --- It breaks no request --------------------------------------------------------------------------------------------
-
-
 def fails(request):
     raise LookupError("secret")
 
@@ -298,9 +295,6 @@ def test_a_body_can_be_streamed_whether_it_was_kept_or_is_too_large(observing, s
     assert found(observing()) == (0, 1 if size == 10 else 0)
 
 
-# --- The other entry points ------------------------------------------------------------------------------------------
-
-
 def test_an_async_view_is_observed(observing):
     @idempotent(scope="public", mode="lease")
     async def pay(request):
@@ -355,9 +349,6 @@ def test_rest_framework_is_observed(observing, alice):
         assert watched(Pay.as_view())(request).data == {"amount": 5}
     seen = observing()
     assert (seen.keyed, seen.unkeyed, found(seen)) == (1, 2, (0, 1))
-
-
-# --- Where it is seen ------------------------------------------------------------------------------------------------
 
 
 def test_the_dashboard_and_the_command_show_what_would_have_been_prevented(observing, settings, admin_client, capsys):

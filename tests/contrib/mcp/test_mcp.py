@@ -106,9 +106,6 @@ def gated(gate: Gate) -> MCPServer:
     return serving(public(stay), public(astay, mode="lease"))
 
 
-# --- Once ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_decorated_tool_looks_as_it_did():
     async def listed(function):
         async with Client(serving(function)) as client:
@@ -185,9 +182,6 @@ def test_a_call_that_its_client_has_given_up_has_a_result_for_the_retry(tool):
     assert (first, effects()) == (again, 1)
 
 
-# --- Whose key it is -------------------------------------------------------------------------------------------------
-
-
 def test_a_tenant_can_be_found_in_the_context():
     tenants = iter(["acme", "umbrella", "acme"])
     scoped = idempotent_tool(scope=lambda context: f"{next(tenants)}/{context.mcp_server.name}")(charge)
@@ -201,9 +195,6 @@ def test_a_tenant_can_be_found_in_the_context():
 def test_a_key_of_nobody_is_refused(scope):
     refused, _again = twice(serving(idempotent_tool(scope=scope)(charge)))
     assert (code(refused), effects()) == ("idempotency_key_anonymous", 0)
-
-
-# --- Failures --------------------------------------------------------------------------------------------------------
 
 
 def failing_once(error: BaseException) -> Any:
@@ -255,9 +246,6 @@ def test_a_call_that_an_operator_marked_as_failed_is_not_run():
     refused, _again = twice(serving(public(failing_once(LookupError()))), "fail")
     assert code(refused) == "marked_failed"
     assert "refunded by hand. Do not repeat this call." in text(refused)
-
-
-# --- Results ---------------------------------------------------------------------------------------------------------
 
 
 class Paid(BaseModel):
@@ -335,9 +323,6 @@ def test_a_result_that_was_too_large_to_keep_is_said_to_be_done():
     first, refused = twice(serving(public(charge, body=Body(limit=10))))
     assert not first.is_error
     assert (code(refused), effects()) == ("response_not_stored", 1)
-
-
-# --- Tools that call and ask -----------------------------------------------------------------------------------------
 
 
 def test_a_tool_that_asks_the_user_runs_once_it_has_a_reply():
@@ -429,8 +414,6 @@ def test_outside_a_request_a_tool_just_runs():
     assert protected(5) != protected(amount=5)
     assert (effects(), IdempotencyRecord.objects.count()) == (2, 0)
 
-
-# --- Over real transports --------------------------------------------------------------------------------------------
 
 DYING = """
 import os, signal, django

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from contextlib import ExitStack
 from uuid import uuid4
@@ -15,8 +14,9 @@ from django_idempotency.messages import runner as running_of_consumers
 from testproject.models import LedgerEntry
 from tests.messages.brokers import Gate, beats_of, running
 from tests.messages.handlers import pay
+from tests.support.brokers import on_jetstream
 from tests.support.callers import all_effects as effects
-from tests.support.private_nats import PrivateNATS
+from tests.support.private_servers import PrivateNATS
 from tests.support.runner_contract import CrashContract, Dead, RunnerContract, refuse
 from tests.support.waiting import eventually
 
@@ -32,16 +32,7 @@ class Stream:
         self.do(lambda jetstream: jetstream.add_stream(name=self.name, subjects=[f"{self.name}.*"]))
 
     def do(self, work):
-        import nats
-
-        async def doing():
-            client = await nats.connect(self.url)
-            try:
-                return await work(client.jetstream())
-            finally:
-                await client.close()
-
-        return asyncio.run(doing())
+        return on_jetstream(self.url, work)
 
     def publish(self, *ids, body=b"{}", headers=None):
         async def send(jetstream):

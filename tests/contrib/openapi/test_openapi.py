@@ -154,9 +154,6 @@ def test_a_description_by_the_project_has_precedence():
     assert operation["description"].startswith("Pays.\n\nIdempotency: a retry")
 
 
-# --- Views that only the middleware covers ---------------------------------------------------------------------------
-
-
 class Plain(APIView):
     serializer_class = PaymentSerializer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import connection
 
 from django_idempotency.contrib.outbox.models import OutboxEvent
-from tests.support import plans
+from tests.support.statements import buffers, explaining
 
 WAITING = f"""
 INSERT INTO {OutboxEvent._meta.db_table} (event_id, publisher, lane, topic, key, payload, content_type, headers, status,
@@ -24,15 +24,6 @@ def waiting(count, interval, attempts=3):
 
 def buffers_of(work):
     """How many buffers are read by what ``work`` selects from the table of events."""
-    counts = []
-
-    def explain(execute, sql, params, *details):
-        if OutboxEvent._meta.db_table in sql and sql.lstrip().startswith(("SELECT", "WITH")):
-            with connection.connection.cursor() as cursor:
-                cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", params)
-                counts.append(plans.buffers(cursor.fetchone()[0][0]["Plan"]))
-        return execute(sql, params, *details)
-
-    with connection.execute_wrapper(explain):
+    with explaining(OutboxEvent._meta.db_table, only=("SELECT", "WITH")) as plans:
         work()
-    return sum(counts)
+    return sum(map(buffers, plans))

@@ -16,8 +16,7 @@ from django_idempotency.contrib.outbox.publishing import publish
 from django_idempotency.contrib.outbox.relay import EventRelay
 from tests.contrib.outbox.events import none_left
 from tests.contrib.outbox.test_nats import Stream
-from tests.support.private_nats import PrivateNATS
-from tests.support.private_rabbitmq import PrivateRabbitMQ
+from tests.support.private_servers import PrivateNATS, PrivateRabbitMQ
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.row_locks, pytest.mark.slow]

@@ -56,9 +56,6 @@ def entries():
     return list(LogEntry.objects.order_by("pk").values_list("user__username", "object_id", "change_message"))
 
 
-# --- By command ------------------------------------------------------------------------------------------------------
-
-
 def test_dead_letters_are_listed(dead):
     assert [line.partition(" ")[0] for line in told("idempotency_outbox", "dead").splitlines()] == list(map(str, dead))
     (line,) = told("idempotency_outbox", "dead", "--topic", "b", "--json").splitlines()
@@ -166,9 +163,6 @@ def test_a_proposal_ends_when_the_event_is_requeued_and_given_up_again(dead, ann
     assert decide(Act.DISCARD, dead_letters(topic="b"), by=bob).done == 0
 
 
-# --- The admin -------------------------------------------------------------------------------------------------------
-
-
 def ask(client, action, *ids):
     ticked = list(OutboxEvent.objects.filter(event_id__in=ids).values_list("pk", flat=True))
     return client.post(LIST, {"action": action, "_selected_action": ticked})
@@ -260,9 +254,6 @@ def test_the_strip_counts_dead_letters(dead, admin_client):
     assert all("3 dead letters" in admin_client.get(page).content.decode() for page in pages)
     decide(Act.DISCARD, dead_letters())
     assert not any("dead letters</p>" in admin_client.get(page).content.decode() for page in pages)
-
-
-# --- Encryption ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from django_idempotency.contrib.kafka.publisher import KafkaPublisher
 from django_idempotency.messages.publisher import Confirmed, ConnectionLost, NotSent, PublisherUnavailable, Refused
 from tests.contrib.outbox.events import TRACE, event, sent
+from tests.support.mock_kafka import MockKafka
 from tests.support.private_servers import free_port
 
 pytestmark = pytest.mark.kafka
@@ -18,10 +19,9 @@ pytestmark = pytest.mark.kafka
 @pytest.fixture(scope="module")
 def cluster():
     """The address of a cluster that lives in this process."""
-    owner = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": "1", "log_level": 0})
-    (broker,) = owner.list_topics(timeout=10).brokers.values()
-    yield {"bootstrap.servers": f"{broker.host}:{broker.port}", "log_level": 0}
-    owner.flush()
+    owner = MockKafka()
+    yield {"bootstrap.servers": owner.servers, "log_level": 0}
+    owner.producer.flush()
 
 
 def read(cluster, topic, count):

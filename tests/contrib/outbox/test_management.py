@@ -61,9 +61,6 @@ def test_signals_tell_of_what_stands(outbox, relay):
     ]
 
 
-# --- The relay's command ---------------------------------------------------------------------------------------------
-
-
 def test_the_relay_publishes_once_and_ends(outbox):
     publish_all("a")
     assert told("idempotency_outbox", "relay", "--once") == "default: 1 published"
@@ -88,9 +85,6 @@ def test_health_asks_for_a_live_relay_on_this_host(relay):
     Relay.objects.update(lease_until=ahead(-1))
     with pytest.raises(CommandError):
         told("idempotency_outbox", "relay", "--health")
-
-
-# --- Checks ----------------------------------------------------------------------------------------------------------
 
 
 LOCAL = "django_idempotency.contrib.outbox.publishers.local.LocalPublisher"
@@ -166,9 +160,6 @@ def test_a_check_tells_of_events_that_wait_for_long(outbox):
     OutboxEvent.objects.update(created_at=ahead(-4000))
     assert checks.ids_found("W003", label=checks.OUTBOX) == ["W003"]
     assert checks.ids_found("W003", label=checks.OUTBOX, databases=()) == []
-
-
-# --- Celery beat -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.celery

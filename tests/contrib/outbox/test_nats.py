@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 
-import nats
 import pytest
 
 from django_idempotency.contrib.nats.publisher import NATSPublisher
 from django_idempotency.messages.publisher import Confirmed, PublisherUnavailable, Refused
 from tests.contrib.outbox.events import TRACE, event, sent
+from tests.support.brokers import on_jetstream
 from tests.support.private_servers import free_port
 
 pytestmark = pytest.mark.nats
@@ -25,14 +24,7 @@ class Stream:
         self.prefix = f"{self.name}."
 
     def do(self, act):
-        async def connected():
-            client = await nats.connect(self.url)
-            try:
-                return await act(client.jetstream())
-            finally:
-                await client.close()
-
-        return asyncio.run(connected())
+        return on_jetstream(self.url, act)
 
     def messages(self):
         async def read(context):

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 from django.core.management import call_command
-from django.db import OperationalError, connection, connections
+from django.db import OperationalError
 from psycopg.errors import DeadlockDetected
 
 from django_idempotency import engine, maintenance
@@ -45,6 +45,7 @@ from tests.contrib.partitions.table import (
 )
 from tests.support.callers import claim, effects, entry_point, is_replay, operation, paying, record, shift
 from tests.support.checks import PARTITIONS, found
+from tests.support.statements import buffers, explaining
 from tests.support.threads import in_threads, just_before
 from tests.support.waiting import eventually
 
@@ -355,27 +356,11 @@ def fill(age, count):
     run_sql(f"VACUUM ANALYZE {TABLE}")
 
 
-@contextmanager
-def explaining(words, options):
-    """The plans, in the order that they are sent, of this thread's statements with these words."""
-    plans = []
-
-    def explain(execute, sql, parameters, many, context):
-        if words in sql:
-            with connections["default"].connection.cursor() as cursor:
-                cursor.execute(f"EXPLAIN ({options}, FORMAT JSON) {sql}", parameters)
-                plans.append(cursor.fetchone()[0][0]["Plan"])
-        return execute(sql, parameters, many, context)
-
-    with connection.execute_wrapper(explain):
-        yield plans
-
-
 def buffers_of(work, words):
     """How many each statement with these words read that ``work`` sends."""
-    with explaining(words, "ANALYZE, BUFFERS") as plans:
+    with explaining(words) as plans:
         work()
-    return [plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] for plan in plans]
+    return [*map(buffers, plans)]
 
 
 def test_records_that_keep_a_partition_are_found_by_the_partial_indexes(days):

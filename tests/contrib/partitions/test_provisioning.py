@@ -14,6 +14,7 @@ from django_idempotency.contrib.partitions.catalog import read_layout
 from django_idempotency.contrib.partitions.conversion import disable, enable
 from django_idempotency.contrib.partitions.dropping import drop
 from django_idempotency.contrib.partitions.layout import TABLE, Bounds
+from django_idempotency.contrib.partitions.metrics import FAMILY
 from django_idempotency.contrib.partitions.provisioning import ensure
 from django_idempotency.contrib.partitions.report import status
 from django_idempotency.contrib.partitions.templates import name_of
@@ -187,3 +188,17 @@ def test_without_a_partition_requests_get_503_and_a_hint(table, caplog, mode):
     assert "idempotency_partitions ensure" in caplog.text
     with pytest.raises(StoreUnavailable, match="idempotency_partitions ensure"):
         claim(policy=Policy())
+
+
+def ahead():
+    return [figures["ahead"] for figures in FAMILY.read("default").values()]
+
+
+def test_a_missing_partition_shows_although_there_are_later_ones(table):
+    assert ahead() == [], "the table is plain"
+    today = read_layout().now.replace(hour=0, minute=0, second=0, microsecond=0)
+    divide(*(today + number * DAYS for number in range(9)))
+    assert ahead() == [], "the last one has no end"
+    run_sql(f"ALTER TABLE {TABLE} DETACH PARTITION {TABLE}_p2")
+    (short,) = ahead()
+    assert 0 < short < 86400

@@ -54,8 +54,6 @@ def make_records(count, scope="s"):
     """)
 
 
-# --- Autovacuum ------------------------------------------------------------------------------------------------------
-
 RUNNING = f"SELECT pid FROM pg_stat_activity WHERE query LIKE 'autovacuum: VACUUM%{TABLE}%'"
 
 
@@ -76,9 +74,6 @@ def slow_autovacuum(private):
 def test_enable_has_an_autovacuum_yield(private, slow_autovacuum):
     assert enable(using=private).changed
     assert (slow_autovacuum,) not in sql(RUNNING)
-
-
-# --- Logical replication ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -130,8 +125,6 @@ def test_a_subscriber_follows_through_enable(private, subscriber):
     with pytest.raises(NotConvertible, match="the publication mirrored, whose subscribers would be sent every record"):
         disable(using=private)
 
-
-# --- Tablespaces -----------------------------------------------------------------------------------------------------
 
 TABLESPACES = f"""
 SELECT DISTINCT spcname FROM pg_class LEFT JOIN pg_tablespace ON pg_tablespace.oid = reltablespace

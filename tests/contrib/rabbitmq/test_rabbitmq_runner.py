@@ -19,7 +19,7 @@ from testproject.models import LedgerEntry
 from tests.messages.brokers import Gate, running
 from tests.messages.handlers import pay
 from tests.support.callers import all_effects as effects
-from tests.support.private_rabbitmq import PrivateRabbitMQ
+from tests.support.private_servers import PrivateRabbitMQ
 from tests.support.proxy import running_proxy
 from tests.support.runner_contract import CrashContract, Dead, RunnerContract, refuse
 from tests.support.waiting import eventually

@@ -77,9 +77,6 @@ class TestOnValkey(Contract):
         assert store_for(RETRY).read(claim.id).response == RESPONSE
 
 
-# --- Encryption ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("begun", ["claimed", "taken over"])
 @pytest.mark.usefixtures("on_redis")
 def test_an_encrypted_response_is_replayed_from_redis(begun, settings):
@@ -115,9 +112,6 @@ def test_an_encrypted_response_that_is_written_again_is_the_same(settings, monke
     assert (rejected, len(completed)) == ([], 1)
 
 
-# --- Expiry ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("audit", "kept"), [(None, 100), (500, 500)])
 @pytest.mark.usefixtures("on_redis")
 def test_when_a_record_in_progress_and_a_response_expire(audit, kept):
@@ -143,9 +137,6 @@ def test_a_record_that_an_operator_may_have_to_decide_on_never_expires():
     with store.try_lock(lapsed.id) as record:
         store.hold(record, "nobody knows")
     assert time_to_live(lapsed) is None
-
-
-# --- Answers that get lost -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
@@ -197,9 +188,6 @@ def test_a_server_that_was_restarted_is_found_again(node):
     node.kill()
     node.start()
     assert isinstance(engine.claim(operation(), RETRY), Claimed)
-
-
-# --- Failures --------------------------------------------------------------------------------------------------------
 
 
 def everything_of(store):
@@ -282,9 +270,6 @@ def test_a_key_of_another_kind_is_an_error_and_not_a_record(node):
         store.claim(mine, uuid4())
 
 
-# --- Durability ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.redis_server
 def test_a_claim_without_enough_replicas_is_refused(node, settings):
     use(settings, node.url, durability="replicas", durability_timeout=0.1)
@@ -322,9 +307,6 @@ def test_a_response_without_enough_replicas_is_written_again(node, settings, tmp
     with running_node(tmp_path, "--replicaof", "127.0.0.1", str(node.port)) as replica:
         eventually(written)
         assert replica.client.hget(store._key(claim.id), "status") == b"completed"
-
-
-# --- Configuration ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -408,9 +390,6 @@ def test_a_prefix_with_signs_of_patterns_lists_its_own_records_only(settings, re
     claim = claimed()
     assert [record.id for record in store_for(RETRY).records()] == [claim.id]
     assert isinstance(store_for(RETRY).claim(claim.operation, uuid4()), Seen)
-
-
-# --- Operators -------------------------------------------------------------------------------------------------------
 
 
 def test_an_operator_lists_and_releases_what_is_on_hold(on_redis, capsys):

@@ -103,17 +103,15 @@ def a_partitioned_table_on_several_servers(project):
 
 
 @wrong("E031", "does not support SELECT … FOR UPDATE with SKIP LOCKED and NOWAIT.", pytest.mark.row_locks)
-def no_skip_locked(project):
-    project.patch.setattr(connection.features, "has_select_for_update_skip_locked", False)
+def no_skip_locked(project, lacking="skip_locked"):
+    project.patch.setattr(connection.features, f"has_select_for_update_{lacking}", False)
     yield
     project.patch.undo()
 
 
 @wrong("E031", "does not support SELECT … FOR UPDATE with SKIP LOCKED and NOWAIT.", pytest.mark.row_locks)
 def no_nowait(project):
-    project.patch.setattr(connection.features, "has_select_for_update_nowait", False)
-    yield
-    project.patch.undo()
+    return no_skip_locked(project, "nowait")
 
 
 @wrong("E032", "which is neither in DIGEST_KEYS nor derived from ENCRYPTION_KEYS.")
