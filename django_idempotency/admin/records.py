@@ -49,6 +49,7 @@ from django_idempotency.maintenance.owners import shown_owner
 from django_idempotency.maintenance.records import operation_of
 from django_idempotency.maintenance.timeline import timeline
 from django_idempotency.models import DatabaseNow, IdempotencyRecord, RowLocked
+from django_idempotency.reporting.events import send
 from django_idempotency.reporting.log_ids import ids_behind, shown_id
 from django_idempotency.reporting.traces import Trace
 from django_idempotency.stats.formatting import amount
@@ -332,7 +333,7 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
         """Write a history entry before a body is shown, so that nobody sees one without an entry."""
         if obj is not None and request.user.has_perm(RESPONSE_BODY) and obj.response_body is not None:
             write_entry(obj, request.user, VIEWED)
-            signals.send(signals.response_viewed, operation_of(obj), user=request.user)
+            send(signals.response_viewed, operation_of(obj), user=request.user)
         return super().render_change_form(request, context, add, change, form_url, obj)
 
 

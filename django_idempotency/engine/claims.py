@@ -13,7 +13,6 @@ from django_idempotency.engine import leases
 from django_idempotency.engine.background import background
 from django_idempotency.engine.decisions import ASK_AGAIN, LEASE_LAPSED, decide, has_expired, lapsed_just_now
 from django_idempotency.engine.digests import as_recorded
-from django_idempotency.engine.waiting import GRACE_PAUSE, Pending, waited_for
 from django_idempotency.exceptions import (
     ClaimInsideTransaction,
     DigestCollision,
@@ -25,6 +24,7 @@ from django_idempotency.exceptions import (
     StoreUnavailable,
 )
 from django_idempotency.policy import REQUIRE, Mode, Policy
+from django_idempotency.reporting.events import send
 from django_idempotency.reporting.log_ids import shown_id
 from django_idempotency.reporting.traces import current_trace
 from django_idempotency.stores import store_for, stores_of
@@ -46,21 +46,13 @@ from django_idempotency.values.outcomes import (
 
 T = TypeVar("T")
 
+GRACE_PAUSE = 0.01
 # The outcome if the key has an owner whose claim is a lock, by whether that owner runs the same request.
 MEETINGS: Mapping[bool | None, InFlight | Mismatch | Available] = {
     True: ASK_AGAIN,
     False: Mismatch(running=True),
     None: Available(after=GRACE_PAUSE),
 }
-
-
-def claim(operation: Operation, policy: Policy) -> Outcome:
-    """Claim ``operation``, or return what became of it. With ``wait``, wait first.
-
-    Raises ``LateRetry``, ``NotAdmitted``, ``ReplayForbidden``, ``StoreUnavailable``, ``ClaimInsideTransaction`` or
-    ``DigestCollision``. Nothing was run in these cases.
-    """
-    return waited_for(begin_claim(operation, policy))
 
 
 def claim_many(operations: Sequence[Operation], policy: Policy) -> list[Outcome | None]:
@@ -82,14 +74,6 @@ def claim_many(operations: Sequence[Operation], policy: Policy) -> list[Outcome 
         outcome = claimant.settled(seen)
         outcomes.append(outcome and claimant.announce(outcome))
     return outcomes
-
-
-def begin_claim(operation: Operation, policy: Policy, *, blocks: bool = True) -> Outcome | Pending:
-    """Do as much of ``claim`` as is possible without waiting. ``blocks``: waiting would block a thread."""
-    claimant = Claimant(operation, policy)
-    claimant.refuse_inside_transaction()
-    claimant.refuse_late()
-    return Pending(claimant, blocks=blocks).ask()
 
 
 class Claimant:
@@ -326,13 +310,13 @@ def _announce(outcome: Outcome, operation: Operation, store: Store, *, waited: b
     """Send the signals for the outcome that a caller gets. Raises ``ReplayForbidden``."""
     match outcome:
         case Claimed(attempt=attempt, taken_over=taken_over):
-            signals.send(signals.key_taken_over if taken_over else signals.key_claimed, operation, attempt=attempt)
+            send(signals.key_taken_over if taken_over else signals.key_claimed, operation, attempt=attempt)
         case Replay(response) if not operation.may_get(response):
             _reject(operation, Rejection.FORBIDDEN)
             raise ReplayForbidden
         case Replay(response, trace):
             background.count_replay(operation.id, store)
-            signals.send(signals.response_replayed, operation, response=response, trace=trace)
+            send(signals.response_replayed, operation, response=response, trace=trace)
         case InFlight(retry_after):
             _reject(operation, Rejection.WAIT_TIMEOUT if waited else Rejection.IN_FLIGHT, retry_after=retry_after)
         case Mismatch():
@@ -342,4 +326,4 @@ def _announce(outcome: Outcome, operation: Operation, store: Store, *, waited: b
 
 
 def _reject(operation: Operation, reason: Rejection, **details: Any) -> None:
-    signals.send(signals.request_rejected, operation, reason=reason, **details)
+    send(signals.request_rejected, operation, reason=reason, **details)

@@ -1,4 +1,4 @@
-"""Wait for the owner of a key, holding no lock, no transaction and no connection."""
+"""Claim, and wait for the owner of a key, holding no lock, no transaction and no connection."""
 
 from __future__ import annotations
 
@@ -10,25 +10,39 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.db import Error
 
 from django_idempotency.conf import conf
+from django_idempotency.engine.claims import GRACE_PAUSE, Claimant
 from django_idempotency.engine.shielding import has_thread_of_its_own, lookout
 from django_idempotency.exceptions import StoreUnavailable
+from django_idempotency.policy import Policy
 from django_idempotency.reporting.log_ids import shown_id
-from django_idempotency.values.outcomes import Available, InFlight, Outcome
+from django_idempotency.values.outcomes import Available, InFlight, Operation, Outcome
 
-if TYPE_CHECKING:
-    from django_idempotency.engine.claims import Claimant
-
-GRACE_PAUSE = 0.01
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 0.25
 PATIENCE = 5.0
+
+
+def claim(operation: Operation, policy: Policy) -> Outcome:
+    """Claim ``operation``, or return what became of it. With ``wait``, wait first.
+
+    Raises ``LateRetry``, ``NotAdmitted``, ``ReplayForbidden``, ``StoreUnavailable``, ``ClaimInsideTransaction`` or
+    ``DigestCollision``. Nothing was run in these cases.
+    """
+    return waited_for(begin_claim(operation, policy))
+
+
+def begin_claim(operation: Operation, policy: Policy, *, blocks: bool = True) -> Outcome | Pending:
+    """Do as much of ``claim`` as is possible without waiting. ``blocks``: waiting would block a thread."""
+    claimant = Claimant(operation, policy)
+    claimant.refuse_inside_transaction()
+    claimant.refuse_late()
+    return Pending(claimant, blocks=blocks).ask()
 
 
 def waited_for(pending: Outcome | Pending) -> Outcome:

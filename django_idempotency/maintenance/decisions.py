@@ -34,6 +34,7 @@ from django_idempotency.maintenance.sweep import in_transaction
 from django_idempotency.maintenance.watching import have_it_watched
 from django_idempotency.models import LIVE, DatabaseNow, IdempotencyRecord, Status, check_move, in_utc
 from django_idempotency.policy import Body, Lease, Mode
+from django_idempotency.reporting.events import send
 from django_idempotency.reporting.log_ids import shown_id
 from django_idempotency.stores import Store
 from django_idempotency.stores.base import Unlocked
@@ -274,7 +275,7 @@ def _decide(
         return Refused(Refusal.NOT_ENCRYPTED)
     if isinstance(outcome, Refusal):
         return Refused(outcome)
-    signals.send(signals.operator_decided, operation_of(outcome), act=decision.act, by=by, digest=decision.digest)
+    send(signals.operator_decided, operation_of(outcome), act=decision.act, by=by, digest=decision.digest)
     return Done(outcome, decision.digest)
 
 

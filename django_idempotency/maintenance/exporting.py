@@ -13,6 +13,7 @@ from django_idempotency.maintenance.records import HAS_BODY, Records, operation_
 from django_idempotency.maintenance.selection import Selection
 from django_idempotency.maintenance.sweep import Pages, sweep
 from django_idempotency.models import DatabaseNow
+from django_idempotency.reporting.events import send
 from django_idempotency.stores import Store
 from django_idempotency.stores.codec import stored_response
 
@@ -88,7 +89,7 @@ def _content(record: Any, by: Any, note: str) -> dict[str, Any]:
     if response is None:
         return {}
     if record.response_body is not None:
-        signals.send(signals.response_viewed, operation_of(record), user=by)
+        send(signals.response_viewed, operation_of(record), user=by)
         history.write_entry(record, by, f"{history.VIEWED} {note}".strip())
     headers = [list(header) for header in response.headers]
     if response.body is None:

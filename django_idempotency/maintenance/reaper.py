@@ -29,6 +29,7 @@ from django_idempotency.maintenance.sweep import (
     sweep,
 )
 from django_idempotency.models import DatabaseNow, Status, check_move
+from django_idempotency.reporting.events import send
 from django_idempotency.stores.database import ahead, try_to_write
 
 LONGEST_WATCH = 60.0
@@ -61,7 +62,7 @@ def reap(*, older_than: float = 0, **bounds: Unpack[Bounds]) -> Iterator[Swept]:
     ownerless = Oldest(lambda: rows.filter(_is_ownerless(time.monotonic() - began)), "locked_until")
     for one, swept in sweep(ownerless, _move, bounds, batch=conf().sweep_batch, pause=0, ends=ends):
         for record in one.changed:
-            signals.send(signals.key_reaped, operation_of(record), on_hold=record.hold_on_crash, reason=LEASE_LAPSED)
+            send(signals.key_reaped, operation_of(record), on_hold=record.hold_on_crash, reason=LEASE_LAPSED)
         on_hold = sum(record.hold_on_crash for record in one.changed)
         yield replace(swept, done={"failed": len(one.changed) - on_hold, "on_hold": on_hold})
 

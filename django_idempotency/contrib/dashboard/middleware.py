@@ -17,13 +17,13 @@ from asgiref.sync import markcoroutinefunction, sync_to_async
 from django.http import HttpRequest, UnreadablePostError
 from django.http.response import HttpResponseBase
 
-from django_idempotency import signals
 from django_idempotency.conf import conf, resolve
 from django_idempotency.contrib.dashboard.signals import request_observed
 from django_idempotency.exceptions import IdempotencyError
 from django_idempotency.http.requests import has_moderate_body, observed_operation, scope_and_key
 from django_idempotency.middleware import policy_by_path
 from django_idempotency.policy import Policy
+from django_idempotency.reporting.events import send
 from django_idempotency.reporting.logs import cause, is_due, log
 from django_idempotency.values.keys import parse_key
 from django_idempotency.values.outcomes import EntryPoint, Operation
@@ -100,7 +100,7 @@ def _report(request: HttpRequest, response: HttpResponseBase) -> None:
         refused, unprotected = _fate(request, policy, entry_point)
         key, comparable = _key(request, policy), response.status_code < 400 and _can_be_read(request)
         operation = comparable and observed_operation(request, request, policy, key, sender, entry_point)
-        signals.send(
+        send(
             request_observed,
             operation or Operation("", "", b"", sender=sender, entry_point=entry_point),
             keyed=bool(key),

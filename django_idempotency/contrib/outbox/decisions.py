@@ -18,7 +18,7 @@ from django_idempotency.contrib.outbox.signals import outbox_requeued
 from django_idempotency.maintenance.decisions import Refusal, lacks_second
 from django_idempotency.maintenance.history import lacks_note, write_entry
 from django_idempotency.models import DatabaseNow
-from django_idempotency.signals import send_several
+from django_idempotency.reporting.events import send_several
 
 AT_ONCE = 500
 
