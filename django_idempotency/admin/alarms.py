@@ -17,7 +17,7 @@ from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.maintenance.owners import lock_owners, shown_lock_owners
 from django_idempotency.reporting.logs import cause, log
 from django_idempotency.stats import formatting, queries
-from django_idempotency.stats.stores import alarms_of_store, outside_stores
+from django_idempotency.stats.queries import alarms_of_store, outside_stores
 from django_idempotency.stores.connections import databases
 
 MOST = 10_000  # the most records of each kind that are counted

@@ -50,7 +50,7 @@ from django_idempotency.maintenance.records import operation_of
 from django_idempotency.maintenance.timeline import timeline
 from django_idempotency.models import DatabaseNow, IdempotencyRecord, RowLocked
 from django_idempotency.reporting.events import send
-from django_idempotency.reporting.log_ids import ids_behind, shown_id
+from django_idempotency.reporting.logs import ids_behind, shown_id
 from django_idempotency.reporting.traces import Trace
 from django_idempotency.stats.formatting import amount
 from django_idempotency.stores.codec import decoded, is_encrypted, life_of

@@ -14,8 +14,8 @@ from django.views import View
 
 from django_idempotency import conf, ninja
 from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.http.routes import routes
 from django_idempotency.messages.runner import Runner, runner_at
+from django_idempotency.middleware import routes
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Limits, Policy
 from django_idempotency.stores import Store, stores_of

@@ -25,7 +25,7 @@ from django_idempotency.exceptions import (
 )
 from django_idempotency.policy import REQUIRE, Mode, Policy
 from django_idempotency.reporting.events import send
-from django_idempotency.reporting.log_ids import shown_id
+from django_idempotency.reporting.logs import shown_id
 from django_idempotency.reporting.traces import current_trace
 from django_idempotency.stores import store_for, stores_of
 from django_idempotency.stores.base import Owned, Seen, Store, Unlocked

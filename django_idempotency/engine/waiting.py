@@ -20,7 +20,7 @@ from django_idempotency.engine.claims import GRACE_PAUSE, Claimant
 from django_idempotency.engine.shielding import has_thread_of_its_own, lookout
 from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.policy import Policy
-from django_idempotency.reporting.log_ids import shown_id
+from django_idempotency.reporting.logs import shown_id
 from django_idempotency.values.outcomes import Available, InFlight, Operation, Outcome
 
 FIRST_PAUSE = 0.02

@@ -27,7 +27,7 @@ from django_idempotency.instrumentation.metrics import (
     samples,
 )
 from django_idempotency.reporting.events import Event, Family, listen, listen_to_families, stop_listening
-from django_idempotency.reporting.log_ids import shown_id
+from django_idempotency.reporting.logs import shown_id
 from django_idempotency.reporting.traces import Trace
 from django_idempotency.values.outcomes import Operation
 

@@ -35,7 +35,7 @@ from django_idempotency.maintenance.watching import have_it_watched
 from django_idempotency.models import LIVE, DatabaseNow, IdempotencyRecord, Status, check_move, in_utc
 from django_idempotency.policy import Body, Lease, Mode
 from django_idempotency.reporting.events import send
-from django_idempotency.reporting.log_ids import shown_id
+from django_idempotency.reporting.logs import shown_id
 from django_idempotency.stores import Store
 from django_idempotency.stores.base import Unlocked
 from django_idempotency.stores.codec import encrypted, life_of

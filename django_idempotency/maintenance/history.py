@@ -25,7 +25,7 @@ from django_idempotency.conf import conf
 from django_idempotency.maintenance.records import records, stores_outside
 from django_idempotency.maintenance.selection import Selection
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.reporting.log_ids import ids_behind
+from django_idempotency.reporting.logs import ids_behind
 from django_idempotency.stores.connections import databases
 from django_idempotency.values.keys import id_range, record_id
 from django_idempotency.values.printable import is_blank, printable

@@ -9,7 +9,7 @@ from django.db.models import Value
 from django.db.models.functions import Substr
 
 from django_idempotency.maintenance.records import Records
-from django_idempotency.reporting.log_ids import ids_behind
+from django_idempotency.reporting.logs import ids_behind
 from django_idempotency.values.outcomes import Snapshot
 
 

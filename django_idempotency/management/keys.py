@@ -14,7 +14,7 @@ from django_idempotency.maintenance.owners import shown_owner
 from django_idempotency.maintenance.records import Records, record_of, records
 from django_idempotency.maintenance.timeline import Event, timeline
 from django_idempotency.models import TERMINAL, DatabaseNow, RowLocked, Status
-from django_idempotency.reporting.log_ids import ids_behind, shown_id
+from django_idempotency.reporting.logs import ids_behind, shown_id
 from django_idempotency.reporting.traces import Trace
 from django_idempotency.stats.formatting import age
 from django_idempotency.stores import Store

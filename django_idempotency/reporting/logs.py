@@ -6,15 +6,20 @@ or the content of a request.
 
 from __future__ import annotations
 
+import hmac
 import logging
 import math
 import time
 import traceback
+from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
+from django.core.exceptions import ImproperlyConfigured
+
+from django_idempotency.conf import conf
 from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.reporting.log_ids import shown_id
+from django_idempotency.values.keys import is_record_id
 from django_idempotency.values.outcomes import Operation
 from django_idempotency.values.printable import printable
 
@@ -122,3 +127,40 @@ def _code(error: Any) -> str | None:
             return str(code)
     number = error.args[0] if getattr(error, "args", ()) else None
     return str(number) if isinstance(number, int) and number not in _OF_MYSQLS_CLIENT else None
+
+
+# --- Ids of records --------------------------------------------------------------------------------------------------
+
+# A record's id is a digest of scope and key, so a reader who can guess those recognises it. With a digest key, logs and
+# traces show a permutation of the id under the newest key, which can be reversed only with that key: a Feistel network
+# of four rounds of HMAC-SHA256 (Luby and Rackoff, "How to construct pseudorandom permutations", 1988).
+ROUNDS = range(4)
+HALF = 8  # bytes
+HIDDEN = UUID(int=0)
+
+
+def shown_id(id: UUID) -> UUID:
+    """Return a record's id as logs show it: unchanged without a digest key, ``HIDDEN`` if the keys are unavailable."""
+    try:
+        keys = conf().digests
+    except ImproperlyConfigured:
+        return HIDDEN
+    return next((_permuted(id, key, ROUNDS) for key in keys.values()), id)
+
+
+def ids_behind(shown: UUID) -> list[UUID]:
+    """Return the ids of records that ``shown`` may stand for: itself, and those that logs show so under any key."""
+    hidden = [_restored(shown, key) for key in conf().digests.values()]
+    return [id for id in (shown, *hidden) if is_record_id(id)]
+
+
+def _permuted(id: UUID, key: bytes, rounds: Iterable[int]) -> UUID:
+    left, right = id.bytes[:HALF], id.bytes[HALF:]
+    for number in rounds:
+        mixed = hmac.digest(key, b"record id" + bytes([number]) + right, "sha256")[:HALF]
+        left, right = right, bytes(one ^ other for one, other in zip(left, mixed, strict=True))
+    return UUID(bytes=right + left)
+
+
+def _restored(id: UUID, key: bytes) -> UUID:
+    return _permuted(id, key, reversed(ROUNDS))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from django.template.defaultfilters import filesizeformat
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
-from django_idempotency.stats.queries import Alarms, Due, Pending, Size
-from django_idempotency.stats.sessions import ByLock
+from django_idempotency.stats.queries import Alarms, ByLock, Due, Pending, Size
 
 LATE = 1800  # seconds; three times the interval of the tasks
 
@@ -143,3 +143,28 @@ def width_of(figures: list[Figure]) -> int:
 
 def mark(figure: Figure) -> str:
     return "  !" if figure.alarming else ""
+
+
+# --- Sections that wings add to idempotency_stats --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """``facts``: for ``--json``, by name. ``lines``: the same for people."""
+
+    facts: Mapping[str, Any]
+    lines: Sequence[str]
+
+
+Source = Callable[[str], Section]
+_sources: list[Source] = []
+
+
+def register(source: Source) -> None:
+    """Show the section that ``source`` returns for the alias of a database. Call this in the ``ready()`` of an app."""
+    if source not in _sources:  # an AppConfig can get ready again
+        _sources.append(source)
+
+
+def sections(using: str) -> list[Section]:
+    return [source(using) for source in _sources]

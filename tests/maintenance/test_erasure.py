@@ -19,7 +19,7 @@ from django_idempotency.maintenance import Swept, erase, history, reap, resolve
 from django_idempotency.maintenance.history import write_entry
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Atomic, Lease, Policy
-from django_idempotency.reporting.log_ids import shown_id
+from django_idempotency.reporting.logs import shown_id
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import StoredResponse

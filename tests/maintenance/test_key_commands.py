@@ -17,7 +17,7 @@ from django_idempotency import engine, signals
 from django_idempotency.maintenance.decisions import Act
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Lease, Policy
-from django_idempotency.reporting.log_ids import shown_id
+from django_idempotency.reporting.logs import shown_id
 from django_idempotency.values.outcomes import Fail, Keep, StoredResponse
 from tests.support.callers import claim, entry_point, heard, paying, record, shift
 

@@ -27,7 +27,7 @@ from django_idempotency.messages import AlreadyDone, Done, Message, consume
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Atomic, Body, Policy
 from django_idempotency.reporting import logs
-from django_idempotency.reporting.log_ids import ids_behind, shown_id
+from django_idempotency.reporting.logs import ids_behind, shown_id
 from django_idempotency.values import fingerprints, keys
 from django_idempotency.values.outcomes import StoredResponse
 from tests.support.callers import (

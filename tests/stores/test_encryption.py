@@ -27,9 +27,18 @@ from django_idempotency.maintenance.decisions import Done, Refusal, Refused, fai
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Body, Policy
 from django_idempotency.reporting import logs
-from django_idempotency.reporting.log_ids import shown_id
-from django_idempotency.stores.codec import Life, decoded, encrypted, is_encrypted, key_id, stored_response
-from django_idempotency.stores.encryption import OVERHEAD, decrypt, encrypt
+from django_idempotency.reporting.logs import shown_id
+from django_idempotency.stores.codec import (
+    OVERHEAD,
+    Life,
+    decoded,
+    decrypt,
+    encrypt,
+    encrypted,
+    is_encrypted,
+    key_id,
+    stored_response,
+)
 from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import StoredResponse
 from tests.stores.test_privacy import SECRET, card, everything_stored, without_card
@@ -417,7 +426,7 @@ def test_an_operators_response_must_be_encrypted(act, monkeypatch, caplog):
     shift(locked_until=-1)
     before = row()
     with monkeypatch.context() as without:
-        without.setitem(sys.modules, "django_idempotency.stores.encryption", None)
+        without.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
         assert act(record().pk) == Refused(Refusal.NOT_ENCRYPTED)
     assert row() == before
     (said,) = errors(caplog)

@@ -39,12 +39,13 @@ NAMED_FOR_NOTHING = {"utils", "util", "helpers", "core", "common", "misc"}
 EXTRAS = [
     *("rest_framework", "celery", "kombu", "redis", "environ", "psycopg_pool", "cryptography"),
     *("prometheus_client", "opentelemetry", "amqp", "nats", "confluent_kafka", "boto3", "botocore", "drf_spectacular"),
-    *("standardwebhooks", "pytest", "schemathesis", "requests", "httpx", "httpcore2", "mcp", "anyio"),
+    *("standardwebhooks", "pytest", "schemathesis", "requests", "httpx", "httpcore2", "mcp", "anyio", "ninja"),
 ]
 NEEDS_AN_EXTRA = {
     *("rest_framework", "messages.celery_exit", "tasks", "messages.celery", "messages.celery_requests", "webhooks"),
-    *("instrumentation.prometheus", "instrumentation.opentelemetry", "stores.encryption"),
-    *("contrib.client.httpx", "contrib.client.requests", "contrib.mcp", "contrib.openapi.extension"),
+    *("instrumentation.prometheus", "instrumentation.opentelemetry"),
+    *("contrib.client.httpx", "contrib.client.requests", "contrib.mcp"),
+    *("contrib.openapi.extension", "contrib.openapi.ninja"),
     *(
         f"contrib.{broker}{part}"
         for broker in ("kafka", "nats", "rabbitmq", "sqs")
@@ -252,7 +253,7 @@ CLIENTS = {
     "botocore": {"contrib.sqs"},
     "redis": {"contrib.redis", "contrib.cached"},
     "psycopg": {"stores.pipeline", "stores.postgresql", "contrib.outbox.wakeup"},
-    "cryptography": {"stores.encryption"},
+    "cryptography": {"stores.codec"},
     "prometheus_client": {"instrumentation.prometheus", "messages.health"},
     "pytest": {"contrib.testing"},
     "schemathesis": {"contrib.testing.schemathesis"},

@@ -15,9 +15,8 @@ from django_idempotency.conf import conf
 from django_idempotency.contrib.dashboard import activity as activity_of
 from django_idempotency.contrib.dashboard.activity import Activity, Observed, Projection
 from django_idempotency.reporting.events import Family, families
-from django_idempotency.stats.formatting import WIDTH, Figure, amount, lines, mark, share, volume, width_of
+from django_idempotency.stats.formatting import WIDTH, Figure, Section, amount, lines, mark, share, volume, width_of
 from django_idempotency.stats.queries import DAY, HOUR, WEEK, size
-from django_idempotency.stats.sections import Section
 
 
 def growth(projection: Projection) -> list[Figure]:

@@ -19,7 +19,7 @@ from django_idempotency.contrib.redis import scripts
 from django_idempotency.contrib.redis.client import ID_LENGTH, Connection, Durability, RedisOptions, TooFew, connection
 from django_idempotency.exceptions import StoreConflict, StoreRefused, StoreUnavailable
 from django_idempotency.models import Status, check_move
-from django_idempotency.reporting.log_ids import shown_id
+from django_idempotency.reporting.logs import shown_id
 from django_idempotency.stores.base import Seen, Store, Unlocked
 from django_idempotency.values.outcomes import Claimed, Operation, Snapshot, StoredResponse
 
