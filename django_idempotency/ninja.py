@@ -20,7 +20,7 @@ from django.http.response import HttpResponseBase
 
 from django_idempotency.conf import resolve
 from django_idempotency.http.requests import is_keyed
-from django_idempotency.http.run import RequestRun
+from django_idempotency.http.run import RequestRun, guard
 from django_idempotency.http.transactions import take_over_atomic_requests
 from django_idempotency.policy import Policy
 from django_idempotency.values.outcomes import EntryPoint
@@ -185,46 +185,27 @@ def _refuse_stream(view: View) -> NoReturn:
     )
 
 
+class OperationRun(RequestRun):
+    """One request to an operation of Django Ninja, which renders what its function returns or raises."""
+
+    def __init__(self, operation: Any, request: HttpRequest, values: dict[str, Any], **options: Any) -> None:
+        super().__init__(request, **options)
+        self.operation = operation
+        self.values = values
+
+    def rendered(self, result: Any) -> HttpResponseBase:
+        operation, request = self.operation, self.request
+        response = self.values.get(operation.signature.response_arg) or operation.api.create_temporal_response(request)
+        return operation._result_to_response(request, result, response)  # type: ignore[no-any-return]
+
+    def handled(self, error: Exception) -> HttpResponseBase:
+        return self.operation.api.on_exception(self.request, error)  # type: ignore[no-any-return]
+
+
 def _protected(operation: Any, view: View, policy: Policy, way: EntryPoint) -> View:
-    protect = _aprotect if operation.is_async or iscoroutinefunction(view) else _protect_sync
-    protected: Any = protect(operation, view, policy, way)
+    def run_of(request: HttpRequest, values: dict[str, Any]) -> OperationRun:
+        return OperationRun(operation, request, values, policy=resolve(policy), sender=view, entry_point=way)
+
+    protected: Any = guard(view, run_of, is_async=operation.is_async or iscoroutinefunction(view))
     protected.idempotency_entry_point, protected.idempotency_policy = way, policy
     return protected  # type: ignore[no-any-return]
-
-
-def _protect_sync(operation: Any, view: View, policy: Policy, way: EntryPoint) -> View:
-    @wraps(view)
-    def protected(request: HttpRequest, **values: Any) -> HttpResponseBase:
-        run = RequestRun(request, resolve(policy), sender=view, entry_point=way)
-
-        def respond() -> Any:
-            try:
-                return _rendered(operation, request, run.guarded(view, request, **values), values)
-            except Exception as error:
-                return operation.api.on_exception(request, error)
-
-        return run.perform(respond)
-
-    return protected
-
-
-def _aprotect(operation: Any, view: View, policy: Policy, way: EntryPoint) -> View:
-    @wraps(view)
-    async def protected(request: HttpRequest, **values: Any) -> HttpResponseBase:
-        run = RequestRun(request, resolve(policy), sender=view, entry_point=way)
-
-        async def respond() -> Any:
-            try:
-                return _rendered(operation, request, await run.aguarded(view, request, **values), values)
-            except Exception as error:
-                return operation.api.on_exception(request, error)
-
-        return await run.aperform(respond)
-
-    return protected
-
-
-def _rendered(operation: Any, request: HttpRequest, result: Any, values: dict[str, Any]) -> HttpResponseBase:
-    response = values.get(operation.signature.response_arg) or operation.api.create_temporal_response(request)
-    rendered: HttpResponseBase = operation._result_to_response(request, result, response)
-    return rendered

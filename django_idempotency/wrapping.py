@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from functools import WRAPPER_ASSIGNMENTS, lru_cache, partial, wraps
+from functools import WRAPPER_ASSIGNMENTS, lru_cache, partial
 from inspect import iscoroutine, signature
 from types import CellType, FunctionType
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from django.views import View as ClassView
 from django_idempotency import ninja
 from django_idempotency.conf import resolve
 from django_idempotency.http.requests import is_keyed
-from django_idempotency.http.run import RequestRun
+from django_idempotency.http.run import RequestRun, guard
 from django_idempotency.http.transactions import (
     NonAtomic,
     ProtectedClass,
@@ -95,24 +95,11 @@ def _function_behind_entry_point(view: View, policy: Policy, way: EntryPoint) ->
     return protected  # type: ignore[no-any-return]
 
 
-def _protect_function(
-    view: Callable[..., Any], policy: Policy, way: EntryPoint, non_atomic: Collection[str]
-) -> Callable[..., Any]:
-    if is_async(view):
+def _protect_function(view: View, policy: Policy, way: EntryPoint, non_atomic: Collection[str]) -> View:
+    def run_of(request: HttpRequest, _values: object) -> RequestRun:
+        return RequestRun(request, resolve(policy), sender=view, entry_point=way, non_atomic=non_atomic)
 
-        @wraps(view)
-        async def aprotected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-            run = RequestRun(request, resolve(policy), sender=view, entry_point=way)
-            return await run.aperform(partial(run.aguarded, view, request, *args, **kwargs))
-
-        return aprotected
-
-    @wraps(view)
-    def protected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        run = RequestRun(request, resolve(policy), sender=view, entry_point=way, non_atomic=non_atomic)
-        return run.perform(partial(run.guarded, view, request, *args, **kwargs))
-
-    return protected
+    return guard(view, run_of, is_async=is_async(view))
 
 
 # --- Classes ---------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import ExitStack, closing, nullcontext
-from functools import partial
+from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured
@@ -77,7 +77,10 @@ class RequestRun:
                 with ExitStack() as self.transactions:
                     if not self.is_keyed:
                         self._open_transactions()
-                    returned = view()
+                    try:
+                        returned = self.rendered(view())
+                    except Exception as error:
+                        returned = self.handled(error)
                     self._raise_failure(returned)
             finally:
                 self._leave()
@@ -112,7 +115,10 @@ class RequestRun:
         returned, raised = None, None
         try:
             try:
-                returned = await view()
+                try:
+                    returned = self.rendered(await view())
+                except Exception as error:
+                    returned = self.handled(error)
                 self._raise_failure(returned)
             finally:
                 self._leave()
@@ -126,13 +132,30 @@ class RequestRun:
         return end() if self.run is None else await engine.shielded(end)
 
     async def aguarded(self, handler: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
-        refused = self._enter(await self._abegin() if self.is_keyed else None)
+        """``guarded`` for async views, which waits in the event loop."""
+        begun: engine.Run | engine.Pending | Refused | None = None
+        if self.is_keyed:
+            begun = await engine.shielded(partial(self._begin, engine.begin_or_wait), undo=engine.give_back)
+        with closing(begun) if isinstance(begun, engine.Pending) else nullcontext():
+            while isinstance(begun, engine.Pending):
+                await engine.until_due(begun)
+                again = partial(self._unless_refused, begun.operation, partial(engine.begin_again, begun))
+                begun = await engine.shielded(again, undo=engine.give_back)
+        refused = self._enter(begun)
         if refused is not None:
             return self.refuse(refused)
         try:
             return await handler(*args, **kwargs)
         except TerminalFailure as failure:
             return self._failed(failure)
+
+    def rendered(self, result: Any) -> HttpResponseBase:
+        """Return the response that the view's framework makes of what the view has returned."""
+        return cast("HttpResponseBase", result)
+
+    def handled(self, error: Exception) -> HttpResponseBase:
+        """Return the response that the view's framework makes of an exception inside the view, or raise it."""
+        raise error
 
     def refuse(self, outcome: Refused) -> HttpResponseBase:
         """Return the response to a caller for whom the handler is not run. Raises an error that stands for none."""
@@ -220,16 +243,6 @@ class RequestRun:
         except IdempotencyError as error:
             return error
 
-    async def _abegin(self) -> engine.Run | Refused | None:
-        """``_begin``, which waits in the event loop."""
-        begun = await engine.shielded(partial(self._begin, engine.begin_or_wait), undo=engine.give_back)
-        with closing(begun) if isinstance(begun, engine.Pending) else nullcontext():
-            while isinstance(begun, engine.Pending):
-                await engine.until_due(begun)
-                again = partial(self._unless_refused, begun.operation, partial(engine.begin_again, begun))
-                begun = await engine.shielded(again, undo=engine.give_back)
-        return begun
-
     # --- The end
 
     def _end(self, response: HttpResponseBase | None, raised: Exception | None) -> HttpResponseBase:
@@ -271,6 +284,25 @@ class RequestRun:
             return verdict_of(run, response, terminal=is_terminal, rollback=undone), response
         finally:
             run.context.ending = False
+
+
+def guard(view: Callable[..., Any], run_of: Callable[..., RequestRun], *, is_async: bool) -> Callable[..., Any]:
+    """Return ``view`` behind its entry point. ``run_of``: returns the run of a request, with the view's arguments."""
+    if is_async:
+
+        @wraps(view)
+        async def aguarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            run = run_of(request, kwargs)
+            return await run.aperform(partial(run.aguarded, view, request, *args, **kwargs))
+
+        return aguarded
+
+    @wraps(view)
+    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        run = run_of(request, kwargs)
+        return run.perform(partial(run.guarded, view, request, *args, **kwargs))
+
+    return guarded
 
 
 def _end_with(run: engine.Run, verdict: Verdict | None, raised: Exception | None) -> Refused | None:
