@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
+from django_idempotency.http.placement import protect
 from django_idempotency.policy import Policy, policy_of
-from django_idempotency.wrapping import protect
 
 V = TypeVar("V", bound=Callable[..., Any])
 Options = ParamSpec("Options")

@@ -27,9 +27,9 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern
 from django.utils.safestring import SafeData, mark_safe
 
-from django_idempotency import ninja
 from django_idempotency.conf import conf, resolve
 from django_idempotency.decorators import Decorator, idempotent
+from django_idempotency.http import ninja
 from django_idempotency.http.requests import default_scope, fingerprint_of
 from django_idempotency.http.responses import REPLAYED
 from django_idempotency.policy import Keys, Policy, Using, is_async

@@ -12,18 +12,18 @@ from django.http.response import HttpResponseBase
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils.module_loading import import_string
 
-from django_idempotency import ninja
 from django_idempotency.conf import conf, has_urls, middleware, resolve
+from django_idempotency.http import ninja
 from django_idempotency.http.handlers import cover_view
-from django_idempotency.http.requests import is_keyed
-from django_idempotency.policy import Policy
-from django_idempotency.wrapping import (
+from django_idempotency.http.placement import (
     behind_entry_point,
     entry_point_policy,
     has_entry_point,
     is_exempt,
     layers,
 )
+from django_idempotency.http.requests import is_keyed
+from django_idempotency.policy import Policy
 
 View = Callable[..., Any]
 

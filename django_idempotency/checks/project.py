@@ -12,8 +12,10 @@ from django.db import OperationalError, ProgrammingError, connections, transacti
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.views import View
 
-from django_idempotency import conf, ninja
+from django_idempotency import conf
 from django_idempotency.exceptions import StoreUnavailable
+from django_idempotency.http import ninja
+from django_idempotency.http.placement import MARK, entry_point_policy, layers, view_class
 from django_idempotency.messages.runner import Runner, runner_at
 from django_idempotency.middleware import routes
 from django_idempotency.models import IdempotencyRecord
@@ -22,7 +24,6 @@ from django_idempotency.stores import Store, stores_of
 from django_idempotency.stores.configured import DEFAULT, configured
 from django_idempotency.stores.connections import aliases
 from django_idempotency.values.outcomes import dotted_name
-from django_idempotency.wrapping import MARK, entry_point_policy, layers, view_class
 
 T = TypeVar("T")
 TABLE = IdempotencyRecord._meta.db_table

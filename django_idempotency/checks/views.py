@@ -11,19 +11,20 @@ from django.db import router
 from django.utils.module_loading import import_string
 from django.views import View
 
-from django_idempotency import conf, ninja
+from django_idempotency import conf
 from django_idempotency.checks.project import Source
-from django_idempotency.middleware import is_covering
-from django_idempotency.policy import Policy
-from django_idempotency.stores.connections import aliases
-from django_idempotency.values.outcomes import dotted_name
-from django_idempotency.wrapping import (
+from django_idempotency.http import ninja
+from django_idempotency.http.placement import (
     MARK,
     answers_in_dispatch,
     closed_over,
     layers,
     opens_durable_block,
 )
+from django_idempotency.middleware import is_covering
+from django_idempotency.policy import Policy
+from django_idempotency.stores.connections import aliases
+from django_idempotency.values.outcomes import dotted_name
 
 UNSAFE = ("post", "put", "patch", "delete")
 API_KEY_PERMISSIONS = {"HasAPIKey"}  # of djangorestframework-api-key

@@ -27,7 +27,7 @@ LAYERS = [
     {"stores"},
     {"engine"},
     {"http", "messages"},
-    {"decorators", "forms", "middleware", "ninja", "rest_framework", "webhooks", "wrapping"},
+    {"decorators", "forms", "middleware", "rest_framework", "webhooks"},
     {"stats", "maintenance"},
     {"instrumentation", "admin", "checks", "management", "tasks", "templatetags", "apps", "migrations"},
     {WINGS},
@@ -42,7 +42,15 @@ EXTRAS = [
     *("standardwebhooks", "pytest", "schemathesis", "requests", "httpx", "httpcore2", "mcp", "anyio", "ninja"),
 ]
 NEEDS_AN_EXTRA = {
-    *("rest_framework", "messages.celery_exit", "tasks", "messages.celery", "messages.celery_requests", "webhooks"),
+    *(
+        "rest_framework",
+        "http.rest_framework",
+        "messages.celery_exit",
+        "tasks",
+        "messages.celery",
+        "messages.celery_requests",
+        "webhooks",
+    ),
     *("instrumentation.prometheus", "instrumentation.opentelemetry"),
     *("contrib.client.httpx", "contrib.client.requests", "contrib.mcp"),
     *("contrib.openapi.extension", "contrib.openapi.ninja"),
@@ -212,11 +220,8 @@ def test_only_conf_reads_the_settings():
 HTTP = {
     *(
         "http",
-        "wrapping",
         "decorators",
         "middleware",
-        "ninja",
-        "rest_framework",
         "forms",
         "values.fingerprints",
         "policy",

@@ -20,6 +20,7 @@ from django.http.response import HttpResponseBase
 from django_idempotency.conf import conf, resolve
 from django_idempotency.contrib.dashboard.signals import request_observed
 from django_idempotency.exceptions import IdempotencyError
+from django_idempotency.http.placement import entry_point_policy, handler_of
 from django_idempotency.http.requests import has_moderate_body, observed_operation, scope_and_key
 from django_idempotency.middleware import policy_by_path
 from django_idempotency.policy import Policy
@@ -27,7 +28,6 @@ from django_idempotency.reporting.events import send
 from django_idempotency.reporting.logs import cause, is_due, log
 from django_idempotency.values.keys import parse_key
 from django_idempotency.values.outcomes import EntryPoint, Operation
-from django_idempotency.wrapping import entry_point_policy, handler_of
 
 UNNAMED = "unnamed"
 PRODUCT = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,40}(/[!#$%&'*+.^_`|~0-9A-Za-z-]{1,20})?")  # RFC 9110, 10.1.5

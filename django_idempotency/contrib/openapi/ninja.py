@@ -12,9 +12,9 @@ from typing import Any
 from django.urls import URLResolver, get_resolver
 from ninja.openapi.schema import OpenAPISchema
 
-from django_idempotency import ninja
 from django_idempotency.conf import conf, resolve
 from django_idempotency.contrib.openapi import published
+from django_idempotency.http import ninja
 from django_idempotency.middleware import policy_by_path, routes
 from django_idempotency.policy import Policy
 

@@ -16,12 +16,12 @@ from django.shortcuts import render
 from django.utils.cache import patch_vary_headers
 from django.views import View
 
-from django_idempotency import ninja
 from django_idempotency.conf import conf, resolve
 from django_idempotency.contrib.openapi import published
+from django_idempotency.http import ninja
+from django_idempotency.http.placement import entry_point_policy, view_class
 from django_idempotency.middleware import is_covering, routes
 from django_idempotency.policy import Policy
-from django_idempotency.wrapping import entry_point_policy, view_class
 
 JSON, HTML = "application/json", "text/html"
 

@@ -16,8 +16,8 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.views import View as ClassView
 
-from django_idempotency import ninja
 from django_idempotency.conf import resolve
+from django_idempotency.http import ninja
 from django_idempotency.http.requests import is_keyed
 from django_idempotency.http.run import RequestRun, guard
 from django_idempotency.http.transactions import (
@@ -108,7 +108,7 @@ def _protect_function(view: View, policy: Policy, way: EntryPoint, non_atomic: C
 def _protect_class(view: type, policy: Policy, way: EntryPoint) -> type:
     members = {**_named_like(view), "idempotency_policy": policy, MARK: way}
     if _is_rest_framework(view):
-        from django_idempotency.rest_framework import IdempotentMixin
+        from django_idempotency.http.rest_framework import IdempotentMixin
 
         return type(view.__name__, (IdempotentMixin, view), members)
     return type(view.__name__, (_IdempotentView, view), members)
@@ -194,7 +194,7 @@ def bound_to(view: Any) -> object:
 
 
 def _dispatch_behind_entry_point(view: Any, policy: Policy) -> View:
-    from django_idempotency.rest_framework import DispatchRun
+    from django_idempotency.http.rest_framework import DispatchRun
 
     instance: Any = bound_to(view)
     if view.__name__ != "dispatch":
