@@ -16,7 +16,7 @@ from django_idempotency.engine.atomic_runs import AtomicRun, LockRun
 from django_idempotency.engine.claims import duplicate
 from django_idempotency.engine.lease_runs import LeaseRun
 from django_idempotency.engine.run import Run
-from django_idempotency.engine.waiting import Pending, begin_claim, waited_for
+from django_idempotency.engine.waiting import Pending, begin_claim, claim
 from django_idempotency.exceptions import ClaimLost, StoreUnavailable
 from django_idempotency.policy import Policy
 from django_idempotency.reporting.events import send
@@ -27,9 +27,9 @@ from django_idempotency.values.outcomes import Claimed, Duplicate, Operation
 T = TypeVar("T")
 
 
-def _begun(operation: Operation, policy: Policy, claim: Callable[[], Claimed | T]) -> Run | Duplicate | T:
+def _begun(operation: Operation, policy: Policy, claims: Callable[[], Claimed | T]) -> Run | Duplicate | T:
     try:
-        outcome = claim()
+        outcome = claims()
     except StoreUnavailable as error:
         send(signals.store_failed, operation, error=error)
         raise
@@ -41,7 +41,7 @@ def begin(operation: Operation, policy: Policy) -> Run | Duplicate:
 
     Raises what ``claim`` raises. Nothing was run then.
     """
-    return _begun(operation, policy, lambda: waited_for(begin_claim(operation, policy)))
+    return _begun(operation, policy, lambda: claim(operation, policy))
 
 
 def begin_or_wait(operation: Operation, policy: Policy) -> Run | Duplicate | Pending:

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from django_idempotency import signals
 from django_idempotency.engine import leases
+from django_idempotency.engine.admission import admission_of
 from django_idempotency.engine.background import background
 from django_idempotency.engine.decisions import ASK_AGAIN, LEASE_LAPSED, decide, has_expired, lapsed_just_now
 from django_idempotency.engine.digests import as_recorded
@@ -91,7 +92,8 @@ class Claimant:
             self.operation = replace(self.operation, trace=trace)
         self.token = uuid4()
         self.receipt: Any = None
-        self.may_claim = operation.admission is None
+        self.admission = admission_of(operation, policy)
+        self.may_claim = self.admission is None
 
     def refuse_inside_transaction(self) -> None:
         """Raise ``ClaimInsideTransaction`` if others would not see the claim."""
@@ -124,12 +126,10 @@ class Claimant:
 
         The key may become known between the look and the claim. Then it is given back, or counts as one more key.
         """
-        if self.may_claim:
+        if self.may_claim or self.admission is None:
             return
-        admission = self.operation.admission
-        assert admission is not None
         if self._is_new():
-            seconds = admission.refused_for(self.operation)
+            seconds = self.admission.refused_for(self.operation)
             # Another caller may have claimed it meanwhile, or hold a claim by lock.
             if seconds is not None and self._is_new() and not self.store.has_owner(self.operation):
                 _reject(self.operation, Rejection.NOT_ADMITTED, retry_after=seconds)
@@ -149,8 +149,8 @@ class Claimant:
 
     def give_back(self) -> None:
         """Stop counting the key if it was counted as a new one."""
-        if self.operation.admission is not None:
-            self.operation.admission.give_back()
+        if self.admission is not None:
+            self.admission.give_back()
 
     def ask(self) -> Outcome | Available | None:
         """Return an outcome, or when the record will be available, or ``None`` if it was just made or deleted.

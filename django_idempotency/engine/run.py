@@ -14,6 +14,7 @@ from django.db import DatabaseError, connections
 from django.dispatch import Signal
 
 from django_idempotency import signals
+from django_idempotency.engine.admission import admission_of
 from django_idempotency.engine.claims import duplicate
 from django_idempotency.engine.digests import child_key
 from django_idempotency.exceptions import ClaimLost, StoreUnavailable
@@ -225,8 +226,8 @@ class Run(ABC):
         operation, seconds = self.claim.operation, time.monotonic() - self.began
         match verdict:
             case Keep(response):
-                if operation.admission is not None:
-                    operation.admission.stored(operation, response)
+                if (admission := admission_of(operation, self.policy)) is not None:
+                    admission.stored(operation, response)
                 send(signals.key_completed, operation, response=response, seconds=seconds)
             case Fail(reason):
                 send(signals.key_failed, operation, reason=reason, seconds=seconds)

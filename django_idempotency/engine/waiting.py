@@ -34,18 +34,7 @@ def claim(operation: Operation, policy: Policy) -> Outcome:
     Raises ``LateRetry``, ``NotAdmitted``, ``ReplayForbidden``, ``StoreUnavailable``, ``ClaimInsideTransaction`` or
     ``DigestCollision``. Nothing was run in these cases.
     """
-    return waited_for(begin_claim(operation, policy))
-
-
-def begin_claim(operation: Operation, policy: Policy, *, blocks: bool = True) -> Outcome | Pending:
-    """Do as much of ``claim`` as is possible without waiting. ``blocks``: waiting would block a thread."""
-    claimant = Claimant(operation, policy)
-    claimant.refuse_inside_transaction()
-    claimant.refuse_late()
-    return Pending(claimant, blocks=blocks).ask()
-
-
-def waited_for(pending: Outcome | Pending) -> Outcome:
+    pending = begin_claim(operation, policy)
     if not isinstance(pending, Pending):
         return pending
     with closing(pending):
@@ -54,6 +43,14 @@ def waited_for(pending: Outcome | Pending) -> Outcome:
             outcome.wait()
             outcome = outcome.ask()
         return outcome
+
+
+def begin_claim(operation: Operation, policy: Policy, *, blocks: bool = True) -> Outcome | Pending:
+    """Do as much of ``claim`` as is possible without waiting. ``blocks``: waiting would block a thread."""
+    claimant = Claimant(operation, policy)
+    claimant.refuse_inside_transaction()
+    claimant.refuse_late()
+    return Pending(claimant, blocks=blocks).ask()
 
 
 class Pending:

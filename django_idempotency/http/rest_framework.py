@@ -22,7 +22,6 @@ from rest_framework.views import APIView
 from django_idempotency.conf import resolve
 from django_idempotency.http.problems import PROBLEM_JSON, Problem, mark_refusal, problem
 from django_idempotency.http.requests import has_moderate_body
-from django_idempotency.http.responses import replay
 from django_idempotency.http.run import Refused, RequestRun
 from django_idempotency.http.transactions import ProtectedClass
 from django_idempotency.policy import Fingerprint, Policy
@@ -125,6 +124,8 @@ class ReplayedResponse(HttpResponse):
 class DispatchRun(RequestRun):
     """One request to a view of REST framework."""
 
+    replayed_as = ReplayedResponse
+
     def __init__(
         self, view: Any, request: HttpRequest, policy: Policy, entry_point: EntryPoint, non_atomic: Collection[str]
     ) -> None:
@@ -153,7 +154,7 @@ class DispatchRun(RequestRun):
                 response = self._finalized(error, *args, **kwargs)
             elif self.replayed is None:  # else finalizing it has failed: it was finalized before it was stored
                 raise
-        return self._replay(self.replayed) if self.replayed is not None else cast("HttpResponseBase", response)
+        return self.replay(self.replayed) if self.replayed is not None else cast("HttpResponseBase", response)
 
     def _keep_body(self) -> None:
         """Keep the body for the fingerprint: a permission may read the data, and most parsers leave nothing of it."""
@@ -175,10 +176,7 @@ class DispatchRun(RequestRun):
         if not isinstance(outcome, Replay):
             raise IdempotencyProblem(problem(outcome))
         self.replayed = outcome.response
-        return self._replay(outcome.response)
-
-    def _replay(self, response: StoredResponse) -> HttpResponse:
-        return replay(response, ReplayedResponse, cacheable=self.policy.cacheable_replays)
+        return self.replay(outcome.response)
 
     def handle_exception(self, exc: Exception) -> Response:
         with _unmarked(None if self.is_undone else self.transactional_on):

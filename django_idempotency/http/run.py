@@ -9,7 +9,7 @@ from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from django_idempotency import engine
@@ -28,7 +28,15 @@ from django_idempotency.http.transactions import is_atomic_request, open_atomic_
 from django_idempotency.http.verdicts import verdict_of, verdict_on
 from django_idempotency.policy import Policy
 from django_idempotency.reporting.logs import log
-from django_idempotency.values.outcomes import Duplicate, EntryPoint, Operation, Replay, Verdict, dotted_name
+from django_idempotency.values.outcomes import (
+    Duplicate,
+    EntryPoint,
+    Operation,
+    Replay,
+    StoredResponse,
+    Verdict,
+    dotted_name,
+)
 
 T = TypeVar("T")
 Refused = Duplicate | IdempotencyError
@@ -43,6 +51,8 @@ class RequestRun:
 
     ``non_atomic``: databases in which the view wants no transaction.
     """
+
+    replayed_as: type[HttpResponse] = HttpResponse
 
     def __init__(
         self,
@@ -160,10 +170,13 @@ class RequestRun:
     def refuse(self, outcome: Refused) -> HttpResponseBase:
         """Return the response to a caller for whom the handler is not run. Raises an error that stands for none."""
         if isinstance(outcome, Replay):
-            return replay(outcome.response, cacheable=self.policy.cacheable_replays)
+            return self.replay(outcome.response)
         response = problem_response(problem(outcome))
         mark_refusal(response)
         return response
+
+    def replay(self, response: StoredResponse) -> HttpResponse:
+        return replay(response, self.replayed_as, cacheable=self.policy.cacheable_replays)
 
     def _enter(self, begun: engine.Run | Refused | None) -> Refused | None:
         """Let the view see its run, if one has begun. Return what its caller gets instead if it is not to run."""

@@ -18,14 +18,20 @@ from asgiref.sync import async_to_sync
 from django_idempotency.conf import conf
 from django_idempotency.engine.cache_guard import CacheGuard
 from django_idempotency.policy import Limits, Policy, is_async
-from django_idempotency.values.outcomes import Operation, StoredResponse
+from django_idempotency.values.outcomes import EntryPoint, Operation, StoredResponse
 
 T = TypeVar("T")
 
 MINUTE = 60
 PATIENCE, PAUSE = 0.25, 5.0  # seconds
 PREFIX = "idempotency:count:"
+REQUESTS = (EntryPoint.MIXIN, EntryPoint.DECORATOR, EntryPoint.MIDDLEWARE)
 _guards: dict[str, CacheGuard] = {}
+
+
+def admission_of(operation: Operation, policy: Policy) -> Admission | None:
+    """Return what decides about the key of a request; ``None`` without limits, and for messages."""
+    return Admission(policy) if policy.admit is not None and operation.entry_point in REQUESTS else None
 
 
 class Admission:
