@@ -106,16 +106,13 @@ def _protect_function(view: View, policy: Policy, way: EntryPoint, non_atomic: C
 
 
 def _protect_class(view: type, policy: Policy, way: EntryPoint) -> type:
-    members = {**_named_like(view), "idempotency_policy": policy, MARK: way}
+    named_like = {"__module__": view.__module__, "__qualname__": view.__qualname__, "__doc__": view.__doc__}
+    members = {**named_like, "idempotency_policy": policy, MARK: way}
     if _is_rest_framework(view):
         from django_idempotency.http.rest_framework import IdempotentMixin
 
         return type(view.__name__, (IdempotentMixin, view), members)
     return type(view.__name__, (_IdempotentView, view), members)
-
-
-def _named_like(view: type) -> dict[str, Any]:
-    return {"__module__": view.__module__, "__qualname__": view.__qualname__, "__doc__": view.__doc__}
 
 
 def _is_rest_framework(view: type) -> bool:

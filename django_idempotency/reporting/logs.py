@@ -64,19 +64,12 @@ def log_lost_response(what: str, id: UUID, error: Exception | None) -> None:
 
     The error's text and traceback are left out, because either may contain a part of the response.
     """
-    details = (id, what, "" if error is None else f": {_raised(error)}")
-    log(
-        logging.ERROR,
-        "response_lost",
-        "the response of idempotency record %s %s%s",
-        *details,
-        record_id=id,
-    )
-
-
-def _raised(error: Exception) -> str:
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} at {place.filename}:{place.lineno}"
+    raised = ""
+    if error is not None:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raised = f": {type(error).__name__} at {place.filename}:{place.lineno}"
+    message = "the response of idempotency record %s %s%s"
+    log(logging.ERROR, "response_lost", message, id, what, raised, record_id=id)
 
 
 # --- Messages that would be repeated ---------------------------------------------------------------------------------
@@ -111,13 +104,10 @@ def cause(error: BaseException) -> str:
         error = error.__cause__
     driver = error.__cause__ or error
     name, code = type(error).__name__, _code(driver)
-    if code is None:
-        return f"{name}: {str(driver).splitlines()[0]}" if _is_a_drivers(driver) and str(driver) else name
-    return f"{name} {code}"
-
-
-def _is_a_drivers(error: BaseException) -> bool:
-    return any(base.__module__.partition(".")[0] in _DRIVERS for base in type(error).__mro__)
+    if code is not None:
+        return f"{name} {code}"
+    is_drivers_own = any(base.__module__.partition(".")[0] in _DRIVERS for base in type(driver).__mro__)
+    return f"{name}: {str(driver).splitlines()[0]}" if is_drivers_own and str(driver) else name
 
 
 def _code(error: Any) -> str | None:
@@ -150,7 +140,7 @@ def shown_id(id: UUID) -> UUID:
 
 def ids_behind(shown: UUID) -> list[UUID]:
     """Return the ids of records that ``shown`` may stand for: itself, and those that logs show so under any key."""
-    hidden = [_restored(shown, key) for key in conf().digests.values()]
+    hidden = [_permuted(shown, key, reversed(ROUNDS)) for key in conf().digests.values()]
     return [id for id in (shown, *hidden) if is_record_id(id)]
 
 
@@ -160,7 +150,3 @@ def _permuted(id: UUID, key: bytes, rounds: Iterable[int]) -> UUID:
         mixed = hmac.digest(key, b"record id" + bytes([number]) + right, "sha256")[:HALF]
         left, right = right, bytes(one ^ other for one, other in zip(left, mixed, strict=True))
     return UUID(bytes=right + left)
-
-
-def _restored(id: UUID, key: bytes) -> UUID:
-    return _permuted(id, key, reversed(ROUNDS))

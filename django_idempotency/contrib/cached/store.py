@@ -24,7 +24,7 @@ from django.core.cache import caches
 from django.core.cache.backends.locmem import LocMemCache
 from django.db import transaction
 
-from django_idempotency.engine.cache_guard import CacheGuard
+from django_idempotency.engine.admission import CacheGuard
 from django_idempotency.engine.digests import as_recorded
 from django_idempotency.models import TERMINAL, Status
 from django_idempotency.policy import Policy
