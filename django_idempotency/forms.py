@@ -146,7 +146,6 @@ def _take_key(request: HttpRequest, stated: Policy) -> bool:
 
 
 def _with_messages(redact: Redact | None, response: StoredResponse) -> StoredResponse:
-    """Add the messages that the response's own page has not shown, and redact all of it."""
     added = getattr(getattr(_submitted.get(None), "_messages", None), "_queued_messages", None)
     if added:
         encoded = base64.b64encode(json.dumps(list(map(_plain, added))).encode()).decode()

@@ -50,7 +50,6 @@ class IdempotencyMiddleware:
 
 
 def _covered(request: HttpRequest, view: View) -> View:
-    """Return ``view`` behind an entry point if the middleware covers it for this request."""
     return behind_entry_point(view) if _covers(request, view) else view
 
 
@@ -78,7 +77,6 @@ def _is_of_the_admin(view: View) -> bool:
 
 
 def is_covering() -> bool:
-    """Whether ``IdempotencyMiddleware`` or a subclass is installed."""
     installed = map(import_string, middleware())
     return any(isinstance(found, type) and issubclass(found, IdempotencyMiddleware) for found in installed)
 

@@ -168,7 +168,6 @@ class Policy(Options):
 
     @property
     def by_record(self) -> Policy:
-        """This policy, with claims by record."""
         if not isinstance(self.mode, Atomic) or self.mode.claim == "record":
             return self
         return self.derive(mode=self.mode.derive(claim="record"))
@@ -180,7 +179,6 @@ class Policy(Options):
 
     @property
     def compared_headers(self) -> Collection[str]:
-        """The request headers that are compared too."""
         return self.fingerprint.headers if isinstance(self.fingerprint, Fingerprint) else ()
 
 

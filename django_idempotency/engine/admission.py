@@ -56,7 +56,6 @@ class Admission:
             self.counted = None
 
     def stored(self, operation: Operation, response: StoredResponse) -> None:
-        """Count the bytes of a response that was stored."""
         if self.bytes is not None:
             bytes_in_headers = sum(len(name) + len(value) for name, value in response.headers)
             self._bytes_of(operation).add(len(response.body or b"") + bytes_in_headers)

@@ -307,7 +307,6 @@ def _decoded(decision: Duplicate | Available, record: Snapshot, store: Store) ->
 
 
 def _announce(outcome: Outcome, operation: Operation, store: Store, *, waited: bool = False) -> None:
-    """Send the signals for the outcome that a caller gets. Raises ``ReplayForbidden``."""
     match outcome:
         case Claimed(attempt=attempt, taken_over=taken_over):
             send(signals.key_taken_over if taken_over else signals.key_claimed, operation, attempt=attempt)

@@ -179,7 +179,6 @@ class Waiters:
             return True
 
     def leave(self, id: UUID | None) -> None:
-        """Count one caller less."""
         with self._lock:
             self._waiting[id] -= 1
             if not self._waiting[id]:

@@ -212,7 +212,6 @@ def _dispatch_behind_entry_point(view: Any, policy: Policy) -> View:
 
 
 def has_entry_point(view: View, method: str | None) -> bool:
-    """Whether ``view`` has its own entry point, even inside decorators or around its class's ``method``."""
     return entry_point_policy(view, method) is not None
 
 

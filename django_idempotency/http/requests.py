@@ -137,7 +137,6 @@ def observed_operation(
 
 
 def _refuse_unfit(key: str, policy: Policy) -> None:
-    """Raise ``MalformedKey`` for a key that does not meet the policy's requirements."""
     if len(key) < policy.keys.min_length:
         raise MalformedKey(
             gettext_noop("The idempotency key has %(length)d characters; this operation requires at least %(least)d."),

@@ -122,8 +122,6 @@ class ReplayedResponse(HttpResponse):
 # stored is the rendered response after finalize_response(). So the run begins in the handler, and ends after
 # dispatch().
 class DispatchRun(RequestRun):
-    """One request to a view of REST framework."""
-
     replayed_as = ReplayedResponse
 
     def __init__(

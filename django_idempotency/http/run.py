@@ -142,7 +142,6 @@ class RequestRun:
         return end() if self.run is None else await engine.shielded(end)
 
     async def aguarded(self, handler: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
-        """``guarded`` for async views, which waits in the event loop."""
         begun: engine.Run | engine.Pending | Refused | None = None
         if self.is_keyed:
             begun = await engine.shielded(partial(self._begin, engine.begin_or_wait), undo=engine.give_back)

@@ -46,7 +46,6 @@ class Event:
 
     @property
     def is_outcome(self) -> bool:
-        """Whether it is the outcome of a caller's claim."""
         return self.name in OUTCOMES
 
 
@@ -173,7 +172,6 @@ def _send(signal: Signal, sender: object, operation: Operation | None, named: di
 
 
 def log_events() -> None:
-    """Log every event that has a level, from now on."""
     listen(_log, __name__, [event for event in EVENTS if event.level is not None])
     listen_to_families(_log_several, __name__)
 

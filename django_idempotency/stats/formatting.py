@@ -34,7 +34,6 @@ def amount(number: float | None, most: float | None = None) -> str:
 
 
 def share(part: float) -> str:
-    """Return ``part`` as a percentage, such as ``0.42 %``."""
     return f"{_two_places(part * 100)} %"
 
 
@@ -43,7 +42,6 @@ def _two_places(number: float) -> str:
 
 
 def volume(bytes: float | None) -> str:
-    """Return a size such as ``1.2 GB``."""
     return _("unknown") if bytes is None else filesizeformat(round(bytes)).replace("\xa0", " ")
 
 
@@ -69,7 +67,6 @@ def age(seconds: float) -> str:
 
 
 def sizes(size: Size) -> list[Figure]:
-    """Return how large the table is."""
     dead = f"{amount(size.dead_rows)} ({volume(size.dead_bytes)})"
     return [
         Figure(_("rows"), amount(size.rows)),
@@ -81,7 +78,6 @@ def sizes(size: Size) -> list[Figure]:
 
 
 def waiting(pending: Pending, most: float) -> list[Figure]:
-    """Return how many keys are not finished, and how old they are."""
     return [
         Figure(_("pending"), amount(pending.pending, most)),
         Figure(_("age, p50"), duration(pending.pending_p50)),
@@ -94,7 +90,6 @@ def waiting(pending: Pending, most: float) -> list[Figure]:
 
 
 def alarming(alarms: Alarms, most: float | None = None) -> list[Figure]:
-    """Return how many keys an operator should look at."""
     return [
         Figure(_("lease ran out"), amount(alarms.stuck, most), alarming=bool(alarms.stuck), situation="stuck"),
         Figure(
@@ -107,7 +102,6 @@ def alarming(alarms: Alarms, most: float | None = None) -> list[Figure]:
 
 
 def _by_lock(found: ByLock) -> list[Figure]:
-    """Return no figures if the database can't tell."""
     if found.pending_by_lock is None:
         return []
     oldest = found.pending_by_lock_oldest

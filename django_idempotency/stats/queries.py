@@ -244,7 +244,6 @@ def ask_postgresql(statement: str, parameters: Sequence[Any], *, using: str) -> 
 
 
 def outside_stores() -> list[str]:
-    """Return the aliases of the stores outside a database."""
     found = ((alias, configured(alias).backend) for alias in conf().stores)
     return [alias for alias, backend in found if not issubclass(backend, DatabaseStore)]
 
@@ -272,7 +271,6 @@ def alarms_of_store(alias: str, *, seconds: float) -> Alarms:
 
 
 def alarms_of(unfinished: Iterable[Snapshot]) -> Alarms:
-    """Return the alarms of these records. Pure."""
     on_hold, stuck = [], []
     for record in unfinished:
         if record.on_hold:

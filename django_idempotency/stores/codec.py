@@ -53,7 +53,6 @@ class Life:
 
 
 def life_of(record: IdempotencyRecord) -> Life:
-    """Return the present life of ``record``."""
     assert record._state.db is not None  # it was read
     created_at = in_utc(record.created_at, record._state.db)
     return Life(record.pk, record.scope, record.key, bytes(record.fingerprint), created_at)
@@ -121,7 +120,6 @@ def stored_response(record: IdempotencyRecord) -> StoredResponse | None:
 
 
 def is_encrypted(response: StoredResponse) -> bool:
-    """Return whether ``response`` is one that ``encrypted`` made."""
     return response.headers[:1] != () and response.headers[0][0] == ENCRYPTED
 
 

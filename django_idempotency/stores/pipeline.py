@@ -35,7 +35,6 @@ GONE = ("26000", "0A000")
 
 
 def execute(statement: str, values: Sequence[Any], connection: Any, ends: Ending | None = None) -> Result:
-    """Execute one statement as ``together`` does."""
     return together([(statement, values)], connection, ends)[0]
 
 

@@ -203,7 +203,6 @@ def listed(what: str, is_right: Callable[[Any], bool], explain_item: Callable[[i
 
 
 def names_from(choices: Sequence[str]) -> Rule:
-    """Return the rule for a list of some of ``choices``."""
     what = f"names from {', '.join(choices)}"
     return listed(what, choices.__contains__, lambda _index, item: f"{item!r}: {nearest(item, choices)}")
 

@@ -36,11 +36,9 @@ class StoredResponse:
 
     @property
     def has_content(self) -> bool:
-        """Whether it has a body or headers."""
         return self.body is not None or bool(self.headers)
 
     def without_content(self) -> StoredResponse:
-        """Return the status alone, without headers and body."""
         return StoredResponse(self.status, body=None)
 
 
@@ -137,7 +135,6 @@ class Operation:
         object.__setattr__(self, "id", record_id(self.scope, self.key))
 
     def may_get(self, response: StoredResponse) -> bool:
-        """Return whether its caller may get the stored ``response``."""
         record = StoredRecord(self.id, self.scope, self.key, self.method, self.path, response)
         return self.permits is None or self.permits(record) is True
 
