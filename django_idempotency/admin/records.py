@@ -54,9 +54,8 @@ from django_idempotency.reporting.logs import ids_behind, shown_id
 from django_idempotency.reporting.traces import Trace
 from django_idempotency.stats.formatting import amount
 from django_idempotency.stores.codec import decoded, is_encrypted, life_of
-from django_idempotency.values.moments import column
 from django_idempotency.values.outcomes import StoredResponse
-from django_idempotency.values.printable import printable
+from django_idempotency.values.printable import column, printable
 from django_idempotency.values.scopes import is_own
 
 TEMPLATES = "admin/django_idempotency/idempotencyrecord"

@@ -15,7 +15,7 @@ from django_idempotency.maintenance.advice import Standing, shown_reason, standi
 from django_idempotency.models import LIVE
 from django_idempotency.policy import Mode
 from django_idempotency.stats.formatting import age
-from django_idempotency.values.moments import in_zone
+from django_idempotency.values.printable import in_zone
 
 
 def badge(record: Any) -> SafeString:

@@ -19,8 +19,7 @@ from django_idempotency.reporting.traces import Trace
 from django_idempotency.stats.formatting import age
 from django_idempotency.stores import Store
 from django_idempotency.values.keys import record_id
-from django_idempotency.values.moments import in_zone
-from django_idempotency.values.printable import printable
+from django_idempotency.values.printable import in_zone, printable
 
 # Each uses an index. What an operator has to decide on comes first.
 SITUATIONS: dict[str, Callable[[Records], list[Records]]] = {

@@ -32,7 +32,7 @@ from django_idempotency.contrib.dashboard.conf import options
 from django_idempotency.stats import formatting, queries
 from django_idempotency.stats.formatting import Figure
 from django_idempotency.stats.queries import DAY, HOUR, MINUTES, WEEK, Size
-from django_idempotency.values.moments import in_zone, zone
+from django_idempotency.values.printable import in_zone, zone
 
 TEMPLATE = "admin/django_idempotency/idempotencyrecord/dashboard.html"
 MOST = 10_000  # the most records that a panel looks at

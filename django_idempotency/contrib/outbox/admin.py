@@ -28,8 +28,7 @@ from django_idempotency.contrib.outbox.sealing import opened
 from django_idempotency.maintenance.history import write_entry
 from django_idempotency.models import DatabaseNow
 from django_idempotency.stats.formatting import amount
-from django_idempotency.values.moments import column
-from django_idempotency.values.printable import printable
+from django_idempotency.values.printable import column, printable
 
 TEMPLATES = "admin/django_idempotency/idempotencyrecord"
 ALIVE = _("It is not a dead letter.")
