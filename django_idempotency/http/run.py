@@ -27,7 +27,7 @@ from django_idempotency.http.responses import replay
 from django_idempotency.http.transactions import is_atomic_request, open_atomic_requests
 from django_idempotency.http.verdicts import verdict_of, verdict_on
 from django_idempotency.policy import Policy
-from django_idempotency.reporting.logs import log
+from django_idempotency.reporting.logs import is_due, log
 from django_idempotency.values.outcomes import (
     Duplicate,
     EntryPoint,
@@ -71,6 +71,7 @@ class RequestRun:
         self.non_atomic = non_atomic
         self.is_keyed = is_keyed(request, policy)
         self.outer = running(request)
+        self.reached = False
         self.run: engine.Run | None = None
         self.failure: TerminalFailure | None = None
         self.transactions: ExitStack | None = None
@@ -92,6 +93,8 @@ class RequestRun:
                     except Exception as error:
                         returned = self.handled(error)
                     self._raise_failure(returned)
+                    if self.is_keyed and not self.reached:
+                        refuse_unguarded(self.request, self.policy, self.sender, returned)
             finally:
                 self._leave()
         except Exception as error:  # a signal's handler may raise one from the block above, too
@@ -104,6 +107,7 @@ class RequestRun:
 
     def guarded(self, handler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Claim the key and call the handler, or return what ``refuse`` returns."""
+        self.reached = True
         refused = self._enter(self._begin(engine.begin) if self.is_keyed else None)
         if refused is not None:
             return self.refuse(refused)
@@ -315,6 +319,23 @@ def guard(view: Callable[..., Any], run_of: Callable[..., RequestRun], *, is_asy
         return run.perform(partial(run.guarded, view, request, *args, **kwargs))
 
     return guarded
+
+
+def refuse_unguarded(request: HttpRequest, policy: Policy, view: object, response: Any) -> None:
+    """Raise ``ImproperlyConfigured`` if a view that needs a key has responded without reaching its guard.
+
+    If the view needs no key, log that once a minute.
+    """
+    if not is_keyed(request, policy) or not 200 <= getattr(response, "status_code", 0) < 300:
+        return
+    name = dotted_name(view)
+    if policy.required:
+        raise ImproperlyConfigured(
+            f"{name} ran unprotected: its dispatch() returned a response without calling the handler for "
+            f"{request.method}, which has the entry point. Call super().dispatch(), or remove the handler."
+        )
+    if is_due(f"unprotected {name}"):
+        log(logging.ERROR, "unprotected", "%s runs unprotected: its dispatch() does not call the handler", name)
 
 
 def _end_with(run: engine.Run, verdict: Verdict | None, raised: Exception | None) -> Refused | None:

@@ -11,6 +11,7 @@ from django.urls import path
 from django.views import View
 
 from django_idempotency.decorators import idempotent
+from django_idempotency.policy import Policy
 from django_idempotency.reporting import logs
 from tests.support.callers import is_replay
 from tests.support.checks import ids_found
@@ -85,6 +86,18 @@ def test_a_key_that_protects_nothing_is_logged_for_its_view(call, caplog):
     with caplog.at_level(logging.ERROR, "django_idempotency"):
         assert [call(view).content for _time in range(2)] == [b"run 1", b"run 2"]
     assert ["Unused runs unprotected" in record.getMessage() for record in caplog.records] == [True]
+
+
+@pytest.mark.drf
+def test_a_required_key_that_protects_nothing_is_an_error_in_rest_framework(call):
+    from rest_framework.views import APIView
+
+    from django_idempotency.rest_framework import IdempotentMixin
+
+    base = type("Base", (APIView,), {"dispatch": unused(Runs()).dispatch, "post": View.options})
+    view = type("Unused", (IdempotentMixin, base), {"idempotency_policy": Policy(required=True)})
+    with pytest.raises(ImproperlyConfigured, match=r"Unused ran unprotected.*POST"):
+        call(view.as_view())
 
 
 def test_a_method_without_a_handler_is_refused(call):
