@@ -45,11 +45,7 @@ NEEDS_AN_EXTRA = {
     *("rest_framework", "messages.celery_exit", "tasks", "messages.celery", "messages.celery_requests", "webhooks"),
     *("instrumentation.prometheus", "instrumentation.opentelemetry", "stores.encryption"),
     *("contrib.client.httpx", "contrib.client.requests", "contrib.mcp", "contrib.openapi.extension"),
-    *(
-        f"contrib.{broker}{part}"
-        for broker in ("kafka", "nats", "rabbitmq", "sqs")
-        for part in ("", ".publisher", ".runner")
-    ),
+    *("contrib.kafka", "contrib.nats", "contrib.rabbitmq", "contrib.sqs"),
     *("contrib.redis", "contrib.redis.client", "contrib.redis.scripts", "contrib.redis.store"),
     *(
         "contrib.outbox.publishers.celery",
