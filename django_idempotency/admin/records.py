@@ -28,7 +28,6 @@ from django_idempotency.admin import pages, standing
 from django_idempotency.admin.actions import INTERVENTIONS, confirm, intervene
 from django_idempotency.admin.alarms import alarms, in_flight_by_lock
 from django_idempotency.admin.child_keys import RESPONSE_BODY, child_keys
-from django_idempotency.admin.databases import database_of, query_of
 from django_idempotency.admin.filters import (
     DatabaseFilter,
     MethodFilter,
@@ -39,8 +38,8 @@ from django_idempotency.admin.filters import (
     situation_of,
     term_of,
 )
-from django_idempotency.admin.limits import page
 from django_idempotency.admin.lists import MOST, Records
+from django_idempotency.admin.pages import database_of, page, query_of
 from django_idempotency.admin.previews import readable
 from django_idempotency.maintenance.advice import advice, shown_reason
 from django_idempotency.maintenance.decisions import Act, Refusal, objection

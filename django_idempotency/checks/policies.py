@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from django.apps import apps
@@ -13,6 +15,7 @@ from django.db import connections
 
 from django_idempotency import conf
 from django_idempotency.checks.project import Source
+from django_idempotency.conf import EXAMPLES, Conf
 from django_idempotency.middleware import is_covering
 from django_idempotency.policy import REQUIRE, Lease
 from django_idempotency.stores.codec import lack_of_encryption
@@ -34,6 +37,7 @@ BAD_COUNTERS = {
 }
 
 # --- Combinations ----------------------------------------------------------------------------------------------------
+FEWEST = 16  # distinct bytes; one random key in 10 ** 20 has fewer
 
 
 def lease_outlasts_retention(source: Source) -> bool:
@@ -140,3 +144,25 @@ def unscheduled_tasks(_settings: conf.Conf) -> str:
     scheduled = {entry.get("task") for entry in celery.current_app.conf.beat_schedule.values()} if celery else set()
     missing = {"django_idempotency.cleanup", "django_idempotency.reap"} - scheduled
     return " and ".join(sorted(missing)) if scheduled else ""
+
+
+# --- Keys that can be guessed, or are set twice ----------------------------------------------------------------------
+
+
+def weak_keys(settings: Conf) -> Iterator[tuple[str, int, str]]:
+    keys = {"ENCRYPTION_KEYS": settings.encryption, "DIGEST_KEYS": settings.own_digest_keys}
+    times = Counter(key for values in keys.values() for key in values)
+    for name, values in keys.items():
+        for index, key in enumerate(values):
+            if why := weakness(key) or ("is listed twice" if times[key] > 1 else None):
+                yield name, index, why
+
+
+def weakness(key: bytes) -> str | None:
+    """Return why ``key`` can't come from a random generator, or is not secret; ``None`` if neither is known."""
+    if key in EXAMPLES:
+        return "is an example from the documentation"
+    if all(32 <= byte < 127 for byte in key):
+        return "is text"
+    steps = {(later - before) % 256 for before, later in pairwise(key)}
+    return "is not random" if min(len(set(key)), len(steps)) < FEWEST else None

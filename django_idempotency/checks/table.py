@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_idempotency.checks import databases, guards, keys, policies, views
+from django_idempotency.checks import databases, guards, policies, views
 from django_idempotency.checks.registry import Check, each
 
 CHECKS = (
@@ -106,7 +106,7 @@ CHECKS = (
     ),
     Check(
         "E011",
-        each("settings", keys.weak_keys),
+        each("settings", policies.weak_keys),
         "{found[0]}: the key at index {found[1]} {found[2]}.",
         "Generate one with: openssl rand -base64 32",
     ),

@@ -227,7 +227,7 @@ DDL = {
     "stores.claim_function",
 }
 THREADS = {
-    *("engine.shielding", "engine.workers", "messages.runner", "messages.health"),
+    *("engine.shielding", "engine.workers", "messages.runner"),
     *("contrib.nats", "contrib.outbox", "contrib.testing"),
 }
 CLIENTS = {
@@ -247,9 +247,9 @@ CLIENTS = {
     "boto3": {"contrib.sqs"},
     "botocore": {"contrib.sqs"},
     "redis": {"contrib.redis", "contrib.cached"},
-    "psycopg": {"stores.pipeline", "stores.postgresql", "contrib.outbox.wakeup"},
+    "psycopg": {"stores.pipeline", "stores.postgresql", "contrib.outbox.relay"},
     "cryptography": {"stores.encryption"},
-    "prometheus_client": {"instrumentation.prometheus", "messages.health"},
+    "prometheus_client": {"instrumentation.prometheus", "messages.runner"},
     "pytest": {"contrib.testing"},
     "schemathesis": {"contrib.testing.schemathesis"},
     "httpx": {"contrib.client.httpx"},

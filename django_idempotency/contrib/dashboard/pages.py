@@ -21,8 +21,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_idempotency.admin.alarms import alarms
-from django_idempotency.admin.databases import choices, database_of, query_of
-from django_idempotency.admin.limits import Asking, page, panel
+from django_idempotency.admin.pages import Asking, choices, database_of, page, panel, query_of
 from django_idempotency.conf import conf
 from django_idempotency.contrib.dashboard import activity as activity_of
 from django_idempotency.contrib.dashboard import formatting as of_counters

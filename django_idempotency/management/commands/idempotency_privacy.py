@@ -9,8 +9,7 @@ from uuid import UUID
 from django.core.management.base import CommandError, CommandParser
 
 from django_idempotency.maintenance.decisions import Act
-from django_idempotency.maintenance.erasure import erase
-from django_idempotency.maintenance.exporting import export
+from django_idempotency.maintenance.privacy import erase, export
 from django_idempotency.maintenance.reencryption import reencrypt
 from django_idempotency.maintenance.selection import Selection
 from django_idempotency.management.base import MaintenanceCommand

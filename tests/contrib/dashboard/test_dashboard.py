@@ -13,7 +13,7 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_idempotency.admin import limits
+from django_idempotency.admin import pages as limits
 from django_idempotency.contrib.dashboard.activity import Activity, Projection, Span
 from django_idempotency.contrib.dashboard.models import IdempotencyCounter
 from django_idempotency.contrib.dashboard.pages import STANDARD, Chosen, busiest, charts, measures, table
