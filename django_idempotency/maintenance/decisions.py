@@ -34,7 +34,6 @@ from django_idempotency.maintenance.sweep import in_transaction
 from django_idempotency.maintenance.watching import have_it_watched
 from django_idempotency.models import LIVE, DatabaseNow, IdempotencyRecord, Status, check_move, in_utc
 from django_idempotency.policy import Body, Lease, Mode
-from django_idempotency.reporting.log_ids import shown_id
 from django_idempotency.stores import Store
 from django_idempotency.stores.base import Unlocked
 from django_idempotency.stores.codec import encrypted, life_of
@@ -371,7 +370,7 @@ def _in_store(
         with history.transactions():
             write_history(record)
             if not _change(store, seen, decision):
-                raise StoreConflict(f"The record {shown_id(id)} changed while an operator decided about it.")
+                raise StoreConflict(f"The record {id} changed while an operator decided about it.")
         return cast(IdempotencyRecord, record)
 
 

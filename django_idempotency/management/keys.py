@@ -14,11 +14,10 @@ from django_idempotency.maintenance.owners import shown_owner
 from django_idempotency.maintenance.records import Records, record_of, records
 from django_idempotency.maintenance.timeline import Event, timeline
 from django_idempotency.models import TERMINAL, DatabaseNow, RowLocked, Status
-from django_idempotency.reporting.log_ids import ids_behind, shown_id
 from django_idempotency.reporting.traces import Trace
 from django_idempotency.stats.formatting import age
 from django_idempotency.stores import Store
-from django_idempotency.values.keys import record_id
+from django_idempotency.values.keys import is_record_id, record_id
 from django_idempotency.values.moments import in_zone
 from django_idempotency.values.printable import printable
 
@@ -71,7 +70,7 @@ def listed(using: str, store: Store | None, situation: str) -> Iterator[Any]:
 
 
 def found_in(using: str, store: Store | None, *, key: str | None, scope: str | None, id: UUID | None) -> list[Any]:
-    """Return the records of a key, in any scope, or the one with an id, or the id that logs show for it."""
+    """Return the records of a key, in any scope, or the one with an id."""
     if store is None:
         rows = records(using)
         return list(read(rows.with_key(key) if key is not None else rows.filter(pk__in=_ids(id))).order_by("pk"))
@@ -82,7 +81,7 @@ def found_in(using: str, store: Store | None, *, key: str | None, scope: str | N
 
 
 def _ids(id: UUID | None) -> list[UUID]:
-    return [] if id is None else ids_behind(id)
+    return [id] if id is not None and is_record_id(id) else []
 
 
 def objection_to(act: Act, record: Any) -> Refusal | None:
@@ -141,7 +140,6 @@ def described(record: Any) -> tuple[dict[str, Any], str]:
         "attempts": str(record.attempts),
         "trace": " ".join(filter(None, (trace.trace_id, trace.url))) if trace else "",
         "record id": str(record.pk),
-        "id in logs": str(shown_id(record.pk)),
     }
     lines = [f"{record}: {standing_of(record).label}"]
     lines += [f"  {name:{WIDTH}}  {printable(text)}" for name, text in texts.items() if text]

@@ -14,7 +14,6 @@ from typing import Any
 from uuid import UUID
 
 from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.reporting.log_ids import shown_id
 from django_idempotency.values.outcomes import Operation
 from django_idempotency.values.printable import printable
 
@@ -34,14 +33,14 @@ def log(
 ) -> None:
     """Log ``message`` with the fields of ``operation`` or a record, and with the traceback of ``error`` if given.
 
-    Strings in ``arguments`` and ``reason`` are made printable, and ids are shown by ``shown_id``.
+    Strings in ``arguments`` and ``reason`` are made printable.
     """
     id = operation.id if operation else record_id
     fields = {
         "event": event,
         "entry_point": operation and operation.entry_point and str(operation.entry_point),
         "view": operation and operation.view,
-        "record_id": id and str(shown_id(id)),
+        "record_id": id and str(id),
         "attempt": attempt,
         "reason": reason and printable(str(reason)),
     }
@@ -49,8 +48,6 @@ def log(
 
 
 def _shown(argument: object) -> object:
-    if isinstance(argument, UUID):
-        return shown_id(argument)
     return printable(argument) if isinstance(argument, str) else argument
 
 

@@ -80,9 +80,7 @@ class Command(MaintenanceCommand):
             if name != "list":
                 which = action.add_mutually_exclusive_group(required=True)
                 which.add_argument("key", nargs="?", help="the whole key, as the client sent it")
-                which.add_argument(
-                    "--record", type=UUID, help="instead: the id of its record, or the id that logs show"
-                )
+                which.add_argument("--record", type=UUID, help="instead: the id of its record, which logs show, too")
             action.add_argument("--scope", help='a whole scope, such as "auth.user:7"; needed if the key is in several')
             if name not in ("list", "show"):
                 self.add_operator(action)

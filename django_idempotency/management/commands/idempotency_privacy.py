@@ -59,7 +59,7 @@ class Command(MaintenanceCommand):
         action.add_argument("--scope", help='a whole scope, such as "auth.user:7"')
         action.add_argument("--scope-prefix", help='the beginning of a scope, up to a separator, such as "acme/"')
         action.add_argument("--key", help="a whole key, as the client sent it")
-        action.add_argument("--record", type=UUID, help="the id of a record, or the id that logs show")
+        action.add_argument("--record", type=UUID, help="the id of a record")
         action.add_argument("--path", help="a whole path")
         self.add_operator(action)
 
