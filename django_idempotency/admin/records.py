@@ -91,8 +91,6 @@ def _intervening(act: Act) -> Any:
 
 
 def _field(name: Any, show: Callable[[Any], Any], *, ordering: str | None = None) -> Any:
-    """Return a field or column that shows ``show(record)``."""
-
     @admin.display(description=name, ordering=ordering)
     def shown(_model_admin: Any, record: Any) -> Any:
         return show(record)

@@ -86,7 +86,6 @@ def inside_rest_framework(cls: Any) -> str | None:
 
 
 def _marked(cls: Any) -> list[str]:
-    """Return the methods of ``cls`` that have an entry point."""
     return [name for name in View.http_method_names if any(map(_is_marked, _inside(getattr(cls, name, None))))]
 
 

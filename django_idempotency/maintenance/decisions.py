@@ -321,14 +321,15 @@ def _in_database(
 
 
 def _values(record: Any, decision: _Decision) -> dict[str, Any]:
-    """Return the new values of the columns."""
     if decision.act == Act.EXTEND:
         left = _lease_left(record, record.now).total_seconds()
         return {"locked_until": ahead(decision.seconds)} if left < decision.seconds else {}
     if decision.act == Act.ALLOW_RETRY and record.on_hold:
         return {"on_hold": False}
     check_move(record.status, decision.status, decided=decision.response is not None)
-    ended = _kept() | {"status": decision.status, "on_hold": False} | NO_CLAIM
+    # The times come first, because on MariaDB later assignments see the new values of earlier ones.
+    kept = {"expires_at": kept_again("expires_at"), "purge_at": kept_again("purge_at"), "updated_at": DatabaseNow()}
+    ended = kept | {"status": decision.status, "on_hold": False} | NO_CLAIM
     if decision.response is None:
         return ended | {"reason": ALLOWED}
     # The policy of the key's view is not known here, so encrypt whenever there is a key to encrypt with.
@@ -342,11 +343,6 @@ def _values(record: Any, decision: _Decision) -> dict[str, Any]:
         "response_headers": stored.headers,
         "response_body": stored.body,
     }
-
-
-def _kept() -> dict[str, Any]:
-    # These come first, because on MariaDB later assignments see the new values of earlier ones.
-    return {"expires_at": kept_again("expires_at"), "purge_at": kept_again("purge_at"), "updated_at": DatabaseNow()}
 
 
 def _in_store(

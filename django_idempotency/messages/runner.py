@@ -256,7 +256,6 @@ class Runner(ABC, Generic[D]):
             return Malformed(f"it can't be identified: {error!r}")
 
     def _tell(self, outcomes: Sequence[tuple[D, Delivery]]) -> None:
-        """Tell the broker the outcomes, in order."""
         for handled, part in groupby(outcomes, lambda outcome: isinstance(outcome[1], Ack)):
             if handled:
                 self.ack([received for received, _delivery in part])

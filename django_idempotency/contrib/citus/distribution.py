@@ -9,7 +9,6 @@ from uuid import UUID
 from django.apps import apps
 from django.db import NotSupportedError, ProgrammingError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Model
 
 from django_idempotency.exceptions import NotConvertible
 from django_idempotency.models import IdempotencyRecord
@@ -136,11 +135,8 @@ def _cautions(plain: set[str], *, has_workers: bool) -> Iterator[str]:
 
 def _tables(*labels: str) -> set[str]:
     """Return the tables of the apps with these labels, or of all."""
-    return {model._meta.db_table for model in _models() if not labels or model._meta.app_label in labels}
-
-
-def _models() -> list[type[Model]]:
-    return [model for model in apps.get_models(include_auto_created=True) if model._meta.managed]
+    models = (model._meta for model in apps.get_models(include_auto_created=True) if model._meta.managed)
+    return {model.db_table for model in models if not labels or model.app_label in labels}
 
 
 def _ask(connection: BaseDatabaseWrapper, question: str) -> list[tuple[object, ...]]:

@@ -210,5 +210,4 @@ def _content(payload: bytes, headers: Mapping[str, str]) -> StoredResponse:
 
 
 def _life(event_id: UUID) -> Life:
-    """Return what binds encrypted content to its event."""
     return Life(event_id, "outbox", str(event_id), b"", EPOCH)
