@@ -1,4 +1,4 @@
-"""What can be wrong with the databases and stores that hold records, and with the records in them."""
+"""What can be wrong with the databases that hold records, and with the records in them."""
 
 from __future__ import annotations
 
@@ -7,30 +7,19 @@ from collections.abc import Iterator
 from django_idempotency import conf
 from django_idempotency.checks.project import Database
 from django_idempotency.engine.digests import UNKEYED, key_id_of
-from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.maintenance.reaper import is_overdue
 from django_idempotency.maintenance.records import HAS_BODY, records
-from django_idempotency.stores.claim_function import can_claim, is_partitioned
 from django_idempotency.stores.codec import encryption_key_of, key_id
 from django_idempotency.stores.database import ahead
-from django_idempotency.stores.sharding import is_distributed
 from django_idempotency.values.scopes import tenant_databases
 
-HOUR, DAY = 60 * 60, 24 * 60 * 60
+DAY = 24 * 60 * 60
 SAMPLE = 1000  # records from each end
-
-
-def is_sqlite_in_production(database: Database) -> bool:
-    return database.vendor == "sqlite" and not (conf.debug() or conf.in_test_run())
 
 
 def has_no_tenants_but_others_have(database: Database) -> bool:
     tenants = set(tenant_databases())
     has_default_scope = any(policy.scope is None for policy in database.policies)
     return len(tenants) > 1 and database.using not in tenants and has_default_scope
-
-
-# --- The table -------------------------------------------------------------------------------------------------------
 
 
 def lacks_table(database: Database) -> bool:
@@ -43,30 +32,10 @@ def lacks_privileges(database: Database) -> tuple[str, str] | None:
     return (", ".join(refusals), next(iter(refusals.values()))) if refusals else None
 
 
-def lacks_claim_function(database: Database) -> bool:
-    return not can_claim(database.connection)
-
-
-def is_partitioned_and_distributed(database: Database) -> bool:
-    return is_partitioned(database.connection) and is_distributed(database.using)
-
-
 def lacks_skip_locked(database: Database) -> bool:
     features = database.connection.features
     both = features.has_select_for_update_skip_locked and features.has_select_for_update_nowait
     return bool(features.has_select_for_update and not both)
-
-
-def claims_by_lock_elsewhere(database: Database) -> str | None:
-    """Return which database it is, if it has claims by lock and is not PostgreSQL."""
-    return database.vendor if database.vendor != "postgresql" and database.claims_by_lock else None
-
-
-def claims_by_lock_on_several_servers(database: Database) -> bool:
-    return database.claims_by_lock and is_distributed(database.using)
-
-
-# --- Records ---------------------------------------------------------------------------------------------------------
 
 
 def missing_keys(database: Database) -> Iterator[tuple[str, str]]:
@@ -85,20 +54,3 @@ def missing_keys(database: Database) -> Iterator[tuple[str, str]]:
 def has_records_to_delete(database: Database) -> bool:
     overdue = records(database.using).purgeable().filter(purge_at__lt=ahead(-DAY)).order_by("purge_at")
     return bool(overdue[:1])
-
-
-def has_records_to_reap(database: Database) -> bool:
-    return is_overdue(older_than=HOUR, using=database.using)
-
-
-# --- Stores ----------------------------------------------------------------------------------------------------------
-
-Asked = tuple[str, list[str] | StoreUnavailable]  # a store by name, with its objections
-
-
-def why_unreachable(store: Asked) -> StoreUnavailable | None:
-    return store[1] if isinstance(store[1], StoreUnavailable) else None
-
-
-def objections(store: Asked) -> Iterator[str]:
-    return iter(() if isinstance(store[1], StoreUnavailable) else store[1])

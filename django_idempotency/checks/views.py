@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from inspect import iscoroutinefunction
 from types import FunctionType
 from typing import Any
 
@@ -22,21 +21,12 @@ from django_idempotency.wrapping import (
     answers_in_dispatch,
     closed_over,
     layers,
-    opens_durable_block,
 )
 
 UNSAFE = ("post", "put", "patch", "delete")
 API_KEY_PERMISSIONS = {"HasAPIKey"}  # of djangorestframework-api-key
 
 # --- Views -----------------------------------------------------------------------------------------------------------
-
-
-def is_async(view: Source) -> bool:
-    return bool(getattr(view.of, "view_is_async", False)) or iscoroutinefunction(view.handler)
-
-
-def opens_durable_blocks(view: Source) -> bool:
-    return any(map(opens_durable_block, layers(view.handler)))
 
 
 def other_database(view: Source) -> tuple[str, str] | None:
