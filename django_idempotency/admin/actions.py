@@ -39,7 +39,7 @@ from django_idempotency.maintenance.decisions import (
     version,
 )
 from django_idempotency.maintenance.given_responses import may_be_given
-from django_idempotency.maintenance.watching import have_it_watched
+from django_idempotency.maintenance.reaper import have_it_watched
 from django_idempotency.models import LIVE
 from django_idempotency.values.outcomes import StoredResponse
 from django_idempotency.values.scopes import is_own

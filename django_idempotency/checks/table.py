@@ -7,7 +7,7 @@ from inspect import iscoroutinefunction
 from django.core.cache import caches
 from django.db import connections
 
-from django_idempotency.checks import databases, guards, policies, views
+from django_idempotency.checks import guards, policies, views
 from django_idempotency.checks.registry import Check, each
 from django_idempotency.conf import conf, debug, in_test_run
 from django_idempotency.exceptions import StoreUnavailable
@@ -264,14 +264,14 @@ CHECKS = (
     ),
     Check(
         "E026",
-        each("databases", databases.has_no_tenants_but_others_have),
+        each("databases", policies.has_no_tenants_but_others_have),
         "The records are in the database {it}, which has no tenants, while several others have them: the default scope "
         "can't tell whose key it is.",
         "Set a scope that names tenant and user, or set using=… to the database of the tenant's effects.",
     ),
     Check(
         "E027",
-        each("queried", databases.lacks_table),
+        each("queried", policies.lacks_table),
         "The database {it} has no table for the idempotency records.",
         "Run manage.py migrate --database {it.using}. Until then, requests with a key are refused.",
         database=True,
@@ -279,7 +279,7 @@ CHECKS = (
     ),
     Check(
         "E028",
-        each("migrated", databases.lacks_privileges),
+        each("migrated", policies.lacks_privileges),
         "The application can't {found[0]} the idempotency records in {it}: {found[1]}",
         "Requests with a key fail; in lease mode, after their effects. Grant its role what is missing. If a pooler "
         "refuses transactions, set its mode to transaction or session.",
@@ -303,14 +303,14 @@ CHECKS = (
     ),
     Check(
         "E031",
-        each("queried", databases.lacks_skip_locked),
+        each("queried", policies.lacks_skip_locked),
         "The database {it} does not support SELECT … FOR UPDATE with SKIP LOCKED and NOWAIT.",
         "Use PostgreSQL, or MariaDB 10.6 or later.",
         database=True,
     ),
     Check(
         "E032",
-        each("migrated", databases.missing_keys),
+        each("migrated", policies.missing_keys),
         "Records in the database {it} need the key {found[0]}, which {found[1]}.",
         "Put the key back, after the others, until its records have expired.",
         database=True,
@@ -332,7 +332,7 @@ CHECKS = (
     # --- Maintenance
     Check(
         "W035",
-        each("migrated", databases.has_records_to_delete),
+        each("migrated", policies.has_records_to_delete),
         "Records in the database {it} have been due for deletion for more than a day: idempotency_cleanup is not "
         "scheduled, or does not keep up.",
         "Schedule idempotency_cleanup; idempotency_stats shows how far behind it is.",

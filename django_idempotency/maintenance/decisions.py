@@ -29,9 +29,9 @@ from django_idempotency.exceptions import StoreConflict
 from django_idempotency.http.problems import marked_failed
 from django_idempotency.maintenance import history
 from django_idempotency.maintenance.given_responses import check_given, harmless
+from django_idempotency.maintenance.reaper import have_it_watched
 from django_idempotency.maintenance.records import kept_again, locked, operation_of, record_of, records
 from django_idempotency.maintenance.sweep import in_transaction
-from django_idempotency.maintenance.watching import have_it_watched
 from django_idempotency.models import LIVE, DatabaseNow, IdempotencyRecord, Status, check_move, in_utc
 from django_idempotency.policy import Body, Lease, Mode
 from django_idempotency.stores import Store

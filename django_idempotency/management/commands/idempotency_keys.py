@@ -26,9 +26,9 @@ from django_idempotency.maintenance.decisions import (
     version,
 )
 from django_idempotency.maintenance.owners import Owner, lock_owners, shown_lock_owners, shown_owner
+from django_idempotency.maintenance.reaper import store_of, watch
 from django_idempotency.maintenance.records import Records, record_of, records
 from django_idempotency.maintenance.timeline import Event, timeline
-from django_idempotency.maintenance.watching import store_of, watch
 from django_idempotency.management.base import MaintenanceCommand, number, seconds
 from django_idempotency.models import TERMINAL, DatabaseNow, RowLocked, Status
 from django_idempotency.reporting.traces import Trace
