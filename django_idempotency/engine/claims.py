@@ -26,7 +26,6 @@ from django_idempotency.exceptions import (
 )
 from django_idempotency.policy import REQUIRE, Mode, Policy
 from django_idempotency.reporting.events import send
-from django_idempotency.reporting.logs import shown_id
 from django_idempotency.reporting.traces import current_trace
 from django_idempotency.stores import store_for, stores_of
 from django_idempotency.stores.base import Owned, Seen, Store, Unlocked
@@ -260,7 +259,7 @@ class Claimant:
 
     def _decide(self, record: Snapshot) -> Duplicate | Available:
         if (record.scope, record.key) != (self.operation.scope, self.operation.key):
-            raise DigestCollision(f"The record {shown_id(record.id)} belongs to another key.")
+            raise DigestCollision(f"The record {record.id} belongs to another key.")
         return _decoded(_decide(record, self.operation, self.policy), record, self.store)
 
     def _reassigned(self, record: Snapshot) -> Claimed | Mismatch:

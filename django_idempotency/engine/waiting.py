@@ -20,7 +20,6 @@ from django_idempotency.engine.claims import GRACE_PAUSE, Claimant
 from django_idempotency.engine.shielding import has_thread_of_its_own, lookout
 from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.policy import Policy
-from django_idempotency.reporting.logs import shown_id
 from django_idempotency.values.outcomes import Available, InFlight, Operation, Outcome
 
 FIRST_PAUSE = 0.02
@@ -97,8 +96,7 @@ class Pending:
             else:
                 return self.claimant.announce(outcome, waited=self.counted)
             return self
-        id = shown_id(self.operation.id)
-        raise StoreUnavailable(f"The record {id} changed again and again while it was being claimed.")
+        raise StoreUnavailable(f"The record {self.operation.id} changed again and again while it was being claimed.")
 
     def _may_wait(self) -> bool:
         self.counted = self.counted or waiters.enter(self.waits_for, conf().max_waiters)

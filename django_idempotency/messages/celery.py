@@ -61,7 +61,9 @@ def _protected(function: Callable[..., Any], *, policy: Policy, max_crashes: int
     def run(*args: Any, **kwargs: Any) -> Any:
         task = _delivered(run)
         message = task and _message(task, function, args)
-        if message is None or message in _at_work.get() or _is_part_of_a_run(task, policy):
+        # What an eager task does inside a transaction is committed or rolled back with it.
+        is_part_of_a_run = message and task.request.is_eager and engine.in_transaction(resolve(policy))
+        if message is None or message in _at_work.get() or is_part_of_a_run:
             return function(*args, **kwargs)
         consumer = _TaskConsumer(
             "celery",
@@ -113,11 +115,6 @@ def _delivered(run: Callable[..., Any]) -> Any:
     # An opaque decorator may hide the function. It belongs to another task only if that task shows it.
     hidden = not any(run in celery_requests.layers(other) for other in task.app.tasks.values())
     return task if hidden else None
-
-
-def _is_part_of_a_run(task: Any, policy: Policy) -> bool:
-    """Whether the task runs eagerly inside a transaction, with which its effects are committed or rolled back."""
-    return bool(task.request.is_eager) and engine.in_transaction(resolve(policy))
 
 
 def _message(task: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Message:

@@ -14,7 +14,8 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django_idempotency import engine
 from django_idempotency.conf import resolve
 from django_idempotency.messages import NOT_KEPT, Ack, Consumer, Message, Reject, Retry, RetryLater
-from django_idempotency.messages.consumer import MAX_ATTEMPTS, TaskDecorator
+from django_idempotency.messages.attempt import MAX_ATTEMPTS
+from django_idempotency.messages.consumer import TaskDecorator
 from django_idempotency.policy import Policy
 from django_idempotency.values.outcomes import dotted_name
 

@@ -6,20 +6,14 @@ or the content of a request.
 
 from __future__ import annotations
 
-import hmac
 import logging
 import math
 import time
 import traceback
-from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
-from django.core.exceptions import ImproperlyConfigured
-
-from django_idempotency.conf import conf
 from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.values.keys import is_record_id
 from django_idempotency.values.outcomes import Operation
 from django_idempotency.values.printable import printable
 
@@ -39,14 +33,14 @@ def log(
 ) -> None:
     """Log ``message`` with the fields of ``operation`` or a record, and with the traceback of ``error`` if given.
 
-    Strings in ``arguments`` and ``reason`` are made printable, and ids are shown by ``shown_id``.
+    Strings in ``arguments`` and ``reason`` are made printable.
     """
     id = operation.id if operation else record_id
     fields = {
         "event": event,
         "entry_point": operation and operation.entry_point and str(operation.entry_point),
         "view": operation and operation.view,
-        "record_id": id and str(shown_id(id)),
+        "record_id": id and str(id),
         "attempt": attempt,
         "reason": reason and printable(str(reason)),
     }
@@ -54,8 +48,6 @@ def log(
 
 
 def _shown(argument: object) -> object:
-    if isinstance(argument, UUID):
-        return shown_id(argument)
     return printable(argument) if isinstance(argument, str) else argument
 
 
@@ -117,36 +109,3 @@ def _code(error: Any) -> str | None:
             return str(code)
     number = error.args[0] if getattr(error, "args", ()) else None
     return str(number) if isinstance(number, int) and number not in _OF_MYSQLS_CLIENT else None
-
-
-# --- Ids of records --------------------------------------------------------------------------------------------------
-
-# A record's id is a digest of scope and key, so a reader who can guess those recognises it. With a digest key, logs and
-# traces show a permutation of the id under the newest key, which can be reversed only with that key: a Feistel network
-# of four rounds of HMAC-SHA256 (Luby and Rackoff, "How to construct pseudorandom permutations", 1988).
-ROUNDS = range(4)
-HALF = 8  # bytes
-HIDDEN = UUID(int=0)
-
-
-def shown_id(id: UUID) -> UUID:
-    """Return a record's id as logs show it: unchanged without a digest key, ``HIDDEN`` if the keys are unavailable."""
-    try:
-        keys = conf().digests
-    except ImproperlyConfigured:
-        return HIDDEN
-    return next((_permuted(id, key, ROUNDS) for key in keys.values()), id)
-
-
-def ids_behind(shown: UUID) -> list[UUID]:
-    """Return the ids of records that ``shown`` may stand for: itself, and those that logs show so under any key."""
-    hidden = [_permuted(shown, key, reversed(ROUNDS)) for key in conf().digests.values()]
-    return [id for id in (shown, *hidden) if is_record_id(id)]
-
-
-def _permuted(id: UUID, key: bytes, rounds: Iterable[int]) -> UUID:
-    left, right = id.bytes[:HALF], id.bytes[HALF:]
-    for number in rounds:
-        mixed = hmac.digest(key, b"record id" + bytes([number]) + right, "sha256")[:HALF]
-        left, right = right, bytes(one ^ other for one, other in zip(left, mixed, strict=True))
-    return UUID(bytes=right + left)

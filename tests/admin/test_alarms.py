@@ -10,7 +10,7 @@ import pytest
 from django.contrib.admin import site
 
 import django_idempotency.admin
-from django_idempotency.admin import limits
+from django_idempotency.admin import pages as limits
 from django_idempotency.admin.alarms import alarms_shown
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stats.queries import Alarms

@@ -42,23 +42,12 @@ EXTRAS = [
     *("standardwebhooks", "pytest", "schemathesis", "requests", "httpx", "httpcore2", "mcp", "anyio", "ninja"),
 ]
 NEEDS_AN_EXTRA = {
-    *(
-        "rest_framework",
-        "http.rest_framework",
-        "messages.celery_exit",
-        "tasks",
-        "messages.celery",
-        "messages.celery_requests",
-        "webhooks",
-    ),
+    *("rest_framework", "http.rest_framework", "messages.celery_exit", "tasks", "messages.celery"),
+    *("messages.celery_requests", "webhooks"),
     *("instrumentation.prometheus", "instrumentation.opentelemetry"),
     *("contrib.client.httpx", "contrib.client.requests", "contrib.mcp"),
     *("contrib.openapi.extension", "contrib.openapi.ninja"),
-    *(
-        f"contrib.{broker}{part}"
-        for broker in ("kafka", "nats", "rabbitmq", "sqs")
-        for part in ("", ".publisher", ".runner")
-    ),
+    *("contrib.kafka", "contrib.nats", "contrib.rabbitmq", "contrib.sqs"),
     *("contrib.redis", "contrib.redis.client", "contrib.redis.scripts", "contrib.redis.store"),
     *(
         "contrib.outbox.publishers.celery",
@@ -237,7 +226,7 @@ DDL = {
     "stores.claim_function",
 }
 THREADS = {
-    *("engine.shielding", "engine.workers", "messages.runner", "messages.health"),
+    *("engine.shielding", "engine.workers", "messages.runner"),
     *("contrib.nats", "contrib.outbox", "contrib.testing"),
 }
 CLIENTS = {
@@ -257,9 +246,9 @@ CLIENTS = {
     "boto3": {"contrib.sqs"},
     "botocore": {"contrib.sqs"},
     "redis": {"contrib.redis", "contrib.cached"},
-    "psycopg": {"stores.pipeline", "stores.postgresql", "contrib.outbox.wakeup"},
+    "psycopg": {"stores.pipeline", "stores.postgresql", "contrib.outbox.relay"},
     "cryptography": {"stores.codec"},
-    "prometheus_client": {"instrumentation.prometheus", "messages.health"},
+    "prometheus_client": {"instrumentation.prometheus", "messages.runner"},
     "pytest": {"contrib.testing"},
     "schemathesis": {"contrib.testing.schemathesis"},
     "httpx": {"contrib.client.httpx"},

@@ -18,7 +18,7 @@ from django.http import HttpRequest, UnreadablePostError
 from django.http.response import HttpResponseBase
 
 from django_idempotency.conf import conf, resolve
-from django_idempotency.contrib.dashboard.signals import request_observed
+from django_idempotency.contrib.dashboard.observations import request_observed
 from django_idempotency.exceptions import IdempotencyError
 from django_idempotency.http.placement import entry_point_policy, handler_of
 from django_idempotency.http.requests import has_moderate_body, observed_operation, scope_and_key
@@ -89,7 +89,6 @@ class _Unreadable(RawIOBase):
 
 
 def _report(request: HttpRequest, response: HttpResponseBase) -> None:
-    """Report a watched request once its view has responded."""
     if (watched := vars(request).pop(WATCHED, None)) is None:
         return
     view, policy = watched
@@ -124,7 +123,6 @@ def _fate(request: HttpRequest, policy: Policy, entry_point: EntryPoint) -> tupl
 
 
 def _key(request: HttpRequest, policy: Policy) -> str:
-    """Return the key; empty if there is no usable one."""
     header = request.META.get(conf().meta_name)
     try:
         return "" if header is None else parse_key(header, strict=policy.keys.strict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from django_idempotency.http.problems import NOT_STORED, PROBLEM_JSON
@@ -28,20 +28,16 @@ def differences_of_headers(first: Any, second: Any, ignore: Collection[str] = ()
         return
     left_out = OF_ONE_RESPONSE.union(name.lower() for name in ignore)
     before, after = (
-        {name: value for name, value in _lower(response.headers) if name not in left_out and _is_replayed(name)}
+        {
+            name: value
+            for name, value in ((name.lower(), value) for name, value in response.headers.items())
+            if name not in left_out and may_be_stored(name) and not is_about_caching(name)
+        }
         for response in (first, second)
     )
     for name in {**before, **after}:
         if before.get(name) != after.get(name):
             yield f"header {name} {before.get(name)!r}, then {after.get(name)!r}"
-
-
-def _lower(headers: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return ((name.lower(), value) for name, value in headers.items())
-
-
-def _is_replayed(header: str) -> bool:
-    return may_be_stored(header) and not is_about_caching(header)
 
 
 def _is_stored(first: Any, second: Any) -> bool:

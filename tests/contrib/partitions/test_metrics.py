@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django_idempotency.contrib.partitions.catalog import read_layout
 from django_idempotency.contrib.partitions.layout import TABLE
-from django_idempotency.contrib.partitions.metrics import FAMILY
+from django_idempotency.contrib.partitions.report import FAMILY
 from tests.contrib.partitions.table import DAYS, plain_table, postgresql, run_sql
 from tests.support.partitioned import divide
 

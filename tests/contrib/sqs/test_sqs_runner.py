@@ -93,7 +93,7 @@ def publish(client, queue, *ids, body="{}"):
 
 
 def sqs(client, queue, handler, *, max_attempts=10, **options):
-    from django_idempotency.contrib.sqs.runner import SQS
+    from django_idempotency.contrib.sqs import SQS
 
     consumer = Consumer("tests", handler, backoff=Backoff(first=0.5), max_attempts=max_attempts)
     return SQS(consumer, queue, client=client, **options)
@@ -127,7 +127,7 @@ def test_an_event_that_the_outbox_sends_twice_is_handled_once(client, queue):
 
 
 def lambda_of(handler):
-    from django_idempotency.contrib.sqs.runner import lambda_handler
+    from django_idempotency.contrib.sqs import lambda_handler
 
     return lambda_handler(Consumer("tests", handler))
 
