@@ -29,7 +29,7 @@ from django_idempotency.conf import resolve
 from django_idempotency.http.problems import PROBLEM_JSON, Problem, mark_refusal, problem
 from django_idempotency.http.requests import has_moderate_body
 from django_idempotency.http.responses import replay
-from django_idempotency.http.run import Refused, RequestRun
+from django_idempotency.http.run import Refused, RequestRun, report_unguarded
 from django_idempotency.http.transactions import ProtectedClass
 from django_idempotency.policy import Fingerprint, Policy
 from django_idempotency.values.outcomes import EntryPoint, Operation, Replay, StoredResponse
@@ -137,6 +137,11 @@ class DispatchRun(RequestRun):
         super().__init__(request, policy, sender=type(view), entry_point=entry_point, non_atomic=non_atomic)
         self.view = view
         self.replayed: StoredResponse | None = None
+        self.is_reached = False
+
+    def guarded(self, handler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.is_reached = True
+        return super().guarded(handler, *args, **kwargs)
 
     def dispatch(self, dispatch: Dispatch, *args: Any, **kwargs: Any) -> HttpResponseBase:
         """Run ``dispatch`` of the view with an entry point around the handler that it calls."""
@@ -159,6 +164,8 @@ class DispatchRun(RequestRun):
                 response = self._finalized(error, *args, **kwargs)
             elif self.replayed is None:  # else finalizing it has failed: it was finalized before it was stored
                 raise
+        if not self.is_reached:
+            report_unguarded(type(self.view), self.request, self.policy, response)
         return self._replay(self.replayed) if self.replayed is not None else cast("HttpResponseBase", response)
 
     def _keep_body(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from functools import WRAPPER_ASSIGNMENTS, lru_cache, partial, wraps
 from inspect import iscoroutine, signature
@@ -18,8 +17,7 @@ from django.views import View as ClassView
 
 from django_idempotency import ninja
 from django_idempotency.conf import resolve
-from django_idempotency.http.requests import is_keyed
-from django_idempotency.http.run import RequestRun
+from django_idempotency.http.run import RequestRun, report_unguarded
 from django_idempotency.http.transactions import (
     NonAtomic,
     ProtectedClass,
@@ -28,8 +26,7 @@ from django_idempotency.http.transactions import (
     take_over_atomic_requests,
 )
 from django_idempotency.policy import Policy
-from django_idempotency.reporting.logs import is_due, log
-from django_idempotency.values.outcomes import EntryPoint, dotted_name
+from django_idempotency.values.outcomes import EntryPoint
 
 View = Callable[..., Any]
 V = TypeVar("V", bound=View)
@@ -155,17 +152,8 @@ class _IdempotentView(ProtectedClass, ClassView):
         return self._reached(request, await response)
 
     def _reached(self, request: HttpRequest, response: Any) -> Any:
-        policy, is_reached = resolve(self.idempotency_policy), hasattr(request, "idempotency")
-        if is_reached or not is_keyed(request, policy) or not 200 <= getattr(response, "status_code", 0) < 300:
-            return response
-        name = dotted_name(type(self))
-        if policy.required:
-            raise ImproperlyConfigured(
-                f"{name} ran unprotected: its dispatch() returned a response without calling the handler for "
-                f"{request.method}, which has the entry point. Call super().dispatch(), or remove the handler."
-            )
-        if is_due(f"unprotected {name}"):
-            log(logging.ERROR, "unprotected", "%s runs unprotected: its dispatch() does not call the handler", name)
+        if not hasattr(request, "idempotency"):
+            report_unguarded(type(self), request, resolve(self.idempotency_policy), response)
         return response
 
     def _protect(self, handler: Callable[..., Any]) -> Callable[..., Any]:

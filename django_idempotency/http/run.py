@@ -27,7 +27,7 @@ from django_idempotency.http.responses import replay
 from django_idempotency.http.transactions import is_atomic_request, open_atomic_requests
 from django_idempotency.http.verdicts import verdict_of, verdict_on
 from django_idempotency.policy import Policy
-from django_idempotency.reporting.logs import log
+from django_idempotency.reporting.logs import is_due, log
 from django_idempotency.values.outcomes import Duplicate, EntryPoint, Operation, Replay, Verdict, dotted_name
 
 T = TypeVar("T")
@@ -289,6 +289,24 @@ def _end_with(run: engine.Run, verdict: Verdict | None, raised: Exception | None
     if lost is None and raised is not None:
         raise raised
     return lost
+
+
+def report_unguarded(view: type, request: HttpRequest, policy: Policy, response: object) -> None:
+    """Report a success without a call of the handler, around which the entry point is, if ``request`` is keyed.
+
+    Raises ``ImproperlyConfigured`` if the key is required. Otherwise, this is logged once for each view.
+    """
+    if not is_keyed(request, policy) or not 200 <= getattr(response, "status_code", 0) < 300:
+        return
+    name = dotted_name(view)
+    if policy.required:
+        raise ImproperlyConfigured(
+            f"{name} ran unprotected: its dispatch() returned a response to {request.method} without calling a "
+            "handler, around which the entry point is. Call super().dispatch(). A class that is not of REST framework "
+            "needs no handler."
+        )
+    if is_due(f"unprotected {name}"):
+        log(logging.ERROR, "unprotected", "%s runs unprotected: its dispatch() does not call the handler", name)
 
 
 def running(request: HttpRequest) -> engine.Context | None:
