@@ -80,7 +80,7 @@ class Claimant:
     """One caller's attempt at one operation. It asks until there is an outcome, always with the same token."""
 
     def __init__(self, operation: Operation, policy: Policy) -> None:
-        if policy.body.encrypt == REQUIRE and (why := lack_of_encryption()):  # as E012 says; servers run no checks
+        if policy.body.encrypt == REQUIRE and (why := lack_of_encryption()):  # as E003 says; servers run no checks
             raise StoreUnavailable(f'encrypt is "require", but {why}: nothing is run or stored.')
         self.policy = policy
         self.store = store_for(policy, operation)

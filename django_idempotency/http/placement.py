@@ -17,7 +17,7 @@ from django.views import View as ClassView
 
 from django_idempotency.conf import resolve
 from django_idempotency.http import ninja
-from django_idempotency.http.run import RequestRun, guard, refuse_unguarded
+from django_idempotency.http.run import RequestRun, guard, report_unguarded
 from django_idempotency.http.transactions import (
     NonAtomic,
     ProtectedClass,
@@ -137,7 +137,7 @@ class _IdempotentView(ProtectedClass, ClassView):
 
     def _reached(self, request: HttpRequest, response: Any) -> Any:
         if not hasattr(request, "idempotency"):  # as no run has begun
-            refuse_unguarded(request, resolve(self.idempotency_policy), type(self), response)
+            report_unguarded(type(self), request, resolve(self.idempotency_policy), response)
         return response
 
     def _protect(self, handler: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,7 +22,7 @@ from rest_framework.views import APIView
 from django_idempotency.conf import resolve
 from django_idempotency.http.problems import PROBLEM_JSON, Problem, mark_refusal, problem
 from django_idempotency.http.requests import has_moderate_body
-from django_idempotency.http.run import Refused, RequestRun
+from django_idempotency.http.run import Refused, RequestRun, report_unguarded
 from django_idempotency.http.transactions import ProtectedClass
 from django_idempotency.policy import Fingerprint, Policy
 from django_idempotency.values.outcomes import EntryPoint, Operation, Replay, StoredResponse
@@ -152,6 +152,8 @@ class DispatchRun(RequestRun):
                 response = self._finalized(error, *args, **kwargs)
             elif self.replayed is None:  # else finalizing it has failed: it was finalized before it was stored
                 raise
+        if not self.is_reached:
+            report_unguarded(type(self.view), self.request, self.policy, response)
         return self.replay(self.replayed) if self.replayed is not None else cast("HttpResponseBase", response)
 
     def _keep_body(self) -> None:

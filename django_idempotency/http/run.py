@@ -71,7 +71,7 @@ class RequestRun:
         self.non_atomic = non_atomic
         self.is_keyed = is_keyed(request, policy)
         self.outer = running(request)
-        self.reached = False
+        self.is_reached = False
         self.run: engine.Run | None = None
         self.failure: TerminalFailure | None = None
         self.transactions: ExitStack | None = None
@@ -93,8 +93,6 @@ class RequestRun:
                     except Exception as error:
                         returned = self.handled(error)
                     self._raise_failure(returned)
-                    if self.is_keyed and not self.reached:
-                        refuse_unguarded(self.request, self.policy, self.sender, returned)
             finally:
                 self._leave()
         except Exception as error:  # a signal's handler may raise one from the block above, too
@@ -107,7 +105,7 @@ class RequestRun:
 
     def guarded(self, handler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Claim the key and call the handler, or return what ``refuse`` returns."""
-        self.reached = True
+        self.is_reached = True
         refused = self._enter(self._begin(engine.begin) if self.is_keyed else None)
         if refused is not None:
             return self.refuse(refused)
@@ -321,23 +319,6 @@ def guard(view: Callable[..., Any], run_of: Callable[..., RequestRun], *, is_asy
     return guarded
 
 
-def refuse_unguarded(request: HttpRequest, policy: Policy, view: object, response: Any) -> None:
-    """Raise ``ImproperlyConfigured`` if a view that needs a key has responded without reaching its guard.
-
-    If the view needs no key, log that once a minute.
-    """
-    if not is_keyed(request, policy) or not 200 <= getattr(response, "status_code", 0) < 300:
-        return
-    name = dotted_name(view)
-    if policy.required:
-        raise ImproperlyConfigured(
-            f"{name} ran unprotected: its dispatch() returned a response without calling the handler for "
-            f"{request.method}, which has the entry point. Call super().dispatch(), or remove the handler."
-        )
-    if is_due(f"unprotected {name}"):
-        log(logging.ERROR, "unprotected", "%s runs unprotected: its dispatch() does not call the handler", name)
-
-
 def _end_with(run: engine.Run, verdict: Verdict | None, raised: Exception | None) -> Refused | None:
     """End the run with a verdict, and raise what was ``raised`` again. Without a verdict, that was not expected.
 
@@ -354,6 +335,24 @@ def _end_with(run: engine.Run, verdict: Verdict | None, raised: Exception | None
     if lost is None and raised is not None:
         raise raised
     return lost
+
+
+def report_unguarded(view: type, request: HttpRequest, policy: Policy, response: object) -> None:
+    """Report a success without a call of the handler, around which the entry point is, if ``request`` is keyed.
+
+    Raises ``ImproperlyConfigured`` if the key is required. Otherwise, this is logged once for each view.
+    """
+    if not is_keyed(request, policy) or not 200 <= getattr(response, "status_code", 0) < 300:
+        return
+    name = dotted_name(view)
+    if policy.required:
+        raise ImproperlyConfigured(
+            f"{name} ran unprotected: its dispatch() returned a response to {request.method} without calling a "
+            "handler, around which the entry point is. Call super().dispatch(). A class that is not of REST framework "
+            "needs no handler."
+        )
+    if is_due(f"unprotected {name}"):
+        log(logging.ERROR, "unprotected", "%s runs unprotected: its dispatch() does not call the handler", name)
 
 
 def running(request: HttpRequest) -> engine.Context | None:
