@@ -22,11 +22,14 @@ class PartitionsConfig(AppConfig):
     def ready(self) -> None:
         from django_idempotency import checks
         from django_idempotency.contrib.partitions.apps import PASSES
+        from django_idempotency.contrib.partitions.catalog import meaning
         from django_idempotency.contrib.partitions.checks import CHECKS
         from django_idempotency.contrib.partitions.report import FAMILY
         from django_idempotency.instrumentation import metrics
         from django_idempotency.maintenance import passes
+        from django_idempotency.stores import errors
 
         checks.register(CHECKS, label=self.label, page="partitions")
         metrics.register(FAMILY)
         passes.register(*PASSES)
+        errors.register(meaning)
