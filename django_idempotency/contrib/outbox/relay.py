@@ -29,7 +29,6 @@ from django_idempotency.messages.publisher import (
     Refused,
 )
 from django_idempotency.reporting.logs import cause, log
-from django_idempotency.stores.connections import has_psycopg3
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 
@@ -244,7 +243,8 @@ class Wakeup:
         self.publisher = publisher
         self.using = using
         self.connection: Any = None
-        self._listens = listen and has_psycopg3(connections[using])
+        driver: Any = getattr(connections[using], "Database", None)
+        self._listens = listen and connections[using].vendor == "postgresql" and driver.__name__ == "psycopg"
 
     def wait(self, seconds: float, stop: threading.Event) -> None:
         """Return when an event of the publisher may have been committed, at the latest after ``seconds``.
