@@ -90,11 +90,8 @@ def _rows(found: QuerySet[Any]) -> Rows:
     if not 0 < count <= MOST_ROWS:
         return Rows(count)
     rows = found if found.query.is_sliced else found.order_by()
-    return Rows(count, sum(hash(repr([*map(_plain, row)])) for row in rows.values_list().iterator()))
-
-
-def _plain(value: Any) -> Any:
-    return bytes(value) if isinstance(value, memoryview) else value
+    plain = ([bytes(it) if isinstance(it, memoryview) else it for it in row] for row in rows.values_list().iterator())
+    return Rows(count, sum(hash(repr(row)) for row in plain))
 
 
 def _size(value: Any) -> Any:
