@@ -9,7 +9,7 @@ from django_idempotency.stores.errors import UNTIL
 
 
 def _layout(database: Database) -> Layout | None:
-    return database.once(read_layout) if database.vendor == "postgresql" else None
+    return read_layout(using=database.using) if database.vendor == "postgresql" else None
 
 
 def end_that_is_near(database: Database) -> str | None:
