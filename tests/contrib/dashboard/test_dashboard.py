@@ -13,7 +13,7 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_idempotency.admin import pages as limits
+from django_idempotency.admin import pages
 from django_idempotency.contrib.dashboard.activity import Projection, Span, figures_of
 from django_idempotency.contrib.dashboard.models import IdempotencyCounter
 from django_idempotency.contrib.dashboard.pages import STANDARD, Chosen, busiest, charts, measures, table
@@ -170,7 +170,7 @@ def test_an_export_takes_the_permission_and_a_format(client, staff):
 
 @pytest.mark.row_locks
 def test_an_export_that_is_not_in_time_says_so(client, staff, monkeypatch):
-    monkeypatch.setattr(limits, "PAGE_SECONDS", 0.1)
+    monkeypatch.setattr(pages, "PAGE_SECONDS", 0.1)
     with locked(COUNTERS):
         response = client.get(f"{PAGE}figures/?format=csv")
     assert (response.status_code, response.has_header("Content-Disposition")) == (503, False)
@@ -306,7 +306,7 @@ COUNTERS, RECORDS = "django_idempotency_counter", "django_idempotency_record"
     ids=["some", "all"],
 )
 def test_a_panel_that_takes_too_long_says_so_and_the_others_are_shown(client, staff, monkeypatch, tables, late):
-    monkeypatch.setattr(limits, "SECONDS", 0.3)
+    monkeypatch.setattr(pages, "SECONDS", 0.3)
     claim("k", policy=Policy())
     with ExitStack() as stack:
         for table in tables:
