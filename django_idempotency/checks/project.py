@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, ProgrammingError, connections, transaction
@@ -25,7 +25,6 @@ from django_idempotency.stores.configured import DEFAULT, configured
 from django_idempotency.stores.connections import aliases
 from django_idempotency.values.outcomes import dotted_name
 
-T = TypeVar("T")
 TABLE = IdempotencyRecord._meta.db_table
 # EXPLAIN needs the privilege of the statement, but doesn't run it.
 STATEMENTS = {
@@ -78,17 +77,6 @@ class Database:
     @property
     def claims_by_lock(self) -> bool:
         return any(policy.claims_by_lock for policy in self.policies)
-
-    @cached_property
-    def _read(self) -> dict[Any, Any]:
-        return {}
-
-    def once(self, read: Callable[..., T]) -> T:
-        """Return what ``read(using=…)`` returns. It is called once per run."""
-        if read not in self._read:
-            self._read[read] = read(using=self.using)
-        found: T = self._read[read]
-        return found
 
     @cached_property
     def has_table(self) -> bool:

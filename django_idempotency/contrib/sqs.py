@@ -30,8 +30,8 @@ from django_idempotency.messages.runner import NotTaken, Runner
 LONGEST_DELAY = 12 * 60 * 60 - 60  # seconds; a message is invisible for at most twelve hours after it was received
 MOST = 10  # messages in one call
 MOST_ATTRIBUTES = 10
-EVENT_ID = "event-id"
-ENCODING = "content-encoding"
+EVENT_ID, ENCODING = "event-id", "content-encoding"
+SENDABLE = ("DataType", "StringValue", "BinaryValue")  # of an attribute
 Received = dict[str, Any]
 CALL_BYTES = 250_000  # SQS takes 262,144; this leaves room for attributes
 # Credentials that have expired, are unknown, or don't fit the clock.
@@ -122,8 +122,14 @@ class SQS(Runner[Received]):
         attributes = received.get("MessageAttributes", {})
         added = headers if EVENT_ID in attributes else {ORIGINAL_ID: _identify(received), **headers}
         ours = {name: {"DataType": "String", "StringValue": value or "-"} for name, value in added.items()}
-        others = sorted((name for name in attributes if name not in ours), key=_is_optional)
-        kept = {name: _sendable(attributes[name]) for name in others[: MOST_ATTRIBUTES - len(ours)]}
+        # Those without which it would be another message come first.
+        others = sorted(
+            (name for name in attributes if name not in ours), key=lambda name: name not in (EVENT_ID, ENCODING)
+        )
+        kept = {
+            name: {part: value for part, value in attributes[name].items() if part in SENDABLE}
+            for name in others[: MOST_ATTRIBUTES - len(ours)]
+        }
         try:
             self.client.send_message(
                 QueueUrl=self.dead_letters,
@@ -214,15 +220,6 @@ def _body(text: str, headers: Mapping[str, str]) -> bytes:
         with suppress(ValueError):
             return base64.b64decode(text, validate=True)
     return text.encode()
-
-
-def _is_optional(name: str) -> bool:
-    """Whether a message without the attribute ``name`` would still be the same message."""
-    return name not in (EVENT_ID, ENCODING)
-
-
-def _sendable(value: dict[str, Any]) -> dict[str, Any]:
-    return {name: part for name, part in value.items() if name in ("DataType", "StringValue", "BinaryValue")}
 
 
 # --- Publishing -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
@@ -138,20 +138,14 @@ def figures(model_admin: Any, request: HttpRequest) -> HttpResponse:
 def _as_csv(_chosen: Chosen, _using: str, history: Sequence[Span]) -> HttpResponse:
     response = HttpResponse(content_type="text/csv; charset=utf-8")
     writer = csv.writer(response)
-    writer.writerow(["since", *_columns(Activity.of({}))])
+    writer.writerow(["since", *activity_of.figures_of({})])
     for span in history:
-        writer.writerow([span.since.isoformat(), *_columns(span.activity).values()])
+        writer.writerow([span.since.isoformat(), *span.activity.values()])
     return response
 
 
-def _columns(activity: Activity) -> dict[str, Any]:
-    columns = asdict(activity)
-    of_wings: dict[str, int] = columns.pop("of_wings")
-    return columns | of_wings
-
-
 def _as_json(chosen: Chosen, using: str, history: Sequence[Span]) -> HttpResponse:
-    spans = [{"since": span.since.isoformat(), **_columns(span.activity)} for span in history]
+    spans = [{"since": span.since.isoformat(), **span.activity} for span in history]
     asked = {"database": using, "view": chosen.view or None, "range": chosen.range.name}
     return JsonResponse({**asked, "seconds_in_span": chosen.range.step, "spans": spans})
 
@@ -220,13 +214,13 @@ def charts(history: Sequence[Span], whole: Activity) -> list[Shown]:
 
 def _chart(name: str, history: Sequence[Span], whole: Activity) -> Shown:
     is_share = name == "deduplicated"
-    values = [getattr(span.activity, name) for span in history]
+    values = [span.activity[name] for span in history]
     top = top_of(values, least=SOUND if is_share else 4.0)
     labels = [f"{moment(span)}: {_shown(name, value)}" for span, value in zip(history, values, strict=True)]
     return {
         "name": name,
         "title": str(of_counters.NAMES[name]),
-        "whole": _shown(name, getattr(whole, name)),
+        "whole": _shown(name, whole[name]),
         "description": _described(name, history, values),
         "top": _shown(name, top),
         "width": max(1, len(values)),  # how many bars there is room for
@@ -250,9 +244,7 @@ def table(history: Sequence[Span]) -> Shown | None:
     if not history:
         return None
     columns = ("requests", *CHARTED)
-    rows = [
-        (moment(span), [_shown(name, getattr(span.activity, name)) for name in columns]) for span in reversed(history)
-    ]
+    rows = [(moment(span), [_shown(name, span.activity[name]) for name in columns]) for span in reversed(history)]
     return {"begins": moment(history[0]), "columns": [str(of_counters.NAMES[name]) for name in columns], "rows": rows}
 
 
@@ -277,7 +269,7 @@ def beside(whole: Activity) -> list[Figure]:
 def busiest(views: Mapping[str, Activity], name: str, chosen: Chosen) -> Shown:
     """Return the views with the most ``name``. Pure."""
     found = activity_of.busiest(views, name)
-    most = max((getattr(activity, name) for _view, activity in found), default=0)
+    most = max((activity[name] for _view, activity in found), default=0)
     titles = {"requests": _("Most requests"), "replays": _("Most replays"), "conflicts": _("Most conflicts")}
     return {
         "title": titles[name],
@@ -287,9 +279,9 @@ def busiest(views: Mapping[str, Activity], name: str, chosen: Chosen) -> Shown:
             {
                 "name": view.split("."),  # in parts between which a line may break
                 "query": chosen.query(view=view),
-                "count": formatting.amount(getattr(activity, name)),
-                "requests": formatting.amount(activity.requests),
-                "segments": segments([("part", getattr(activity, name))], whole=most),
+                "count": formatting.amount(activity[name]),
+                "requests": formatting.amount(activity["requests"]),
+                "segments": segments([("part", activity[name])], whole=most),
             }
             for view, activity in found
         ],

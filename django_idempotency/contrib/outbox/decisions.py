@@ -77,7 +77,10 @@ def decide(
                 else:
                     write_entry(event, by, f"{ENTRIES[act]} {note}".strip())
                     agreed.append(event)
-            (_requeue if act is Act.REQUEUE else _discard)(agreed, letters.db)
+            if act is Act.REQUEUE:
+                _requeue(agreed, letters.db)
+            else:
+                OutboxEvent.objects.using(letters.db).filter(pk__in=[event.pk for event in agreed]).delete()
             done += len(agreed)
     return Decided(done, refused)
 
@@ -91,7 +94,3 @@ def _requeue(events: Sequence[OutboxEvent], using: str) -> None:
         rows = OutboxEvent.objects.using(using).filter(pk__in=of_publisher)
         send = partial(send_several, outbox_requeued, publisher, rows.update(publisher=publisher, **fresh), using)
         transaction.on_commit(send, using=using, robust=True)
-
-
-def _discard(events: Sequence[OutboxEvent], using: str) -> None:
-    OutboxEvent.objects.using(using).filter(pk__in=[event.pk for event in events]).delete()

@@ -8,7 +8,7 @@ from django_idempotency.contrib.partitions.layout import UNTIL, Layout, covered_
 
 
 def _layout(database: Database) -> Layout | None:
-    return database.once(read_layout) if database.vendor == "postgresql" else None
+    return read_layout(using=database.using) if database.vendor == "postgresql" else None
 
 
 def end_that_is_near(database: Database) -> str | None:

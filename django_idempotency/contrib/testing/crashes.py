@@ -18,9 +18,8 @@ from typing import Any, NoReturn
 from django.db import connections
 from django.db.models import F
 
-from django_idempotency.contrib.testing.effects import Effects, growth
+from django_idempotency.contrib.testing.comparison import Effects, code, described, growth
 from django_idempotency.contrib.testing.requests import PATIENCE, Call, expect_commits
-from django_idempotency.contrib.testing.responses import code, described
 
 
 def crash_after_effect(

@@ -16,8 +16,17 @@ from django.db import connections
 from django.test import Client
 
 from django_idempotency.conf import conf
-from django_idempotency.contrib.testing.effects import Effects, Observed, changes, growth, observe
-from django_idempotency.contrib.testing.responses import code, described, differences, differences_of_headers
+from django_idempotency.contrib.testing.comparison import (
+    Effects,
+    Observed,
+    changes,
+    code,
+    described,
+    differences,
+    differences_of_headers,
+    growth,
+    observe,
+)
 
 # After one of these, a client waits and sends the request again.
 BUSY = (409, 425, 429, 503)

@@ -13,8 +13,8 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_idempotency.admin import pages as limits
-from django_idempotency.contrib.dashboard.activity import Activity, Projection, Span
+from django_idempotency.admin import pages
+from django_idempotency.contrib.dashboard.activity import Projection, Span, figures_of
 from django_idempotency.contrib.dashboard.models import IdempotencyCounter
 from django_idempotency.contrib.dashboard.pages import STANDARD, Chosen, busiest, charts, measures, table
 from django_idempotency.policy import Policy
@@ -170,7 +170,7 @@ def test_an_export_takes_the_permission_and_a_format(client, staff):
 
 @pytest.mark.row_locks
 def test_an_export_that_is_not_in_time_says_so(client, staff, monkeypatch):
-    monkeypatch.setattr(limits, "PAGE_SECONDS", 0.1)
+    monkeypatch.setattr(pages, "PAGE_SECONDS", 0.1)
     with locked(COUNTERS):
         response = client.get(f"{PAGE}figures/?format=csv")
     assert (response.status_code, response.has_header("Content-Disposition")) == (503, False)
@@ -253,14 +253,14 @@ def test_each_chart_has_a_title_a_description_and_a_table(client, staff):
 def span(hours, **counts):
     return Span(
         since=NOON + timedelta(hours=hours),
-        activity=Activity.of({COUNTED_AS[name]: count for name, count in counts.items()}),
+        activity=figures_of({COUNTED_AS[name]: count for name, count in counts.items()}),
     )
 
 
 def test_a_chart_is_described_by_its_highest_bar(settings):
     settings.TIME_ZONE = "UTC"
     history = [span(0, claimed=9), span(1, in_flight=12), span(2, in_flight=3)]
-    deduplicated, conflicts, *_others = charts(history, Activity())
+    deduplicated, conflicts, *_others = charts(history, figures_of({}))
     assert conflicts["description"] == "Peak: 12, from 1 Jan, 13:00 UTC on."
     assert (conflicts["top"], len(conflicts["bars"]), conflicts["bars"][0].label) == ("15", 2, "1 Jan, 13:00 UTC: 12")
     assert (deduplicated["description"], deduplicated["line"]) == ("None in this period.", "0")
@@ -273,7 +273,7 @@ def test_times_are_those_of_the_time_zone_in_force(settings):
 
 
 def test_a_ranking_is_to_the_scale_of_the_first():
-    views = {"a": Activity(requests=9, replays=2), "b": Activity(requests=5, replays=4)}
+    views = {"a": {"requests": 9, "replays": 2}, "b": {"requests": 5, "replays": 4}}
     found = busiest(views, "replays", Chosen(STANDARD, "", ""))
     assert [(busy["name"], busy["count"], busy["segments"][0].width) for busy in found["views"]] == [
         (["b"], "4", "100"),
@@ -306,7 +306,7 @@ COUNTERS, RECORDS = "django_idempotency_counter", "django_idempotency_record"
     ids=["some", "all"],
 )
 def test_a_panel_that_takes_too_long_says_so_and_the_others_are_shown(client, staff, monkeypatch, tables, late):
-    monkeypatch.setattr(limits, "SECONDS", 0.3)
+    monkeypatch.setattr(pages, "SECONDS", 0.3)
     claim("k", policy=Policy())
     with ExitStack() as stack:
         for table in tables:
