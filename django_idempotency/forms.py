@@ -28,11 +28,11 @@ from django.urls import URLPattern
 from django.utils.safestring import SafeData, mark_safe
 
 from django_idempotency.conf import conf, resolve
-from django_idempotency.decorators import Decorator, idempotent
+from django_idempotency.decorators import idempotent
 from django_idempotency.http import ninja
 from django_idempotency.http.requests import default_scope, fingerprint_of
 from django_idempotency.http.responses import REPLAYED
-from django_idempotency.policy import Keys, Policy, Using, is_async
+from django_idempotency.policy import Decorator, Keys, Policy, Using, is_async
 from django_idempotency.values.option_groups import Redact
 from django_idempotency.values.outcomes import StoredResponse, dotted_name
 from django_idempotency.values.scopes import BuiltInScope

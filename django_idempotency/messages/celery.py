@@ -33,8 +33,7 @@ from django_idempotency.messages import (
     celery_exit,  # noqa: F401 (listens)
     celery_requests,
 )
-from django_idempotency.messages.consumer import TaskDecorator
-from django_idempotency.policy import Policy
+from django_idempotency.policy import Decorator, Policy
 from django_idempotency.values.keys import child_key, record_id
 from django_idempotency.values.outcomes import Claimed, EntryPoint, Release, Verdict
 
@@ -89,7 +88,7 @@ if TYPE_CHECKING:
 else:
     _Options = Policy
 
-idempotent_task = TaskDecorator(_Options, _protected, "max_crashes")
+idempotent_task = Decorator(_Options, _protected, "idempotent_task", "max_crashes")
 """Run a task's function once for each task id: ``@shared_task(acks_late=True)`` above ``@idempotent_task``, or
 ``@idempotent_task(…)`` with ``policy=`` or any options of ``Policy``.
 

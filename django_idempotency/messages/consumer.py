@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
@@ -23,12 +22,10 @@ from django_idempotency.messages.message import (
     Unidentifiable,
     identified,
 )
-from django_idempotency.policy import Policy, is_async, policy_of
+from django_idempotency.policy import Policy, is_async
 from django_idempotency.values.outcomes import dotted_name
 
 Handler = Callable[[Message, Context], Any]
-F = TypeVar("F", bound=Callable[..., Any])
-Options = ParamSpec("Options")
 
 
 def _close_broken_connections() -> None:
@@ -159,25 +156,3 @@ async def aconsume(
     """
     made = Consumer(consumer, handler, policy=policy, max_attempts=max_attempts, backoff=backoff)
     return await made.aconsume(message)
-
-
-class TaskDecorator(Generic[Options]):
-    """A decorator of a task's function: bare, with ``policy=``, or with any options of ``Policy``.
-
-    ``options``: taken for the types of its arguments only, those of ``Policy`` and ``limit``.
-    ``protect``: takes the function, ``policy`` and maybe ``limit``, and returns the protected function.
-    """
-
-    def __init__(self, options: Callable[Options, Policy], protect: Callable[..., Any], limit: str) -> None:
-        self._protect, self._limit = protect, limit
-
-    @overload
-    def __call__(self, function: F, /) -> F: ...
-    @overload
-    def __call__(self, *, policy: Policy, **limit: int) -> Callable[[F], F]: ...
-    @overload
-    def __call__(self, *args: Options.args, **options: Options.kwargs) -> Callable[[F], F]: ...
-    def __call__(self, *function: Any, **options: Any) -> Any:
-        limit = {self._limit: options.pop(self._limit)} if self._limit in options else {}
-        decorate = partial(self._protect, policy=policy_of(options), **limit)
-        return decorate(*function) if function else decorate
