@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator
 from functools import WRAPPER_ASSIGNMENTS, lru_cache, partial
 from inspect import iscoroutine, signature
 from types import CellType, FunctionType
-from typing import Any, TypeVar
+from typing import Any
 
 from asgiref.sync import iscoroutinefunction as is_async
 from django.core.exceptions import ImproperlyConfigured
@@ -29,7 +29,6 @@ from django_idempotency.policy import Policy
 from django_idempotency.values.outcomes import EntryPoint
 
 View = Callable[..., Any]
-V = TypeVar("V", bound=View)
 
 MARK = "idempotency_entry_point"
 # Attributes that Django and others read from a view. A copy of its decorators gets those of the protected view.
@@ -39,28 +38,24 @@ CARRIED = ("cls", "view_class", "initkwargs", "view_initkwargs", "idempotency_po
 # --- The decorator ---------------------------------------------------------------------------------------------------
 
 
-def protect(view: V, policy: Policy) -> V:
+def protect(view: Any, policy: Policy) -> Any:
     """Return ``view`` behind the entry point that fits it.
 
     Raises ``ImproperlyConfigured`` for a method, and for a view that already has an entry point.
     """
-    protected: Any
     if ninja.is_run(view):
-        protected = ninja.protect_run(view, policy)
-        return protected  # type: ignore[no-any-return]
+        return ninja.protect_run(view, policy)
     _refuse_method(view)
     _refuse_second(view)
     if isinstance(view, type):
-        protected = _protect_class(view, policy, EntryPoint.DECORATOR)
-    elif view_class(view) is not None or ninja.path_view(view) is not None:
-        protected = behind_entry_point(view, policy)
-    elif _is_rest_framework(type(bound_to(view))):
-        protected = _dispatch_behind_entry_point(view, policy)
-    elif ninja.is_operation(view):
+        return _protect_class(view, policy, EntryPoint.DECORATOR)
+    if view_class(view) is not None or ninja.path_view(view) is not None:
+        return behind_entry_point(view, policy)
+    if _is_rest_framework(type(bound_to(view))):
+        return _dispatch_behind_entry_point(view, policy)
+    if ninja.is_operation(view):
         ninja.refuse_operation(view)
-    else:
-        protected = _function_behind_entry_point(view, policy, EntryPoint.DECORATOR)
-    return protected  # type: ignore[no-any-return]
+    return _function_behind_entry_point(view, policy, EntryPoint.DECORATOR)
 
 
 def _refuse_method(view: Any) -> None:
