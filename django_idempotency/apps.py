@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from django.apps import AppConfig, apps
+from django.apps import AppConfig
 from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
@@ -15,7 +15,6 @@ class DjangoIdempotencyConfig(AppConfig):
         from django_idempotency.checks import register
         from django_idempotency.checks.table import CHECKS
         from django_idempotency.http import handlers
-        from django_idempotency.middleware import describe_covered_operations
         from django_idempotency.reporting import events
         from django_idempotency.stores.claim_function import create_after_migrate
 
@@ -24,5 +23,3 @@ class DjangoIdempotencyConfig(AppConfig):
         events.log_events()
         post_migrate.connect(create_after_migrate, sender=self)
         instrumentation.install()
-        if apps.is_installed("ninja"):
-            describe_covered_operations()

@@ -127,38 +127,7 @@ def digest_key_id(key: bytes) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Conf:
-    """The settings that no view overrides, and the policy that every view starts from.
-
-    ``enabled``: whether keys of requests are read; if not, every view runs as if requests had no keys.
-    ``atomic``, ``lease``: what the words ``"atomic"`` and ``"lease"`` mean as the ``mode`` of a policy.
-    ``max_waiters``: maximum number of callers of one process that wait at a time: of all keys together where waiting
-        blocks a thread, of one key in an event loop. Others are refused at once.
-    ``header``: the request header that carries the key.
-    ``exempt_paths``: regular expressions; the middleware ignores paths in which one of them is found.
-    ``problem_type_base_url``: prefix of ``type`` and ``Link`` in our problem responses; the code is appended. ``None``:
-        the type is ``about:blank``, and there is no ``Link``.
-    ``request_time_header``: the request header that says when the request was first sent, for ``Keys.max_age``.
-    ``consumers``: dotted paths of the runners that ``idempotency_consume`` runs and the checks examine.
-    ``instrumentation``: where metrics go, ``"prometheus"`` or ``"opentelemetry"`` or both; read only at start.
-    ``metrics_tokens``: bearer tokens; the metrics view requires one of them.
-    ``trace_url``: URL that shows a trace; ``{trace_id}`` is replaced by its id, optional ``{span_id}`` by the span's.
-    ``trace_record_id``: whether spans name the record by its id, which is a digest of scope and key.
-    ``limits_cache``: alias in ``CACHES`` of the cache that counts for ``Limits``.
-    ``sweep_batch``: records that maintenance handles in one transaction.
-    ``sweep_pause``: seconds that the clean-up pauses between two batches.
-    ``encryption_keys``: keys for ``Body.encrypt``, newest first, each 32 bytes in base64; or a callable that returns
-        them as such strings or as bytes. The callable is called once.
-    ``digest_keys``: keys for fingerprints and child keys, in the same form; derived from ``encryption_keys`` by
-        default.
-    ``outbox``, ``dashboard``: the options of ``django_idempotency.contrib.outbox`` and ``….dashboard``, which read them
-        themselves.
-    ``stores``: the stores that ``store`` chooses from, by alias; each is a dict with ``BACKEND``, the path of a class,
-        and ``OPTIONS``.
-    ``decisions``: what each decision of an operator needs: ``"note"``, one that says why; ``"second_operator"``, the
-        same decision by another operator. One operator is enough to extend a lease.
-    ``resolve_content_types``: media types that an operator's own response may have; JSON includes every ``…+json``.
-    ``shards``: aliases of the databases that a callable ``using`` chooses from.
-    """
+    """The settings that no view overrides, and the policy that every view starts from: see ``docs/settings.md``."""
 
     enabled: bool = option(True, BOOLEAN)
     atomic: Atomic = option(Atomic(), an(Atomic))
@@ -200,7 +169,6 @@ class Conf:
 
     @cached_property
     def protects(self) -> bool:
-        """Whether entry points protect requests."""
         return self.enabled and not self.observes
 
     @cached_property
@@ -347,7 +315,6 @@ def middleware() -> list[str]:
 
 
 def shared_apps() -> list[str] | None:
-    """Return the apps with a table for all tenants, with django-tenants; ``None`` without it."""
     shared = getattr(settings, "SHARED_APPS", None)
     return None if shared is None else list(shared)
 

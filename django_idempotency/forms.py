@@ -27,12 +27,12 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern
 from django.utils.safestring import SafeData, mark_safe
 
-from django_idempotency import ninja
 from django_idempotency.conf import conf, resolve
-from django_idempotency.decorators import Decorator, idempotent
+from django_idempotency.decorators import idempotent
+from django_idempotency.http import ninja
 from django_idempotency.http.requests import default_scope, fingerprint_of
 from django_idempotency.http.responses import REPLAYED
-from django_idempotency.policy import Keys, Policy, Using, is_async
+from django_idempotency.policy import Decorator, Keys, Policy, Using, is_async
 from django_idempotency.values.option_groups import Redact
 from django_idempotency.values.outcomes import StoredResponse, dotted_name
 from django_idempotency.values.scopes import BuiltInScope
@@ -146,7 +146,6 @@ def _take_key(request: HttpRequest, stated: Policy) -> bool:
 
 
 def _with_messages(redact: Redact | None, response: StoredResponse) -> StoredResponse:
-    """Add the messages that the response's own page has not shown, and redact all of it."""
     added = getattr(getattr(_submitted.get(None), "_messages", None), "_queued_messages", None)
     if added:
         encoded = base64.b64encode(json.dumps(list(map(_plain, added))).encode()).decode()

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from functools import lru_cache
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction as is_async
 from asgiref.sync import markcoroutinefunction
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
-from django.urls import URLResolver, get_resolver
+from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils.module_loading import import_string
 
-from django_idempotency import ninja
-from django_idempotency.conf import conf, middleware, resolve
+from django_idempotency.conf import conf, has_urls, middleware, resolve
+from django_idempotency.http import ninja
 from django_idempotency.http.handlers import cover_view
-from django_idempotency.http.requests import is_keyed
-from django_idempotency.http.routes import routes
-from django_idempotency.policy import Policy
-from django_idempotency.wrapping import (
+from django_idempotency.http.placement import (
     behind_entry_point,
     entry_point_policy,
     has_entry_point,
     is_exempt,
     layers,
 )
+from django_idempotency.http.requests import is_keyed
+from django_idempotency.policy import Policy
 
 View = Callable[..., Any]
 
@@ -46,7 +43,6 @@ class IdempotencyMiddleware:
         self.get_response = get_response
         if is_async(get_response):
             markcoroutinefunction(self)
-        describe_covered_operations()
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         cover_view(request, _covered)
@@ -54,7 +50,6 @@ class IdempotencyMiddleware:
 
 
 def _covered(request: HttpRequest, view: View) -> View:
-    """Return ``view`` behind an entry point if the middleware covers it for this request."""
     return behind_entry_point(view) if _covers(request, view) else view
 
 
@@ -82,7 +77,6 @@ def _is_of_the_admin(view: View) -> bool:
 
 
 def is_covering() -> bool:
-    """Whether ``IdempotencyMiddleware`` or a subclass is installed."""
     installed = map(import_string, middleware())
     return any(isinstance(found, type) and issubclass(found, IdempotencyMiddleware) for found in installed)
 
@@ -94,18 +88,15 @@ def policy_by_path(view: View, method: str, path: str) -> Policy | None:
     return Policy() if is_covering() and covers(view, method, path) else None
 
 
-def describe_covered_operations() -> None:
-    """Make Django Ninja's OpenAPI documents, if it is installed, describe operations covered by the middleware."""
-    with suppress(ImportError):  # a build tool is called ninja too
-        ninja.describe_operations(_policy_of_operation)
+def routes() -> Iterator[tuple[str, Any]]:
+    """Yield every path of the URLconf, with its view; none in a project that only consumes messages."""
+    return _routes(get_resolver().url_patterns if has_urls() else [])
 
 
-def _policy_of_operation(operation: Any) -> Policy | None:
-    route, view = _routed_operations(get_resolver()).get(operation, ("", None))
-    is_covered = view is not None and is_covering() and any(covers(view, each, route) for each in operation.methods)
-    return Policy() if is_covered else None
-
-
-@lru_cache(maxsize=1)
-def _routed_operations(_resolver: URLResolver) -> dict[Any, tuple[str, View]]:
-    return {operation: (route, view) for route, view in routes() for operation in ninja.operations(view)}
+def _routes(patterns: Iterable[URLPattern | URLResolver], prefix: str = "/") -> Iterator[tuple[str, Any]]:
+    for pattern in patterns:
+        route = prefix + str(pattern.pattern).removeprefix("^")
+        if isinstance(pattern, URLResolver):
+            yield from _routes(pattern.url_patterns, route)
+        else:
+            yield route, pattern.callback

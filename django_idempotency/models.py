@@ -126,7 +126,6 @@ class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):
         return self.stuck().filter(~Q(RowLocked()))
 
     def awaiting_operator(self) -> RecordQuerySet:
-        """Return those on hold, oldest first."""
         undecided = Q(status=Status.FAILED, response_status__isnull=True)
         return self.filter(undecided, on_hold=True).order_by("updated_at")
 

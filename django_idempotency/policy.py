@@ -6,7 +6,8 @@ import math
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, get_args, overload
 from uuid import UUID
 
 from asgiref.sync import iscoroutinefunction
@@ -168,7 +169,6 @@ class Policy(Options):
 
     @property
     def by_record(self) -> Policy:
-        """This policy, with claims by record."""
         if not isinstance(self.mode, Atomic) or self.mode.claim == "record":
             return self
         return self.derive(mode=self.mode.derive(claim="record"))
@@ -180,14 +180,47 @@ class Policy(Options):
 
     @property
     def compared_headers(self) -> Collection[str]:
-        """The request headers that are compared too."""
         return self.fingerprint.headers if isinstance(self.fingerprint, Fingerprint) else ()
 
 
 NAMES = frozenset(rules(Policy))
 
 
-def policy_of(options: dict[str, Any]) -> Policy:
+F = TypeVar("F", bound=Callable[..., Any])
+Stated = ParamSpec("Stated")
+
+
+class Decorator(Generic[Stated]):
+    """A decorator of views or of tasks: bare, with ``policy=``, or with any options of ``Policy``.
+
+    ``options``: taken for the types of its arguments only, those of ``Policy`` and ``limit``.
+    ``protect``: takes the function, ``policy`` and maybe ``limit``, and returns the protected function.
+    """
+
+    def __init__(
+        self, options: Callable[Stated, Policy], protect: Callable[..., Any], name: str, limit: str = ""
+    ) -> None:
+        self._protect, self._name, self._limit = protect, name, limit
+
+    @overload
+    def __call__(self, function: F, /) -> F: ...
+    @overload
+    def __call__(self, *, policy: Policy, **limit: int) -> Callable[[F], F]: ...
+    @overload
+    def __call__(self, *args: Stated.args, **options: Stated.kwargs) -> Callable[[F], F]: ...
+    def __call__(self, *function: Any, **options: Any) -> Any:
+        if not function:
+            limit = {self._limit: options.pop(self._limit)} if self._limit in options else {}
+            return partial(self._protect, policy=_policy_of(options), **limit)
+        if isinstance(function[0], Policy):
+            raise TypeError(f"Pass a policy by keyword: @{self._name}(policy=…).")
+        if len(function) > 1 or options or not callable(function[0]):
+            usage = f"{self._name} takes a function or keyword options, such as @{self._name}(required=True)"
+            raise TypeError(f"{usage}; got {function[0]!r}.")
+        return self._protect(function[0], policy=Policy())
+
+
+def _policy_of(options: dict[str, Any]) -> Policy:
     """Return the policy that a decorator got as ``policy=`` or as options. Raises ``TypeError`` for both."""
     policy = options.pop("policy", None)
     if policy is None:

@@ -21,9 +21,8 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_idempotency.admin.databases import database_of, query_of
 from django_idempotency.admin.filters import next_record
-from django_idempotency.admin.limits import page
+from django_idempotency.admin.pages import database_of, page, query_of
 from django_idempotency.admin.standing import badge, summary
 from django_idempotency.conf import conf
 from django_idempotency.http.responses import WITHOUT_BODY
@@ -40,7 +39,7 @@ from django_idempotency.maintenance.decisions import (
     version,
 )
 from django_idempotency.maintenance.given_responses import may_be_given
-from django_idempotency.maintenance.watching import have_it_watched
+from django_idempotency.maintenance.reaper import have_it_watched
 from django_idempotency.models import LIVE
 from django_idempotency.values.outcomes import StoredResponse
 from django_idempotency.values.scopes import is_own

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
-from django_idempotency.admin.databases import database_of
 from django_idempotency.admin.filters import situation_of, term_of
-from django_idempotency.admin.limits import SECONDS, Asking, panel
 from django_idempotency.admin.lists import SITUATIONS
+from django_idempotency.admin.pages import SECONDS, Asking, database_of, panel
 from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.maintenance.owners import lock_owners, shown_lock_owners
 from django_idempotency.reporting.logs import cause, log
 from django_idempotency.stats import formatting, queries
-from django_idempotency.stats.stores import alarms_of_store, outside_stores
+from django_idempotency.stats.queries import alarms_of_store, outside_stores
 from django_idempotency.stores.connections import databases
 
 MOST = 10_000  # the most records of each kind that are counted

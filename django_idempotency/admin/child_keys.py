@@ -11,8 +11,7 @@ from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_idempotency.admin.databases import PARAMETER, database_of, query_of
-from django_idempotency.admin.limits import page
+from django_idempotency.admin.pages import PARAMETER, database_of, page, query_of
 from django_idempotency.engine.digests import child_key
 from django_idempotency.maintenance.records import operation_of
 

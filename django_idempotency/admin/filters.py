@@ -22,11 +22,11 @@ from django.utils.formats import date_format
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
-from django_idempotency.admin.databases import PARAMETER, choices, database_of, query_of
 from django_idempotency.admin.lists import SITUATIONS, USUAL, Records, Situation
+from django_idempotency.admin.pages import PARAMETER, choices, database_of, query_of
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stats import queries
-from django_idempotency.values.moments import zone
+from django_idempotency.values.printable import zone
 
 METHODS = ("POST", "PUT", "PATCH", "DELETE", "MESSAGE")
 MOST_DAYS = 31

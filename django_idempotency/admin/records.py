@@ -28,7 +28,6 @@ from django_idempotency.admin import pages, standing
 from django_idempotency.admin.actions import INTERVENTIONS, confirm, intervene
 from django_idempotency.admin.alarms import alarms, in_flight_by_lock
 from django_idempotency.admin.child_keys import RESPONSE_BODY, child_keys
-from django_idempotency.admin.databases import database_of, query_of
 from django_idempotency.admin.filters import (
     DatabaseFilter,
     MethodFilter,
@@ -39,8 +38,8 @@ from django_idempotency.admin.filters import (
     situation_of,
     term_of,
 )
-from django_idempotency.admin.limits import page
 from django_idempotency.admin.lists import MOST, Records
+from django_idempotency.admin.pages import database_of, page, query_of
 from django_idempotency.admin.previews import readable
 from django_idempotency.maintenance.advice import advice, shown_reason
 from django_idempotency.maintenance.decisions import Act, Refusal, objection
@@ -49,13 +48,13 @@ from django_idempotency.maintenance.owners import shown_owner
 from django_idempotency.maintenance.records import operation_of
 from django_idempotency.maintenance.timeline import timeline
 from django_idempotency.models import DatabaseNow, IdempotencyRecord, RowLocked
-from django_idempotency.reporting.log_ids import ids_behind, shown_id
+from django_idempotency.reporting.events import send
 from django_idempotency.reporting.traces import Trace
 from django_idempotency.stats.formatting import amount
 from django_idempotency.stores.codec import decoded, is_encrypted, life_of
-from django_idempotency.values.moments import column
+from django_idempotency.values.keys import is_record_id
 from django_idempotency.values.outcomes import StoredResponse
-from django_idempotency.values.printable import printable
+from django_idempotency.values.printable import column, printable
 from django_idempotency.values.scopes import is_own
 
 TEMPLATES = "admin/django_idempotency/idempotencyrecord"
@@ -92,8 +91,6 @@ def _intervening(act: Act) -> Any:
 
 
 def _field(name: Any, show: Callable[[Any], Any], *, ordering: str | None = None) -> Any:
-    """Return a field or column that shows ``show(record)``."""
-
     @admin.display(description=name, ordering=ordering)
     def shown(_model_admin: Any, record: Any) -> Any:
         return show(record)
@@ -119,7 +116,7 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
     fieldsets = (
         (None, {"fields": ("copyable_key", "shown_scope", "badge", "what", "by_itself", "safe", "owner")}),
         (_("Timeline"), {"fields": ("events",)}),
-        (_("Request"), {"fields": ("method", "shown_path", "fingerprint_hex", "copyable_id", "copyable_log_id")}),
+        (_("Request"), {"fields": ("method", "shown_path", "fingerprint_hex", "copyable_id")}),
         (_("Claim"), {"fields": ("mode", "hold_on_crash", "attempts", "shown_trace", "token")}),
         (_("Response"), {"fields": ("response_status", "headers", "body")}),
         (
@@ -187,7 +184,7 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
         if found.exists():
             return found, False
         id = _as_id(term)
-        if id is not None and (found := queryset.filter(pk__in=ids_behind(id))).exists():
+        if id is not None and (found := queryset.filter(pk=id)).exists():
             return found, False
         begins = Q(key__startswith=term) | Q(scope__startswith=term) | Q(path__startswith=term)
         return situation_of(request).first(queryset).filter(begins), False
@@ -213,9 +210,6 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
     shown_path = _field(_("path"), lambda record: _apart(record.path))
     copyable_key = _field(_("key"), lambda record: _copyable(printable(record.key), _("key")))
     copyable_id = _field(_("record id"), lambda record: _copyable(record.pk, _("record id")))
-    copyable_log_id = _field(
-        _("record id in logs"), lambda record: _copyable(shown_id(record.pk), _("record id in logs"))
-    )
     fingerprint_hex = _field(_("fingerprint"), lambda record: bytes(record.fingerprint).hex())
     what = _field(_("what it is"), lambda record: advice(record).what)
     by_itself = _field(_("what happens by itself"), lambda record: advice(record).by_itself)
@@ -257,8 +251,6 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
     def get_fieldsets(self, request: HttpRequest, obj: IdempotencyRecord | None = None) -> Any:
         """Leave out the fields that tell this user nothing about this record."""
         left_out = {name for name, column in SAYS_NOTHING_WITHOUT.items() if not getattr(obj, column, None)}
-        if obj is not None and shown_id(obj.pk) == obj.pk:
-            left_out.add("copyable_log_id")
         if not request.user.has_perm(RESPONSE_BODY):
             left_out |= {"headers", "body", "token", "fingerprint_hex"}
         shown = [
@@ -332,7 +324,7 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
         """Write a history entry before a body is shown, so that nobody sees one without an entry."""
         if obj is not None and request.user.has_perm(RESPONSE_BODY) and obj.response_body is not None:
             write_entry(obj, request.user, VIEWED)
-            signals.send(signals.response_viewed, operation_of(obj), user=request.user)
+            send(signals.response_viewed, operation_of(obj), user=request.user)
         return super().render_change_form(request, context, add, change, form_url, obj)
 
 
@@ -347,9 +339,10 @@ def _clamped(text: str) -> SafeString:
 
 def _as_id(term: str) -> UUID | None:
     try:
-        return UUID(term)
+        id = UUID(term)
     except ValueError:
         return None
+    return id if is_record_id(id) else None
 
 
 def _apart(text: str) -> SafeString:

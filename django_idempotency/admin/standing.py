@@ -11,17 +11,15 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from django_idempotency.maintenance.advice import Standing, shown_reason, standing
+from django_idempotency.maintenance.advice import shown_reason, standing_of
 from django_idempotency.models import LIVE
 from django_idempotency.policy import Mode
 from django_idempotency.stats.formatting import age
-from django_idempotency.values.moments import in_zone
+from django_idempotency.values.printable import in_zone
 
 
 def badge(record: Any) -> SafeString:
-    stands = standing(record)
-    if stands is Standing.LAPSED and record.locked:  # its owner is at work, however slow
-        stands = Standing.RUNNING
+    stands = standing_of(record)
     text = ", ".join(str(part) for part in (stands.label, record.response_status) if part is not None)
     return format_html('<span class="idempotency-badge {}">{}</span>', stands.name.lower(), text)
 

@@ -12,10 +12,10 @@ from django.middleware.csrf import CsrfViewMiddleware
 from django.utils.module_loading import import_string
 
 from django_idempotency import conf
+from django_idempotency.http.placement import MARK, closed_over, entry_point_policy, innermost, layers, view_class
 from django_idempotency.middleware import covers, is_covering
 from django_idempotency.policy import Policy
 from django_idempotency.values.outcomes import dotted_name
-from django_idempotency.wrapping import MARK, closed_over, entry_point_policy, innermost, layers, view_class
 
 PACKAGE = "django_idempotency."
 # Modules whose decorators let callers in or refuse them, and do nothing else.

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, ProgrammingError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.views import View
 
-from django_idempotency import conf, ninja
+from django_idempotency import conf
 from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.http.routes import routes
+from django_idempotency.http import ninja
+from django_idempotency.http.placement import MARK, entry_point_policy, layers, view_class
 from django_idempotency.messages.runner import Runner, runner_at
+from django_idempotency.middleware import routes
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Limits, Policy
 from django_idempotency.stores import Store, stores_of
 from django_idempotency.stores.configured import DEFAULT, configured
 from django_idempotency.stores.connections import aliases
 from django_idempotency.values.outcomes import dotted_name
-from django_idempotency.wrapping import MARK, entry_point_policy, layers, view_class
 
-T = TypeVar("T")
 TABLE = IdempotencyRecord._meta.db_table
 # EXPLAIN needs the privilege of the statement, but doesn't run it.
 STATEMENTS = {
@@ -77,17 +77,6 @@ class Database:
     @property
     def claims_by_lock(self) -> bool:
         return any(policy.claims_by_lock for policy in self.policies)
-
-    @cached_property
-    def _read(self) -> dict[Any, Any]:
-        return {}
-
-    def once(self, read: Callable[..., T]) -> T:
-        """Return what ``read(using=…)`` returns. It is called once per run."""
-        if read not in self._read:
-            self._read[read] = read(using=self.using)
-        found: T = self._read[read]
-        return found
 
     @cached_property
     def has_table(self) -> bool:

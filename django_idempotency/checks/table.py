@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
-from django_idempotency.checks import databases, guards, keys, policies, views
+from inspect import iscoroutinefunction
+
+from django.core.cache import caches
+from django.db import connections
+
+from django_idempotency.checks import guards, policies, views
 from django_idempotency.checks.registry import Check, each
+from django_idempotency.conf import conf, debug, in_test_run
+from django_idempotency.exceptions import StoreUnavailable
+from django_idempotency.http.placement import layers, opens_durable_block
+from django_idempotency.maintenance.reaper import is_overdue
+from django_idempotency.middleware import is_covering
+from django_idempotency.policy import REQUIRE, Lease
+from django_idempotency.stores.claim_function import can_claim, is_partitioned
+from django_idempotency.stores.codec import lack_of_encryption
+from django_idempotency.stores.sharding import is_distributed
+from django_idempotency.values.options import nearest
+
+HOUR = 60 * 60
+EFFECTS = {True: "no response is stored", REQUIRE: "requests with a key get 503"}
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # RFC 9110 section 9.2.1
 
 CHECKS = (
     # --- Settings and policies
@@ -16,44 +35,44 @@ CHECKS = (
     ),
     Check(
         "E002",
-        each("sources", policies.lease_outlasts_retention),
+        each("sources", lambda it: isinstance(it.policy.mode, Lease) and it.policy.mode.seconds > it.policy.retention),
         "{it}: a lease of {it.policy.mode.seconds:g} s is longer than the retention of {it.policy.retention:g} s.",
         "Shorten the lease or lengthen `retention`.",
     ),
     Check(
         "E002",
-        each("sources", policies.wait_outlasts_retention),
+        each("sources", lambda it: 0 <= it.policy.retention - it.policy.mode.seconds < (it.policy.wait or 0)),
         "{it}: the retention of {it.policy.retention:g} s is shorter than the lease and the wait together.",
         "A waiting caller could outlive the response it waits for; lengthen `retention`.",
     ),
     Check(
         "E002",
-        each("sources", policies.requests_outlast_retention),
+        each("sources", lambda it: (it.policy.keys.max_age or 0) > it.policy.retention),
         "{it}: the max_age of keys is {it.policy.keys.max_age:g} s, longer than the retention of "
         "{it.policy.retention:g} s.",
         "A request whose record has expired could run again; shorten max_age.",
     ),
     Check(
         "E003",
-        each("sources", policies.effect_without_key),
+        each("sources", lambda it: not conf().encryption and EFFECTS.get(it.policy.body.encrypt)),
         "{it}: responses are to be encrypted, but there is no key: {found}.",
         "Set ENCRYPTION_KEYS in the IDEMPOTENCY setting.",
     ),
     Check(
         "E003",
-        each("sources", policies.effect_without_cryptography),
+        each("sources", lambda it: conf().encryption and lack_of_encryption() and EFFECTS.get(it.policy.body.encrypt)),
         "{it}: responses are to be encrypted, but the package cryptography is not installed: {found}.",
         'pip install "django-idempotency[cryptography]"',
     ),
     Check(
         "E004",
-        each("databases", databases.claims_by_lock_elsewhere),
+        each("databases", lambda it: it.vendor != "postgresql" and it.claims_by_lock and it.vendor),
         'claim is "lock", but the database {it} is {found}, where claims are made by record.',
         'Leave claim="lock" out of Atomic(…).',
     ),
     Check(
         "E004",
-        each("migrated", databases.claims_by_lock_on_several_servers),
+        each("migrated", lambda it: it.claims_by_lock and is_distributed(it.using)),
         'claim is "lock", but the records in the database {it} are on several servers, each with advisory locks of its '
         "own.",
         'Leave claim="lock" out of Atomic(…).',
@@ -61,7 +80,7 @@ CHECKS = (
     ),
     Check(
         "E005",
-        each("sources", policies.gives_cookies_to_everybody),
+        each("sources", lambda it: it.policy.scope == "public" and it.policy.store_cookies),
         '{it}: `scope` is "public" and `store_cookies` is on: every caller that sends the key gets the cookies that '
         "were set for its first caller.",
         "Turn off `store_cookies`, or set a scope that tells callers apart.",
@@ -80,21 +99,21 @@ CHECKS = (
     ),
     Check(
         "W008",
-        each("sources", policies.requires_nothing_of_anonymous_callers),
+        each("sources", lambda it: it.policy.required and it.policy.anonymous == "ignore"),
         '{it}: `required` is on, but with `anonymous` "ignore" a caller without a scope, such as one whose session has '
         "expired, runs unprotected, with or without a key.",
         'Set `anonymous` to "refuse", or turn off `required` if the view is for anonymous callers.',
     ),
     Check(
         "W008",
-        each("settings", policies.requires_nothing_by_middleware),
+        each("settings", lambda it: is_covering() and it.policy.required and it.policy.anonymous is None),
         "REQUIRED is on, but anonymous callers of the views that only IdempotencyMiddleware covers need no key, and "
         "run unprotected.",
         'Set ANONYMOUS to "refuse", and add the paths of login pages and other forms to EXEMPT_PATHS.',
     ),
     Check(
         "W009",
-        each("sources", policies.safe_methods),
+        each("sources", lambda it: ", ".join(sorted(SAFE_METHODS.intersection(it.policy.methods)))),
         "{it}: `methods` includes {found}. Safe methods change nothing: a replay would be outdated.",
         "Limit `methods` to POST, PUT, PATCH and DELETE.",
     ),
@@ -106,7 +125,7 @@ CHECKS = (
     ),
     Check(
         "E011",
-        each("settings", keys.weak_keys),
+        each("settings", policies.weak_keys),
         "{found[0]}: the key at index {found[1]} {found[2]}.",
         "Generate one with: openssl rand -base64 32",
     ),
@@ -157,13 +176,13 @@ CHECKS = (
     ),
     Check(
         "E017",
-        each("atomic_views", views.is_async),
+        each("atomic_views", lambda it: getattr(it.of, "view_is_async", False) or iscoroutinefunction(it.handler)),
         "{it} is an async view in atomic mode.",
         'A transaction belongs to a thread; set mode="lease".',
     ),
     Check(
         "E018",
-        each("atomic_views", views.opens_durable_blocks),
+        each("atomic_views", lambda it: any(map(opens_durable_block, layers(it.handler)))),
         "{it} is in atomic mode, but opens a durable block inside the transaction of its key.",
         'Remove durable=True, because the key\'s transaction is the outermost, or set mode="lease".',
     ),
@@ -215,19 +234,22 @@ CHECKS = (
     ),
     Check(
         "E023",
-        each("settings", policies.unknown_shards),
+        each(
+            "settings",
+            lambda it: ((name, nearest(name, connections)) for name in it.shards if name not in connections),
+        ),
         "SHARDS names the database {found[0]!r}, which is not in DATABASES.",
         "{found[1]}",
     ),
     Check(
         "E023",
-        each("sources", policies.chooses_from_nothing),
+        each("sources", lambda it: callable(it.policy.using) and not conf().shards),
         "{it}: `using` is a callable, and SHARDS names no database for it to choose.",
         "List in SHARDS the aliases that it returns.",
     ),
     Check(
         "E023",
-        each("limited", policies.unknown_cache),
+        each("limited", lambda it: it not in caches.settings and nearest(it, caches.settings)),
         "LIMITS_CACHE is {it!r}, which is not in CACHES: Limits(…) limit nothing.",
         "{found}",
     ),
@@ -236,20 +258,20 @@ CHECKS = (
     ),
     Check(
         "E025",
-        each("databases", databases.is_sqlite_in_production),
+        each("databases", lambda it: it.vendor == "sqlite" and not (debug() or in_test_run())),
         "The idempotency records are in SQLite (database {it}), and DEBUG is off.",
         "SQLite has no row locks, so every request waits for every other; use PostgreSQL or MariaDB.",
     ),
     Check(
         "E026",
-        each("databases", databases.has_no_tenants_but_others_have),
+        each("databases", policies.has_no_tenants_but_others_have),
         "The records are in the database {it}, which has no tenants, while several others have them: the default scope "
         "can't tell whose key it is.",
         "Set a scope that names tenant and user, or set using=… to the database of the tenant's effects.",
     ),
     Check(
         "E027",
-        each("queried", databases.lacks_table),
+        each("queried", policies.lacks_table),
         "The database {it} has no table for the idempotency records.",
         "Run manage.py migrate --database {it.using}. Until then, requests with a key are refused.",
         database=True,
@@ -257,7 +279,7 @@ CHECKS = (
     ),
     Check(
         "E028",
-        each("migrated", databases.lacks_privileges),
+        each("migrated", policies.lacks_privileges),
         "The application can't {found[0]} the idempotency records in {it}: {found[1]}",
         "Requests with a key fail; in lease mode, after their effects. Grant its role what is missing. If a pooler "
         "refuses transactions, set its mode to transaction or session.",
@@ -265,7 +287,7 @@ CHECKS = (
     ),
     Check(
         "W029",
-        each("queried", databases.lacks_claim_function),
+        each("queried", lambda it: not can_claim(it.connection)),
         "The database {it} has the table of the idempotency records, but no claim function that this role can call.",
         "Requests with a key get 503. Run migrate, or grant the application's role EXECUTE on the function "
         "django_idempotency_claim.",
@@ -273,7 +295,7 @@ CHECKS = (
     ),
     Check(
         "E030",
-        each("migrated", databases.is_partitioned_and_distributed),
+        each("migrated", lambda it: is_partitioned(it.connection) and is_distributed(it.using)),
         "In the database {it} a key can be claimed twice: the table is partitioned, and its rows are on several "
         "servers.",
         "Use a plain table, or one server.",
@@ -281,28 +303,28 @@ CHECKS = (
     ),
     Check(
         "E031",
-        each("queried", databases.lacks_skip_locked),
+        each("queried", policies.lacks_skip_locked),
         "The database {it} does not support SELECT … FOR UPDATE with SKIP LOCKED and NOWAIT.",
         "Use PostgreSQL, or MariaDB 10.6 or later.",
         database=True,
     ),
     Check(
         "E032",
-        each("migrated", databases.missing_keys),
+        each("migrated", policies.missing_keys),
         "Records in the database {it} need the key {found[0]}, which {found[1]}.",
         "Put the key back, after the others, until its records have expired.",
         database=True,
     ),
     Check(
         "W033",
-        each("asked_stores", databases.why_unreachable),
+        each("asked_stores", lambda it: isinstance(it[1], StoreUnavailable) and it[1]),
         "The store {it[0]!r} can't be reached: {found}",
         "Requests with a key are refused with 503 in the meantime.",
         database=True,
     ),
     Check(
         "E034",
-        each("asked_stores", databases.objections),
+        each("asked_stores", lambda it: iter(it[1] if isinstance(it[1], list) else ())),
         "{found}",
         "Change the configuration of the store's server.",
         database=True,
@@ -310,7 +332,7 @@ CHECKS = (
     # --- Maintenance
     Check(
         "W035",
-        each("migrated", databases.has_records_to_delete),
+        each("migrated", policies.has_records_to_delete),
         "Records in the database {it} have been due for deletion for more than a day: idempotency_cleanup is not "
         "scheduled, or does not keep up.",
         "Schedule idempotency_cleanup; idempotency_stats shows how far behind it is.",
@@ -319,7 +341,7 @@ CHECKS = (
     ),
     Check(
         "W035",
-        each("migrated", databases.has_records_to_reap),
+        each("migrated", lambda it: is_overdue(older_than=HOUR, using=it.using)),
         "The owners of keys in the database {it} have been gone for more than an hour: idempotency_reap is not "
         "scheduled, or fails.",
         "Schedule idempotency_reap. Until then such records are never cleaned up.",
@@ -342,7 +364,10 @@ CHECKS = (
     ),
     Check(
         "W038",
-        each("consumers", policies.lease_outlasts_delivery),
+        each(
+            "consumers",
+            policies.lease_outlasts_delivery,
+        ),
         "{it}: its lease of {it.policy.mode.seconds:g} s is not shorter than the {it.of.redelivered_after:g} s that "
         "its broker waits.",
         "A dead consumer's messages are redelivered while its lease lasts; shorten the lease.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from inspect import iscoroutinefunction
 from types import FunctionType
 from typing import Any
 
@@ -11,32 +10,24 @@ from django.db import router
 from django.utils.module_loading import import_string
 from django.views import View
 
-from django_idempotency import conf, ninja
+from django_idempotency import conf
 from django_idempotency.checks.project import Source
-from django_idempotency.middleware import is_covering
-from django_idempotency.policy import Policy
-from django_idempotency.stores.connections import aliases
-from django_idempotency.values.outcomes import dotted_name
-from django_idempotency.wrapping import (
+from django_idempotency.http import ninja
+from django_idempotency.http.placement import (
     MARK,
     answers_in_dispatch,
     closed_over,
     layers,
-    opens_durable_block,
 )
+from django_idempotency.middleware import is_covering
+from django_idempotency.policy import Policy
+from django_idempotency.stores.connections import aliases
+from django_idempotency.values.outcomes import dotted_name
 
 UNSAFE = ("post", "put", "patch", "delete")
 API_KEY_PERMISSIONS = {"HasAPIKey"}  # of djangorestframework-api-key
 
 # --- Views -----------------------------------------------------------------------------------------------------------
-
-
-def is_async(view: Source) -> bool:
-    return bool(getattr(view.of, "view_is_async", False)) or iscoroutinefunction(view.handler)
-
-
-def opens_durable_blocks(view: Source) -> bool:
-    return any(map(opens_durable_block, layers(view.handler)))
 
 
 def other_database(view: Source) -> tuple[str, str] | None:
@@ -86,7 +77,6 @@ def inside_rest_framework(cls: Any) -> str | None:
 
 
 def _marked(cls: Any) -> list[str]:
-    """Return the methods of ``cls`` that have an entry point."""
     return [name for name in View.http_method_names if any(map(_is_marked, _inside(getattr(cls, name, None))))]
 
 

@@ -153,7 +153,8 @@ class _Tool:
     def context_name(self) -> str | None:
         """The name of the function's parameter for the SDK's context, if it has one."""
         parameters = self.own_signature.parameters.values()
-        return next((one.name for one in parameters if _is_context(one.annotation)), None)
+        annotated = ((one.name, part) for one in parameters for part in (one.annotation, *get_args(one.annotation)))
+        return next((name for name, part in annotated if isinstance(part, type) and issubclass(part, Context)), None)
 
     @cached_property
     def signature(self) -> inspect.Signature:
@@ -192,7 +193,9 @@ class _Tool:
         """
         context = kwargs.get(self.context_name) if self.context_name else kwargs.pop(CONTEXT, None)
         request = _request(context)
-        if context is None or request is None or self._is_part_of_run(request):
+        # A task that a run starts may make requests of its own.
+        is_part_of_a_run = current_context() is not None and hasattr(request, USED)
+        if context is None or request is None or is_part_of_a_run:
             return None
         meta = request.meta or {}
         key = meta.get(META_KEY)
@@ -208,10 +211,6 @@ class _Tool:
         body = json.dumps([params.get("name"), params.get("arguments") or {}]).encode()
         headers = {TRACEPARENT: meta[TRACEPARENT]} if isinstance(meta.get(TRACEPARENT), str) else {}
         return Message(f"{scope}/{self.name}", key, body, headers)
-
-    def _is_part_of_run(self, request: Any) -> bool:
-        """Whether the caller is this request's own run. A task that a run starts may make requests of its own."""
-        return current_context() is not None and hasattr(request, USED)
 
     def _scope(self, context: Context[Any, Any]) -> str | None:
         if self.scope == PUBLIC:
@@ -232,10 +231,6 @@ class _Tool:
                 f"{self.name} is the second protected tool that runs for one call. Protect the tool that calls it."
             )
         setattr(request, USED, True)
-
-
-def _is_context(annotation: Any) -> bool:
-    return any(isinstance(one, type) and issubclass(one, Context) for one in (annotation, *get_args(annotation)))
 
 
 def _request(context: Context[Any, Any] | None) -> Any:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from django_idempotency.engine.batches import Batch, place
 from django_idempotency.engine.beginning import begin, begin_again, begin_claimed, begin_or_wait, execution, give_back
-from django_idempotency.engine.claims import begin_claim, claim, claim_many, duplicate, in_transaction
-from django_idempotency.engine.decisions import decide
+from django_idempotency.engine.claims import claim_many, duplicate, in_transaction
 from django_idempotency.engine.run import Context, Run
 from django_idempotency.engine.shielding import shielded
-from django_idempotency.engine.waiting import Pending, until_due
+from django_idempotency.engine.waiting import Pending, begin_claim, claim, until_due
 from django_idempotency.stores.connections import alias
 
 __all__ = [
@@ -28,7 +27,6 @@ __all__ = [
     "begin_or_wait",
     "claim",
     "claim_many",
-    "decide",
     "duplicate",
     "execution",
     "give_back",

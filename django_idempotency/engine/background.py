@@ -124,7 +124,6 @@ class Background(Worker):
         return due
 
     def forget(self) -> None:
-        """Drop all pending writes."""
         with self.changed:
             self._replays.clear()
             self._work.clear()

@@ -80,6 +80,5 @@ class Batch:
             run.announce(verdict)
 
     def abort(self, error: BaseException) -> None:
-        """Roll back what was not committed."""
         with suppress(StoreUnavailable):
             self.transaction.abort(error)

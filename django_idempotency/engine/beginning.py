@@ -13,12 +13,13 @@ from typing import TypeVar
 
 from django_idempotency import signals
 from django_idempotency.engine.atomic_runs import AtomicRun, LockRun
-from django_idempotency.engine.claims import begin_claim, duplicate
+from django_idempotency.engine.claims import duplicate
 from django_idempotency.engine.lease_runs import LeaseRun
 from django_idempotency.engine.run import Run
-from django_idempotency.engine.waiting import Pending, waited_for
+from django_idempotency.engine.waiting import Pending, begin_claim, claim
 from django_idempotency.exceptions import ClaimLost, StoreUnavailable
 from django_idempotency.policy import Policy
+from django_idempotency.reporting.events import send
 from django_idempotency.stores import store_for
 from django_idempotency.stores.base import TransactionalStore
 from django_idempotency.values.outcomes import Claimed, Duplicate, Operation
@@ -26,11 +27,11 @@ from django_idempotency.values.outcomes import Claimed, Duplicate, Operation
 T = TypeVar("T")
 
 
-def _begun(operation: Operation, policy: Policy, claim: Callable[[], Claimed | T]) -> Run | Duplicate | T:
+def _begun(operation: Operation, policy: Policy, claims: Callable[[], Claimed | T]) -> Run | Duplicate | T:
     try:
-        outcome = claim()
+        outcome = claims()
     except StoreUnavailable as error:
-        signals.send(signals.store_failed, operation, error=error)
+        send(signals.store_failed, operation, error=error)
         raise
     return begin_claimed(outcome, policy) if isinstance(outcome, Claimed) else outcome
 
@@ -40,7 +41,7 @@ def begin(operation: Operation, policy: Policy) -> Run | Duplicate:
 
     Raises what ``claim`` raises. Nothing was run then.
     """
-    return _begun(operation, policy, lambda: waited_for(begin_claim(operation, policy)))
+    return _begun(operation, policy, lambda: claim(operation, policy))
 
 
 def begin_or_wait(operation: Operation, policy: Policy) -> Run | Duplicate | Pending:

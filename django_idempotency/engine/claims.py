@@ -10,10 +10,10 @@ from uuid import uuid4
 
 from django_idempotency import signals
 from django_idempotency.engine import leases
+from django_idempotency.engine.admission import admission_of
 from django_idempotency.engine.background import background
 from django_idempotency.engine.decisions import ASK_AGAIN, LEASE_LAPSED, decide, has_expired, lapsed_just_now
 from django_idempotency.engine.digests import as_recorded
-from django_idempotency.engine.waiting import GRACE_PAUSE, Pending, waited_for
 from django_idempotency.exceptions import (
     ClaimInsideTransaction,
     DigestCollision,
@@ -25,7 +25,7 @@ from django_idempotency.exceptions import (
     StoreUnavailable,
 )
 from django_idempotency.policy import REQUIRE, Mode, Policy
-from django_idempotency.reporting.log_ids import shown_id
+from django_idempotency.reporting.events import send
 from django_idempotency.reporting.traces import current_trace
 from django_idempotency.stores import store_for, stores_of
 from django_idempotency.stores.base import Owned, Seen, Store, Unlocked
@@ -46,21 +46,13 @@ from django_idempotency.values.outcomes import (
 
 T = TypeVar("T")
 
+GRACE_PAUSE = 0.01
 # The outcome if the key has an owner whose claim is a lock, by whether that owner runs the same request.
 MEETINGS: Mapping[bool | None, InFlight | Mismatch | Available] = {
     True: ASK_AGAIN,
     False: Mismatch(running=True),
     None: Available(after=GRACE_PAUSE),
 }
-
-
-def claim(operation: Operation, policy: Policy) -> Outcome:
-    """Claim ``operation``, or return what became of it. With ``wait``, wait first.
-
-    Raises ``LateRetry``, ``NotAdmitted``, ``ReplayForbidden``, ``StoreUnavailable``, ``ClaimInsideTransaction`` or
-    ``DigestCollision``. Nothing was run in these cases.
-    """
-    return waited_for(begin_claim(operation, policy))
 
 
 def claim_many(operations: Sequence[Operation], policy: Policy) -> list[Outcome | None]:
@@ -84,19 +76,11 @@ def claim_many(operations: Sequence[Operation], policy: Policy) -> list[Outcome 
     return outcomes
 
 
-def begin_claim(operation: Operation, policy: Policy, *, blocks: bool = True) -> Outcome | Pending:
-    """Do as much of ``claim`` as is possible without waiting. ``blocks``: waiting would block a thread."""
-    claimant = Claimant(operation, policy)
-    claimant.refuse_inside_transaction()
-    claimant.refuse_late()
-    return Pending(claimant, blocks=blocks).ask()
-
-
 class Claimant:
     """One caller's attempt at one operation. It asks until there is an outcome, always with the same token."""
 
     def __init__(self, operation: Operation, policy: Policy) -> None:
-        if policy.body.encrypt == REQUIRE and (why := lack_of_encryption()):  # as E012 says; servers run no checks
+        if policy.body.encrypt == REQUIRE and (why := lack_of_encryption()):  # as E003 says; servers run no checks
             raise StoreUnavailable(f'encrypt is "require", but {why}: nothing is run or stored.')
         self.policy = policy
         self.store = store_for(policy, operation)
@@ -107,7 +91,8 @@ class Claimant:
             self.operation = replace(self.operation, trace=trace)
         self.token = uuid4()
         self.receipt: Any = None
-        self.may_claim = operation.admission is None
+        self.admission = admission_of(operation, policy)
+        self.may_claim = self.admission is None
 
     def refuse_inside_transaction(self) -> None:
         """Raise ``ClaimInsideTransaction`` if others would not see the claim."""
@@ -140,12 +125,10 @@ class Claimant:
 
         The key may become known between the look and the claim. Then it is given back, or counts as one more key.
         """
-        if self.may_claim:
+        if self.may_claim or self.admission is None:
             return
-        admission = self.operation.admission
-        assert admission is not None
         if self._is_new():
-            seconds = admission.refused_for(self.operation)
+            seconds = self.admission.refused_for(self.operation)
             # Another caller may have claimed it meanwhile, or hold a claim by lock.
             if seconds is not None and self._is_new() and not self.store.has_owner(self.operation):
                 _reject(self.operation, Rejection.NOT_ADMITTED, retry_after=seconds)
@@ -165,8 +148,8 @@ class Claimant:
 
     def give_back(self) -> None:
         """Stop counting the key if it was counted as a new one."""
-        if self.operation.admission is not None:
-            self.operation.admission.give_back()
+        if self.admission is not None:
+            self.admission.give_back()
 
     def ask(self) -> Outcome | Available | None:
         """Return an outcome, or when the record will be available, or ``None`` if it was just made or deleted.
@@ -276,7 +259,7 @@ class Claimant:
 
     def _decide(self, record: Snapshot) -> Duplicate | Available:
         if (record.scope, record.key) != (self.operation.scope, self.operation.key):
-            raise DigestCollision(f"The record {shown_id(record.id)} belongs to another key.")
+            raise DigestCollision(f"The record {record.id} belongs to another key.")
         return _decoded(_decide(record, self.operation, self.policy), record, self.store)
 
     def _reassigned(self, record: Snapshot) -> Claimed | Mismatch:
@@ -323,16 +306,15 @@ def _decoded(decision: Duplicate | Available, record: Snapshot, store: Store) ->
 
 
 def _announce(outcome: Outcome, operation: Operation, store: Store, *, waited: bool = False) -> None:
-    """Send the signals for the outcome that a caller gets. Raises ``ReplayForbidden``."""
     match outcome:
         case Claimed(attempt=attempt, taken_over=taken_over):
-            signals.send(signals.key_taken_over if taken_over else signals.key_claimed, operation, attempt=attempt)
+            send(signals.key_taken_over if taken_over else signals.key_claimed, operation, attempt=attempt)
         case Replay(response) if not operation.may_get(response):
             _reject(operation, Rejection.FORBIDDEN)
             raise ReplayForbidden
         case Replay(response, trace):
             background.count_replay(operation.id, store)
-            signals.send(signals.response_replayed, operation, response=response, trace=trace)
+            send(signals.response_replayed, operation, response=response, trace=trace)
         case InFlight(retry_after):
             _reject(operation, Rejection.WAIT_TIMEOUT if waited else Rejection.IN_FLIGHT, retry_after=retry_after)
         case Mismatch():
@@ -342,4 +324,4 @@ def _announce(outcome: Outcome, operation: Operation, store: Store, *, waited: b
 
 
 def _reject(operation: Operation, reason: Rejection, **details: Any) -> None:
-    signals.send(signals.request_rejected, operation, reason=reason, **details)
+    send(signals.request_rejected, operation, reason=reason, **details)

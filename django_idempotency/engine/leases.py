@@ -152,7 +152,6 @@ class LeaseKeeper(Worker):
                 self.wake()
 
     def forget(self) -> None:
-        """Stop keeping and watching all leases."""
         with self.changed:
             self._leases.clear()
             self._suspects.clear()

@@ -14,10 +14,12 @@ from django.db import DatabaseError, connections
 from django.dispatch import Signal
 
 from django_idempotency import signals
+from django_idempotency.engine.admission import admission_of
 from django_idempotency.engine.claims import duplicate
 from django_idempotency.engine.digests import child_key
 from django_idempotency.exceptions import ClaimLost, StoreUnavailable
 from django_idempotency.policy import Policy
+from django_idempotency.reporting.events import send
 from django_idempotency.reporting.logs import log_lost_response
 from django_idempotency.stores import store_for
 from django_idempotency.stores.base import Store
@@ -224,16 +226,16 @@ class Run(ABC):
         operation, seconds = self.claim.operation, time.monotonic() - self.began
         match verdict:
             case Keep(response):
-                if operation.admission is not None:
-                    operation.admission.stored(operation, response)
-                signals.send(signals.key_completed, operation, response=response, seconds=seconds)
+                if (admission := admission_of(operation, self.policy)) is not None:
+                    admission.stored(operation, response)
+                send(signals.key_completed, operation, response=response, seconds=seconds)
             case Fail(reason):
-                signals.send(signals.key_failed, operation, reason=reason, seconds=seconds)
+                send(signals.key_failed, operation, reason=reason, seconds=seconds)
             case Release():
-                signals.send(signals.key_released, operation, seconds=seconds)
+                send(signals.key_released, operation, seconds=seconds)
 
     def lose(self, signal: Signal) -> None:
-        signals.send(signal, self.claim.operation, attempt=self.claim.attempt)
+        send(signal, self.claim.operation, attempt=self.claim.attempt)
 
     def abandon(self, verdict: Verdict) -> None:
         """Write ``verdict`` if that is still possible. An error is propagating, and no other error may replace it."""
@@ -248,7 +250,7 @@ class Run(ABC):
         """Announce that the store failed, once."""
         if not self.reported:
             self.reported = True
-            signals.send(signals.store_failed, self.claim.operation, error=error)
+            send(signals.store_failed, self.claim.operation, error=error)
 
 
 # --- Redaction -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Wait for the owner of a key, holding no lock, no transaction and no connection."""
+"""Claim, and wait for the owner of a key, holding no lock, no transaction and no connection."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
 from django.db import Error
 
 from django_idempotency.conf import conf
+from django_idempotency.engine.claims import GRACE_PAUSE, Claimant
 from django_idempotency.engine.shielding import has_thread_of_its_own, lookout
 from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.reporting.log_ids import shown_id
-from django_idempotency.values.outcomes import Available, InFlight, Outcome
+from django_idempotency.policy import Policy
+from django_idempotency.values.outcomes import Available, InFlight, Operation, Outcome
 
-if TYPE_CHECKING:
-    from django_idempotency.engine.claims import Claimant
-
-GRACE_PAUSE = 0.01
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 0.25
 PATIENCE = 5.0
 
 
-def waited_for(pending: Outcome | Pending) -> Outcome:
+def claim(operation: Operation, policy: Policy) -> Outcome:
+    """Claim ``operation``, or return what became of it. With ``wait``, wait first.
+
+    Raises ``LateRetry``, ``NotAdmitted``, ``ReplayForbidden``, ``StoreUnavailable``, ``ClaimInsideTransaction`` or
+    ``DigestCollision``. Nothing was run in these cases.
+    """
+    pending = begin_claim(operation, policy)
     if not isinstance(pending, Pending):
         return pending
     with closing(pending):
@@ -40,6 +42,14 @@ def waited_for(pending: Outcome | Pending) -> Outcome:
             outcome.wait()
             outcome = outcome.ask()
         return outcome
+
+
+def begin_claim(operation: Operation, policy: Policy, *, blocks: bool = True) -> Outcome | Pending:
+    """Do as much of ``claim`` as is possible without waiting. ``blocks``: waiting would block a thread."""
+    claimant = Claimant(operation, policy)
+    claimant.refuse_inside_transaction()
+    claimant.refuse_late()
+    return Pending(claimant, blocks=blocks).ask()
 
 
 class Pending:
@@ -86,8 +96,7 @@ class Pending:
             else:
                 return self.claimant.announce(outcome, waited=self.counted)
             return self
-        id = shown_id(self.operation.id)
-        raise StoreUnavailable(f"The record {id} changed again and again while it was being claimed.")
+        raise StoreUnavailable(f"The record {self.operation.id} changed again and again while it was being claimed.")
 
     def _may_wait(self) -> bool:
         self.counted = self.counted or waiters.enter(self.waits_for, conf().max_waiters)
@@ -168,7 +177,6 @@ class Waiters:
             return True
 
     def leave(self, id: UUID | None) -> None:
-        """Count one caller less."""
         with self._lock:
             self._waiting[id] -= 1
             if not self._waiting[id]:

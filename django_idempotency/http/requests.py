@@ -19,7 +19,6 @@ from django_idempotency import engine
 from django_idempotency.conf import conf, max_body_in_memory, max_fields
 from django_idempotency.engine.digests import keyed
 from django_idempotency.exceptions import AnonymousKey, MalformedKey, MissingKey, RequestIncomplete
-from django_idempotency.http.admission import Admission
 from django_idempotency.policy import Fingerprint, Policy, is_async
 from django_idempotency.reporting.logs import log
 from django_idempotency.values import fingerprints
@@ -93,7 +92,6 @@ def identify(
         entry_point=entry_point,
         sent=_sent(request, key) if policy.keys.max_age is not None else None,
         permits=_permits(caller, policy),
-        admission=None if policy.admit is None else Admission(policy),
     )
     return keyed(operation)
 
@@ -139,7 +137,6 @@ def observed_operation(
 
 
 def _refuse_unfit(key: str, policy: Policy) -> None:
-    """Raise ``MalformedKey`` for a key that does not meet the policy's requirements."""
     if len(key) < policy.keys.min_length:
         raise MalformedKey(
             gettext_noop("The idempotency key has %(length)d characters; this operation requires at least %(least)d."),

@@ -79,7 +79,9 @@ def stored(response: HttpResponseBase, policy: Policy, *, status: int | None = N
         headers += tuple(("Set-Cookie", morsel.OutputString()) for morsel in response.cookies.values())
     if response._reason_phrase is not None:  # type: ignore[attr-defined]
         headers += ((REASON, response.reason_phrase),)
-    kept = StoredResponse(response.status_code, tuple(filter(_can_be_sent, headers)), _body(response, policy))
+    # With a header that can't be sent, a stored response would count as damaged.
+    sendable = tuple(header for header in headers if are_headers([header]))
+    kept = StoredResponse(response.status_code, sendable, _body(response, policy))
     return _without_page(kept, response, policy, status or kept.status)
 
 
@@ -89,19 +91,11 @@ def may_be_stored(header: str) -> bool:
     return not (name in _NEVER_STORED or name.startswith(("proxy-", "x-accel-", ":")))
 
 
-def _can_be_sent(header: tuple[str, str]) -> bool:
-    """Whether a server can send ``header``. With one that can't be sent, a stored response would count as damaged."""
-    return are_headers([header])
-
-
 def _body(response: HttpResponseBase, policy: Policy) -> bytes | None:
-    if response.streaming or not isinstance(response, HttpResponse) or _is_in_file(response):
+    if response.streaming or not isinstance(response, HttpResponse):
         return None
-    return response.content if len(response.content) <= policy.body.limit else None
-
-
-def _is_in_file(response: HttpResponse) -> bool:
-    return not FILE_HEADERS.isdisjoint(map(str.lower, response.headers))
+    is_in_file = not FILE_HEADERS.isdisjoint(map(str.lower, response.headers))
+    return None if is_in_file or len(response.content) > policy.body.limit else response.content
 
 
 def is_browsable_page(response: Any) -> bool:

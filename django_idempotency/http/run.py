@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import ExitStack, closing, nullcontext
-from functools import partial
+from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from django_idempotency import engine
@@ -27,8 +27,16 @@ from django_idempotency.http.responses import replay
 from django_idempotency.http.transactions import is_atomic_request, open_atomic_requests
 from django_idempotency.http.verdicts import verdict_of, verdict_on
 from django_idempotency.policy import Policy
-from django_idempotency.reporting.logs import log
-from django_idempotency.values.outcomes import Duplicate, EntryPoint, Operation, Replay, Verdict, dotted_name
+from django_idempotency.reporting.logs import is_due, log
+from django_idempotency.values.outcomes import (
+    Duplicate,
+    EntryPoint,
+    Operation,
+    Replay,
+    StoredResponse,
+    Verdict,
+    dotted_name,
+)
 
 T = TypeVar("T")
 Refused = Duplicate | IdempotencyError
@@ -43,6 +51,8 @@ class RequestRun:
 
     ``non_atomic``: databases in which the view wants no transaction.
     """
+
+    replayed_as: type[HttpResponse] = HttpResponse
 
     def __init__(
         self,
@@ -61,6 +71,7 @@ class RequestRun:
         self.non_atomic = non_atomic
         self.is_keyed = is_keyed(request, policy)
         self.outer = running(request)
+        self.is_reached = False
         self.run: engine.Run | None = None
         self.failure: TerminalFailure | None = None
         self.transactions: ExitStack | None = None
@@ -77,7 +88,10 @@ class RequestRun:
                 with ExitStack() as self.transactions:
                     if not self.is_keyed:
                         self._open_transactions()
-                    returned = view()
+                    try:
+                        returned = self.rendered(view())
+                    except Exception as error:
+                        returned = self.handled(error)
                     self._raise_failure(returned)
             finally:
                 self._leave()
@@ -91,6 +105,7 @@ class RequestRun:
 
     def guarded(self, handler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Claim the key and call the handler, or return what ``refuse`` returns."""
+        self.is_reached = True
         refused = self._enter(self._begin(engine.begin) if self.is_keyed else None)
         if refused is not None:
             return self.refuse(refused)
@@ -112,7 +127,10 @@ class RequestRun:
         returned, raised = None, None
         try:
             try:
-                returned = await view()
+                try:
+                    returned = self.rendered(await view())
+                except Exception as error:
+                    returned = self.handled(error)
                 self._raise_failure(returned)
             finally:
                 self._leave()
@@ -126,7 +144,15 @@ class RequestRun:
         return end() if self.run is None else await engine.shielded(end)
 
     async def aguarded(self, handler: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
-        refused = self._enter(await self._abegin() if self.is_keyed else None)
+        begun: engine.Run | engine.Pending | Refused | None = None
+        if self.is_keyed:
+            begun = await engine.shielded(partial(self._begin, engine.begin_or_wait), undo=engine.give_back)
+        with closing(begun) if isinstance(begun, engine.Pending) else nullcontext():
+            while isinstance(begun, engine.Pending):
+                await engine.until_due(begun)
+                again = partial(self._unless_refused, begun.operation, partial(engine.begin_again, begun))
+                begun = await engine.shielded(again, undo=engine.give_back)
+        refused = self._enter(begun)
         if refused is not None:
             return self.refuse(refused)
         try:
@@ -134,13 +160,24 @@ class RequestRun:
         except TerminalFailure as failure:
             return self._failed(failure)
 
+    def rendered(self, result: Any) -> HttpResponseBase:
+        """Return the response that the view's framework makes of what the view has returned."""
+        return cast("HttpResponseBase", result)
+
+    def handled(self, error: Exception) -> HttpResponseBase:
+        """Return the response that the view's framework makes of an exception inside the view, or raise it."""
+        raise error
+
     def refuse(self, outcome: Refused) -> HttpResponseBase:
         """Return the response to a caller for whom the handler is not run. Raises an error that stands for none."""
         if isinstance(outcome, Replay):
-            return replay(outcome.response, cacheable=self.policy.cacheable_replays)
+            return self.replay(outcome.response)
         response = problem_response(problem(outcome))
         mark_refusal(response)
         return response
+
+    def replay(self, response: StoredResponse) -> HttpResponse:
+        return replay(response, self.replayed_as, cacheable=self.policy.cacheable_replays)
 
     def _enter(self, begun: engine.Run | Refused | None) -> Refused | None:
         """Let the view see its run, if one has begun. Return what its caller gets instead if it is not to run."""
@@ -220,16 +257,6 @@ class RequestRun:
         except IdempotencyError as error:
             return error
 
-    async def _abegin(self) -> engine.Run | Refused | None:
-        """``_begin``, which waits in the event loop."""
-        begun = await engine.shielded(partial(self._begin, engine.begin_or_wait), undo=engine.give_back)
-        with closing(begun) if isinstance(begun, engine.Pending) else nullcontext():
-            while isinstance(begun, engine.Pending):
-                await engine.until_due(begun)
-                again = partial(self._unless_refused, begun.operation, partial(engine.begin_again, begun))
-                begun = await engine.shielded(again, undo=engine.give_back)
-        return begun
-
     # --- The end
 
     def _end(self, response: HttpResponseBase | None, raised: Exception | None) -> HttpResponseBase:
@@ -273,6 +300,25 @@ class RequestRun:
             run.context.ending = False
 
 
+def guard(view: Callable[..., Any], run_of: Callable[..., RequestRun], *, is_async: bool) -> Callable[..., Any]:
+    """Return ``view`` behind its entry point. ``run_of``: returns the run of a request, with the view's arguments."""
+    if is_async:
+
+        @wraps(view)
+        async def aguarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            run = run_of(request, kwargs)
+            return await run.aperform(partial(run.aguarded, view, request, *args, **kwargs))
+
+        return aguarded
+
+    @wraps(view)
+    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        run = run_of(request, kwargs)
+        return run.perform(partial(run.guarded, view, request, *args, **kwargs))
+
+    return guarded
+
+
 def _end_with(run: engine.Run, verdict: Verdict | None, raised: Exception | None) -> Refused | None:
     """End the run with a verdict, and raise what was ``raised`` again. Without a verdict, that was not expected.
 
@@ -289,6 +335,24 @@ def _end_with(run: engine.Run, verdict: Verdict | None, raised: Exception | None
     if lost is None and raised is not None:
         raise raised
     return lost
+
+
+def report_unguarded(view: type, request: HttpRequest, policy: Policy, response: object) -> None:
+    """Report a success without a call of the handler, around which the entry point is, if ``request`` is keyed.
+
+    Raises ``ImproperlyConfigured`` if the key is required. Otherwise, this is logged once for each view.
+    """
+    if not is_keyed(request, policy) or not 200 <= getattr(response, "status_code", 0) < 300:
+        return
+    name = dotted_name(view)
+    if policy.required:
+        raise ImproperlyConfigured(
+            f"{name} ran unprotected: its dispatch() returned a response to {request.method} without calling a "
+            "handler, around which the entry point is. Call super().dispatch(). A class that is not of REST framework "
+            "needs no handler."
+        )
+    if is_due(f"unprotected {name}"):
+        log(logging.ERROR, "unprotected", "%s runs unprotected: its dispatch() does not call the handler", name)
 
 
 def running(request: HttpRequest) -> engine.Context | None:

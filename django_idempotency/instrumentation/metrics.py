@@ -17,8 +17,7 @@ from django.db import connections
 
 from django_idempotency.reporting.events import EVENTS, Event, Family
 from django_idempotency.reporting.logs import cause, log
-from django_idempotency.stats.queries import at_most, stats
-from django_idempotency.stats.stores import alarms_of_store, labelled, outside_stores
+from django_idempotency.stats.queries import alarms_of_store, at_most, labelled, outside_stores, stats
 from django_idempotency.stores.connections import databases
 from django_idempotency.values.outcomes import Operation
 

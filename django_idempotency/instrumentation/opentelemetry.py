@@ -27,7 +27,6 @@ from django_idempotency.instrumentation.metrics import (
     samples,
 )
 from django_idempotency.reporting.events import Event, Family, listen, listen_to_families, stop_listening
-from django_idempotency.reporting.log_ids import shown_id
 from django_idempotency.reporting.traces import Trace
 from django_idempotency.values.outcomes import Operation
 
@@ -107,7 +106,7 @@ def _mark_span(event: Event, operation: Operation, named: Mapping[str, Any]) -> 
     if "attempt" in named:
         attributes["idempotency.attempt"] = named["attempt"]
     if conf().trace_record_id:
-        attributes["idempotency.record_id"] = str(shown_id(operation.id))
+        attributes["idempotency.record_id"] = str(operation.id)
     span.set_attributes(attributes)
     if run := Trace.of(named.get("trace")):
         span.add_link(SpanContext(int(run.trace_id, 16), int(run.span_id, 16), is_remote=True))

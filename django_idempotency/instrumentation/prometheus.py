@@ -97,8 +97,6 @@ class TableCollector(Collector):
 
 
 class _Counts:
-    """This package's counters and its histogram in one registry."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.counters: dict[str, prometheus_client.Counter] = {}

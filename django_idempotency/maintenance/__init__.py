@@ -13,8 +13,7 @@ from django_idempotency.values.lazily import lazily
 if TYPE_CHECKING:
     from django_idempotency.maintenance.cleaner import cleanup, drop_bodies
     from django_idempotency.maintenance.decisions import Done, Refusal, Refused, allow_retry, extend, fail, resolve
-    from django_idempotency.maintenance.erasure import erase
-    from django_idempotency.maintenance.exporting import export
+    from django_idempotency.maintenance.privacy import erase, export
     from django_idempotency.maintenance.reaper import reap
     from django_idempotency.maintenance.reencryption import reencrypt
     from django_idempotency.maintenance.sweep import Bounds, Swept
@@ -45,8 +44,8 @@ __getattr__ = lazily(
         **dict.fromkeys(__all__, f"{_MAINTENANCE}.decisions"),
         **dict.fromkeys(("cleanup", "drop_bodies"), f"{_MAINTENANCE}.cleaner"),
         **dict.fromkeys(("Bounds", "Swept"), f"{_MAINTENANCE}.sweep"),
-        "erase": f"{_MAINTENANCE}.erasure",
-        "export": f"{_MAINTENANCE}.exporting",
+        "erase": f"{_MAINTENANCE}.privacy",
+        "export": f"{_MAINTENANCE}.privacy",
         "reap": f"{_MAINTENANCE}.reaper",
         "reencrypt": f"{_MAINTENANCE}.reencryption",
     },

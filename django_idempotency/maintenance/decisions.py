@@ -29,12 +29,12 @@ from django_idempotency.exceptions import StoreConflict
 from django_idempotency.http.problems import marked_failed
 from django_idempotency.maintenance import history
 from django_idempotency.maintenance.given_responses import check_given, harmless
+from django_idempotency.maintenance.reaper import have_it_watched
 from django_idempotency.maintenance.records import kept_again, locked, operation_of, record_of, records
 from django_idempotency.maintenance.sweep import in_transaction
-from django_idempotency.maintenance.watching import have_it_watched
 from django_idempotency.models import LIVE, DatabaseNow, IdempotencyRecord, Status, check_move, in_utc
 from django_idempotency.policy import Body, Lease, Mode
-from django_idempotency.reporting.log_ids import shown_id
+from django_idempotency.reporting.events import send
 from django_idempotency.stores import Store
 from django_idempotency.stores.base import Unlocked
 from django_idempotency.stores.codec import encrypted, life_of
@@ -274,7 +274,7 @@ def _decide(
         return Refused(Refusal.NOT_ENCRYPTED)
     if isinstance(outcome, Refusal):
         return Refused(outcome)
-    signals.send(signals.operator_decided, operation_of(outcome), act=decision.act, by=by, digest=decision.digest)
+    send(signals.operator_decided, operation_of(outcome), act=decision.act, by=by, digest=decision.digest)
     return Done(outcome, decision.digest)
 
 
@@ -322,14 +322,15 @@ def _in_database(
 
 
 def _values(record: Any, decision: _Decision) -> dict[str, Any]:
-    """Return the new values of the columns."""
     if decision.act == Act.EXTEND:
         left = _lease_left(record, record.now).total_seconds()
         return {"locked_until": ahead(decision.seconds)} if left < decision.seconds else {}
     if decision.act == Act.ALLOW_RETRY and record.on_hold:
         return {"on_hold": False}
     check_move(record.status, decision.status, decided=decision.response is not None)
-    ended = _kept() | {"status": decision.status, "on_hold": False} | NO_CLAIM
+    # The times come first, because on MariaDB later assignments see the new values of earlier ones.
+    kept = {"expires_at": kept_again("expires_at"), "purge_at": kept_again("purge_at"), "updated_at": DatabaseNow()}
+    ended = kept | {"status": decision.status, "on_hold": False} | NO_CLAIM
     if decision.response is None:
         return ended | {"reason": ALLOWED}
     # The policy of the key's view is not known here, so encrypt whenever there is a key to encrypt with.
@@ -343,11 +344,6 @@ def _values(record: Any, decision: _Decision) -> dict[str, Any]:
         "response_headers": stored.headers,
         "response_body": stored.body,
     }
-
-
-def _kept() -> dict[str, Any]:
-    # These come first, because on MariaDB later assignments see the new values of earlier ones.
-    return {"expires_at": kept_again("expires_at"), "purge_at": kept_again("purge_at"), "updated_at": DatabaseNow()}
 
 
 def _in_store(
@@ -371,7 +367,7 @@ def _in_store(
         with history.transactions():
             write_history(record)
             if not _change(store, seen, decision):
-                raise StoreConflict(f"The record {shown_id(id)} changed while an operator decided about it.")
+                raise StoreConflict(f"The record {id} changed while an operator decided about it.")
         return cast(IdempotencyRecord, record)
 
 

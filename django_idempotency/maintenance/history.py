@@ -25,7 +25,6 @@ from django_idempotency.conf import conf
 from django_idempotency.maintenance.records import records, stores_outside
 from django_idempotency.maintenance.selection import Selection
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.reporting.log_ids import ids_behind
 from django_idempotency.stores.connections import databases
 from django_idempotency.values.keys import id_range, record_id
 from django_idempotency.values.printable import is_blank, printable
@@ -230,7 +229,7 @@ def _redact(entries: QuerySet[Any]) -> None:
 def _candidates(entries: QuerySet[Any], selection: Selection) -> QuerySet[Any, tuple[Any, str | None, str]]:
     entries = entries.exclude(object_repr=ERASED)
     if selection.record is not None:
-        entries = entries.filter(object_id__in=[str(id) for id in ids_behind(selection.record)])
+        entries = entries.filter(object_id=str(selection.record))
     if selection.key is not None:
         first, _last = id_range(selection.key)
         entries = entries.filter(object_id__startswith=str(first)[:OF_KEY])

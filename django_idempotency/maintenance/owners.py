@@ -13,7 +13,7 @@ from django_idempotency.maintenance.records import TABLE
 from django_idempotency.models import LIVE
 from django_idempotency.policy import Mode
 from django_idempotency.stats.formatting import age
-from django_idempotency.stats.sessions import ask_postgresql
+from django_idempotency.stats.queries import ask_postgresql
 from django_idempotency.stores.claim_function import LOCK_HOLDERS
 from django_idempotency.values.keys import id_range, record_id
 from django_idempotency.values.printable import printable

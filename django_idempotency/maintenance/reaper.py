@@ -8,13 +8,16 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Unpack
+from uuid import UUID
 
 from django.db.models import DurationField, ExpressionWrapper, F, Max, Q
 
 from django_idempotency import signals
 from django_idempotency.conf import conf
+from django_idempotency.engine import leases
 from django_idempotency.engine.decisions import LEASE_LAPSED
 from django_idempotency.engine.leases import BEATS_PER_LEASE
+from django_idempotency.maintenance.advice import Standing, standing
 from django_idempotency.maintenance.records import Records, kept_again, lockable, locked, operation_of, records
 from django_idempotency.maintenance.sweep import (
     Batch,
@@ -28,14 +31,19 @@ from django_idempotency.maintenance.sweep import (
     stepwise,
     sweep,
 )
-from django_idempotency.models import DatabaseNow, Status, check_move
+from django_idempotency.models import DatabaseNow, IdempotencyRecord, Status, check_move
+from django_idempotency.policy import Mode
+from django_idempotency.reporting.events import send
+from django_idempotency.stores import Store, store_for
 from django_idempotency.stores.database import ahead, try_to_write
+from django_idempotency.values.outcomes import Snapshot
 
 LONGEST_WATCH = 60.0
 LOOK_EVERY = 1.0
 LOOKED_AT = 1000  # records of a distributed table that are read to find out whether any is overdue
 _LAPSED = Q(mode="lease", locked_until__gt=F("locked_at"))
 MOVED = ("scope", "key", "method", "path", "fingerprint", "status", "hold_on_crash")
+ASK_EVERY = 0.1  # seconds between two looks at one record
 
 
 @stepwise
@@ -61,7 +69,7 @@ def reap(*, older_than: float = 0, **bounds: Unpack[Bounds]) -> Iterator[Swept]:
     ownerless = Oldest(lambda: rows.filter(_is_ownerless(time.monotonic() - began)), "locked_until")
     for one, swept in sweep(ownerless, _move, bounds, batch=conf().sweep_batch, pause=0, ends=ends):
         for record in one.changed:
-            signals.send(signals.key_reaped, operation_of(record), on_hold=record.hold_on_crash, reason=LEASE_LAPSED)
+            send(signals.key_reaped, operation_of(record), on_hold=record.hold_on_crash, reason=LEASE_LAPSED)
         on_hold = sum(record.hold_on_crash for record in one.changed)
         yield replace(swept, done={"failed": len(one.changed) - on_hold, "on_hold": on_hold})
 
@@ -127,3 +135,38 @@ def _move(rows: Records) -> Batch:
         updated_at=DatabaseNow(),
     )
     return Batch(changed=moved, picked=len(moved))
+
+
+# --- Before an operator decides --------------------------------------------------------------------------------------
+
+
+def have_it_watched(record: IdempotencyRecord, store: Store | None = None) -> None:
+    """Watch whether the owner renews its lapsed lease. If it does not, a later attempt will not be refused."""
+    store = store or store_of(record)
+    if snapshot := store.read(record.pk):
+        leases.suspect(snapshot, store)
+
+
+def store_of(record: IdempotencyRecord) -> Store:
+    """Return the store of a record that was read from a database."""
+    return store_for(conf().policy.derive(using=record._state.db))
+
+
+def watch(store: Store, id: UUID) -> None:
+    """Wait until the owner has renewed its lapsed lease, or has had the time to; not at all if none lapsed."""
+    record = seen = store.read(id)
+    if record is None or record.mode != Mode.LEASE or standing(record) is not Standing.LAPSED:
+        return
+    leases.suspect(record, store)
+    assert record.locked_at is not None  # by contract, both
+    assert record.locked_until is not None
+    lease = (record.locked_until - record.locked_at).total_seconds()
+    ends = time.monotonic() + lease / leases.BEATS_PER_LEASE + 2 * leases.LONGEST_GAP
+    while seen is not None and _is_undecided(seen, record) and time.monotonic() < ends:
+        time.sleep(ASK_EVERY)
+        seen = store.read(id)
+
+
+def _is_undecided(seen: Snapshot, record: Snapshot) -> bool:
+    """Whether the lease is still lapsed, and its owner has not been found to be gone yet."""
+    return seen.token == record.token and standing(seen) is Standing.LAPSED and not seen.lease_expired

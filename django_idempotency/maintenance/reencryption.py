@@ -15,7 +15,15 @@ from django_idempotency.engine.digests import key_id_of
 from django_idempotency.maintenance.records import HAS_BODY, Records, records
 from django_idempotency.maintenance.sweep import Batch, Bounds, Pages, Swept, stepwise, sweep
 from django_idempotency.models import TERMINAL, IdempotencyRecord
-from django_idempotency.stores.codec import encrypted, encryption_key_of, is_encrypted, key_id, life_of, stored_response
+from django_idempotency.stores.codec import (
+    OVERHEAD,
+    encrypted,
+    encryption_key_of,
+    is_encrypted,
+    key_id,
+    life_of,
+    stored_response,
+)
 from django_idempotency.values.outcomes import StoredResponse
 
 PAGE = 500
@@ -83,8 +91,6 @@ def _reencrypt(rows: Records) -> Batch:
 
 def _padded_to(record: IdempotencyRecord) -> int:
     """Return the length in bytes of what is encrypted, with the padding that a view's policy may have asked for."""
-    from django_idempotency.stores.encryption import OVERHEAD
-
     if not is_encrypted(StoredResponse.of(0, record.response_headers, None)):
         return 0
     return max(0, len(record.response_body or b"") - OVERHEAD)

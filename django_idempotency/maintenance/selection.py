@@ -9,7 +9,7 @@ from django.db.models import Value
 from django.db.models.functions import Substr
 
 from django_idempotency.maintenance.records import Records
-from django_idempotency.reporting.log_ids import ids_behind
+from django_idempotency.values.keys import is_record_id
 from django_idempotency.values.outcomes import Snapshot
 
 
@@ -20,7 +20,7 @@ class Selection:
     - ``scope``: a whole scope, as it is stored.
     - ``scope_prefix``: the beginning of a scope, up to a separator, such as ``acme/`` for a tenant.
     - ``key``: a whole key, as the client sent it, in any scope.
-    - ``record``: the id of a record, or the id that logs show for it.
+    - ``record``: the id of a record.
     - ``path``: a whole path, as it is stored.
 
     Raises ``ValueError`` if nothing is set, if a text is empty, or if the prefix ends with a letter or a digit:
@@ -50,14 +50,16 @@ class Selection:
             and self.scope in (None, record.scope)
             and record.scope.startswith(self.scope_prefix or "")
             and self.key in (None, record.key)
-            and (self.record is None or record.id in ids_behind(self.record))
+            and self.record in (None, record.id)
         )
 
     def near(self, rows: Records) -> Records:
         """Narrow ``rows`` by their primary key, as far as the selection determines it."""
         if self.key is not None:
             rows = rows.with_key(self.key)
-        return rows if self.record is None else rows.filter(pk__in=ids_behind(self.record))
+        if self.record is None:
+            return rows
+        return rows.filter(pk=self.record) if is_record_id(self.record) else rows.none()
 
     def of(self, rows: Records) -> Records:
         """Return those of ``rows`` that are selected. ``near`` must have narrowed them."""

@@ -190,7 +190,7 @@ class Oldest:
             return
         passed: set[Any] = set()  # records that were tried, and stay
         last: datetime | None = None
-        take = _by_shard if is_sharded(self.rows()) else _at_once
+        sharded = is_sharded(self.rows())
         while True:
             left = self.rows().order_by(self.due)
             if passed:
@@ -198,17 +198,13 @@ class Oldest:
             if last is not None:
                 # Not from the beginning: until it is vacuumed, that part of the index is full of dead entries.
                 left = left.filter(**{f"{self.due}__gte": last})
-            batch = take(left, change, size, passed)
+            batch = _by_shard(left, change, size, passed) if sharded else _changed(left, change, size)
             passed.update(batch.bad)
             last = batch.last or last
             batch = replace(batch, finished=batch.picked < size)
             yield batch
             if batch.finished:
                 return
-
-
-def _at_once(rows: Rows, change: Change, size: int, passed: set[Any]) -> Batch:
-    return _changed(rows, change, size)
 
 
 def _by_shard(rows: Rows, change: Change, size: int, passed: set[Any]) -> Batch:

@@ -8,8 +8,8 @@ from django_idempotency.values.lazily import lazily
 
 if TYPE_CHECKING:
     from django_idempotency.engine import Context
-    from django_idempotency.messages.attempt import current_context
-    from django_idempotency.messages.consumer import Backoff, Consumer, aconsume, consume
+    from django_idempotency.messages.attempt import Backoff, current_context
+    from django_idempotency.messages.consumer import Consumer, aconsume, consume
     from django_idempotency.messages.message import (
         Ack,
         AlreadyDone,
@@ -63,8 +63,8 @@ __getattr__ = lazily(
     __name__,
     {
         **dict.fromkeys(__all__, f"{_MESSAGES}.message"),
-        "current_context": f"{_MESSAGES}.attempt",
-        **dict.fromkeys(("Backoff", "Consumer", "aconsume", "consume"), f"{_MESSAGES}.consumer"),
+        **dict.fromkeys(("Backoff", "current_context"), f"{_MESSAGES}.attempt"),
+        **dict.fromkeys(("Consumer", "aconsume", "consume"), f"{_MESSAGES}.consumer"),
         "Context": "django_idempotency.engine",
         "NOT_KEPT": f"{_MESSAGES}.results",
     },

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from asgiref.sync import sync_to_async
+from django.core.exceptions import ImproperlyConfigured
 
 from django_idempotency import engine
 from django_idempotency.conf import conf, resolve
@@ -23,11 +26,13 @@ from django_idempotency.messages.message import (
     Done,
     Exhausted,
     InFlightElsewhere,
+    Malformed,
     MarkedFailed,
     Message,
     OutOfTurn,
     Refused,
     RejectMessage,
+    Retry,
     RetryLater,
     StoreAway,
 )
@@ -35,6 +40,8 @@ from django_idempotency.messages.results import (
     DONE,
     ERRORS,
     REJECTED,
+    TYPED_JSON,
+    Codec,
     final,
     reason_of,
     result_of,
@@ -47,6 +54,7 @@ from django_idempotency.values.fingerprints import canonical_json, digest
 from django_idempotency.values.outcomes import (
     Claimed,
     Duplicate,
+    EntryPoint,
     Fail,
     InFlight,
     Keep,
@@ -59,10 +67,9 @@ from django_idempotency.values.outcomes import (
     Verdict,
 )
 
-if TYPE_CHECKING:
-    from django_idempotency.messages.consumer import Consumer
-
 METHOD = "MESSAGE"
+MAX_ATTEMPTS = 10
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 OPERATOR_DELAY = 60
 STORE_DELAY = 1
 NOTHING_STATED = Policy()
@@ -110,10 +117,76 @@ def message_span(message: Message) -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backoff:
+    """Seconds before the next attempt: ``first``, then ``factor`` times longer after each, at most ``longest``."""
+
+    first: float = 1
+    factor: float = 2
+    longest: float = 300
+
+    def __call__(self, attempt: int) -> float:
+        return min(self.first * self.factor ** min(attempt - 1, 100), self.longest)
+
+
+BACKOFF = Backoff()
+
+
+@dataclass(frozen=True, eq=False)
+class Handling:
+    """How a consumer handles its messages. See ``Consumer``."""
+
+    name: str
+    handler: Callable[..., Any]
+    policy: Policy | None = field(default=None, kw_only=True)
+    max_attempts: int = field(default=MAX_ATTEMPTS, kw_only=True)
+    backoff: Callable[[int], float] = field(default=BACKOFF, kw_only=True)
+    codec: Codec = field(default=TYPED_JSON, kw_only=True)
+    sender: object = field(default=None, kw_only=True)
+    entry_point: EntryPoint = field(default=EntryPoint.CONSUMER, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ImproperlyConfigured(
+                f"The consumer's name is {self.name!r}; use 1 to 100 letters, digits, dots, hyphens or underscores."
+            )
+        if not isinstance(self.max_attempts, int) or self.max_attempts < 1:
+            raise ImproperlyConfigured(f"max_attempts is {self.max_attempts!r}; it must be an integer of at least 1.")
+
+    # --- What adapters decide otherwise
+
+    def verdict_on(self, error: Exception) -> Verdict | None:
+        """Return the verdict on the record when the handler raises ``error``, or ``None`` if a retry runs again."""
+        return None
+
+    def verdict_on_result(self, result: Any) -> Verdict | None:
+        """Return the verdict on the record when the handler returns ``result``, or ``None`` to keep the result."""
+        return None
+
+    def verdict_when_exhausted(self) -> Verdict | None:
+        """Return the verdict on the record when all attempts are used up, or ``None`` if it keeps their number."""
+        return None
+
+    def after_mismatch(self, *, running: bool) -> Delivery:
+        """Return what to tell the broker of a message with another body, whose first one may be ``running``."""
+        return Malformed("its id was first used for a message with a different body")
+
+    def is_exhausted(self, claim: Claimed, message: Message, limit: int) -> bool:
+        """Return whether the attempts before ``claim`` have reached ``limit``."""
+        return claim.attempt > limit
+
+    def after(self, error: Exception, attempt: int, limit: int) -> Delivery:
+        """Return what to tell the broker when the handler raised ``error`` in attempt ``attempt`` of ``limit``."""
+        reason = f"{type(error).__name__}: {error}".strip(": ")
+        if attempt >= limit:
+            return Exhausted(f"attempt {attempt} of {limit} failed: {reason}", attempt)
+        return Retry(self.backoff(attempt), reason, attempt, error)
+
+
 class Attempt:
     """One delivery of a message to a consumer."""
 
-    def __init__(self, consumer: Consumer, message: Message) -> None:
+    def __init__(self, consumer: Handling, message: Message) -> None:
         self.consumer = consumer
         self.message = message
         policy = resolve(consumer.policy or NOTHING_STATED)

@@ -10,6 +10,7 @@ from django_idempotency import engine, signals
 from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.messages.attempt import STORE_DELAY, Attempt, message_span
 from django_idempotency.messages.message import Delivery, Reject, RetryLater, StoreAway
+from django_idempotency.reporting.events import send
 from django_idempotency.values.outcomes import Claimed, Verdict
 
 Attempts = Mapping[int, Attempt]  # by their places among the messages
@@ -48,7 +49,7 @@ def _claim(group: Attempts, deliveries: dict[int, Delivery]) -> dict[int, Claime
     try:
         outcomes = engine.claim_many([attempt.operation for attempt in group.values()], first.policy)
     except StoreUnavailable as error:
-        signals.send(signals.store_failed, first.operation, error=error)
+        send(signals.store_failed, first.operation, error=error)
         deliveries |= dict.fromkeys(group, StoreAway(STORE_DELAY, str(error)))
         return {}
     by_place = dict(zip(group, outcomes, strict=True))

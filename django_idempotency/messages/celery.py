@@ -33,8 +33,7 @@ from django_idempotency.messages import (
     celery_exit,  # noqa: F401 (listens)
     celery_requests,
 )
-from django_idempotency.messages.consumer import TaskDecorator
-from django_idempotency.policy import Policy
+from django_idempotency.policy import Decorator, Policy
 from django_idempotency.values.keys import child_key, record_id
 from django_idempotency.values.outcomes import Claimed, EntryPoint, Release, Verdict
 
@@ -61,7 +60,9 @@ def _protected(function: Callable[..., Any], *, policy: Policy, max_crashes: int
     def run(*args: Any, **kwargs: Any) -> Any:
         task = _delivered(run)
         message = task and _message(task, function, args)
-        if message is None or message in _at_work.get() or _is_part_of_a_run(task, policy):
+        # What an eager task does inside a transaction is committed or rolled back with it.
+        is_part_of_a_run = message and task.request.is_eager and engine.in_transaction(resolve(policy))
+        if message is None or message in _at_work.get() or is_part_of_a_run:
             return function(*args, **kwargs)
         consumer = _TaskConsumer(
             "celery",
@@ -87,7 +88,7 @@ if TYPE_CHECKING:
 else:
     _Options = Policy
 
-idempotent_task = TaskDecorator(_Options, _protected, "max_crashes")
+idempotent_task = Decorator(_Options, _protected, "idempotent_task", "max_crashes")
 """Run a task's function once for each task id: ``@shared_task(acks_late=True)`` above ``@idempotent_task``, or
 ``@idempotent_task(…)`` with ``policy=`` or any options of ``Policy``.
 
@@ -113,11 +114,6 @@ def _delivered(run: Callable[..., Any]) -> Any:
     # An opaque decorator may hide the function. It belongs to another task only if that task shows it.
     hidden = not any(run in celery_requests.layers(other) for other in task.app.tasks.values())
     return task if hidden else None
-
-
-def _is_part_of_a_run(task: Any, policy: Policy) -> bool:
-    """Whether the task runs eagerly inside a transaction, with which its effects are committed or rolled back."""
-    return bool(task.request.is_eager) and engine.in_transaction(resolve(policy))
 
 
 def _message(task: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> Message:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
@@ -15,28 +12,20 @@ from django.db import Error, close_old_connections, connections
 
 from django_idempotency import engine
 from django_idempotency.engine import Context
-from django_idempotency.messages.attempt import Attempt, message_span
+from django_idempotency.messages.attempt import BACKOFF, MAX_ATTEMPTS, Attempt, Handling, message_span
 from django_idempotency.messages.batch import consume_together
 from django_idempotency.messages.message import (
     Delivery,
-    Exhausted,
     Malformed,
     Message,
     Reject,
-    Retry,
     Unidentifiable,
     identified,
 )
-from django_idempotency.messages.results import TYPED_JSON, Codec
-from django_idempotency.policy import Policy, is_async, policy_of
-from django_idempotency.values.outcomes import Claimed, EntryPoint, Verdict, dotted_name
-
-MAX_ATTEMPTS = 10
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+from django_idempotency.policy import Policy, is_async
+from django_idempotency.values.outcomes import dotted_name
 
 Handler = Callable[[Message, Context], Any]
-F = TypeVar("F", bound=Callable[..., Any])
-Options = ParamSpec("Options")
 
 
 def _close_broken_connections() -> None:
@@ -51,23 +40,7 @@ def _close_broken_connections() -> None:
             connection.close_if_unusable_or_obsolete()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Backoff:
-    """Seconds before the next attempt: ``first``, then ``factor`` times longer after each, at most ``longest``."""
-
-    first: float = 1
-    factor: float = 2
-    longest: float = 300
-
-    def __call__(self, attempt: int) -> float:
-        return min(self.first * self.factor ** min(attempt - 1, 100), self.longest)
-
-
-BACKOFF = Backoff()
-
-
-@dataclass(frozen=True, eq=False)
-class Consumer:
+class Consumer(Handling):
     """Handles each message once.
 
     ``name``: part of the key, with the message's source, so that two consumers of one queue each handle all messages.
@@ -78,23 +51,6 @@ class Consumer:
     ``codec``: how results are kept.
     ``sender``: the ``sender`` of signals; by default, the handler.
     """
-
-    name: str
-    handler: Callable[..., Any]
-    policy: Policy | None = field(default=None, kw_only=True)
-    max_attempts: int = field(default=MAX_ATTEMPTS, kw_only=True)
-    backoff: Callable[[int], float] = field(default=BACKOFF, kw_only=True)
-    codec: Codec = field(default=TYPED_JSON, kw_only=True)
-    sender: object = field(default=None, kw_only=True)
-    entry_point: EntryPoint = field(default=EntryPoint.CONSUMER, kw_only=True)
-
-    def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise ImproperlyConfigured(
-                f"The consumer's name is {self.name!r}; use 1 to 100 letters, digits, dots, hyphens or underscores."
-            )
-        if not isinstance(self.max_attempts, int) or self.max_attempts < 1:
-            raise ImproperlyConfigured(f"max_attempts is {self.max_attempts!r}; it must be an integer of at least 1.")
 
     def consume(self, message: Message) -> Delivery:
         """Handle ``message`` unless it was handled before, and return what to tell the broker. See ``consume()``."""
@@ -163,35 +119,6 @@ class Consumer:
         except Unidentifiable as error:
             return Malformed(str(error))
 
-    # --- What adapters decide otherwise
-
-    def verdict_on(self, error: Exception) -> Verdict | None:
-        """Return the verdict on the record when the handler raises ``error``, or ``None`` if a retry runs again."""
-        return None
-
-    def verdict_on_result(self, result: Any) -> Verdict | None:
-        """Return the verdict on the record when the handler returns ``result``, or ``None`` to keep the result."""
-        return None
-
-    def verdict_when_exhausted(self) -> Verdict | None:
-        """Return the verdict on the record when all attempts are used up, or ``None`` if it keeps their number."""
-        return None
-
-    def after_mismatch(self, *, running: bool) -> Delivery:
-        """Return what to tell the broker of a message with another body, whose first one may be ``running``."""
-        return Malformed("its id was first used for a message with a different body")
-
-    def is_exhausted(self, claim: Claimed, message: Message, limit: int) -> bool:
-        """Return whether the attempts before ``claim`` have reached ``limit``."""
-        return claim.attempt > limit
-
-    def after(self, error: Exception, attempt: int, limit: int) -> Delivery:
-        """Return what to tell the broker when the handler raised ``error`` in attempt ``attempt`` of ``limit``."""
-        reason = f"{type(error).__name__}: {error}".strip(": ")
-        if attempt >= limit:
-            return Exhausted(f"attempt {attempt} of {limit} failed: {reason}", attempt)
-        return Retry(self.backoff(attempt), reason, attempt, error)
-
 
 def consume(
     message: Message,
@@ -229,25 +156,3 @@ async def aconsume(
     """
     made = Consumer(consumer, handler, policy=policy, max_attempts=max_attempts, backoff=backoff)
     return await made.aconsume(message)
-
-
-class TaskDecorator(Generic[Options]):
-    """A decorator of a task's function: bare, with ``policy=``, or with any options of ``Policy``.
-
-    ``options``: taken for the types of its arguments only, those of ``Policy`` and ``limit``.
-    ``protect``: takes the function, ``policy`` and maybe ``limit``, and returns the protected function.
-    """
-
-    def __init__(self, options: Callable[Options, Policy], protect: Callable[..., Any], limit: str) -> None:
-        self._protect, self._limit = protect, limit
-
-    @overload
-    def __call__(self, function: F, /) -> F: ...
-    @overload
-    def __call__(self, *, policy: Policy, **limit: int) -> Callable[[F], F]: ...
-    @overload
-    def __call__(self, *args: Options.args, **options: Options.kwargs) -> Callable[[F], F]: ...
-    def __call__(self, *function: Any, **options: Any) -> Any:
-        limit = {self._limit: options.pop(self._limit)} if self._limit in options else {}
-        decorate = partial(self._protect, policy=policy_of(options), **limit)
-        return decorate(*function) if function else decorate

@@ -14,8 +14,8 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django_idempotency import engine
 from django_idempotency.conf import resolve
 from django_idempotency.messages import NOT_KEPT, Ack, Consumer, Message, Reject, Retry, RetryLater
-from django_idempotency.messages.consumer import MAX_ATTEMPTS, TaskDecorator
-from django_idempotency.policy import Policy
+from django_idempotency.messages.attempt import MAX_ATTEMPTS
+from django_idempotency.policy import Decorator, Policy
 from django_idempotency.values.outcomes import dotted_name
 
 
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 else:
     _Options = Policy
 
-idempotent_task = TaskDecorator(_Options, _protected, "max_attempts")
+idempotent_task = Decorator(_Options, _protected, "idempotent_task", "max_attempts")
 """Run a task's function once for each task: ``@task(takes_context=True)`` above ``@idempotent_task``, or
 ``@idempotent_task(…)`` with ``policy=`` or any options of ``Policy``.
 

@@ -98,12 +98,10 @@ class Ack:
     result: Any
 
 
-@dataclass(frozen=True, slots=True)
 class Done(Ack):
     """The handler ran, and its effects are committed."""
 
 
-@dataclass(frozen=True, slots=True)
 class AlreadyDone(Ack):
     """The message was handled before. The handler did not run again."""
 
@@ -116,17 +114,14 @@ class RetryLater:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class InFlightElsewhere(RetryLater):
     """Another consumer is handling the message now."""
 
 
-@dataclass(frozen=True, slots=True)
 class OutOfTurn(RetryLater):
     """An earlier message has to be handled first. This one was not tried, and its broker keeps it behind that one."""
 
 
-@dataclass(frozen=True, slots=True)
 class AwaitsOperator(RetryLater):
     """The message is on hold until an operator decides whether it was handled."""
 
@@ -156,17 +151,14 @@ class Reject:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class Refused(Reject):
     """The handler raised ``RejectMessage``, now or before."""
 
 
-@dataclass(frozen=True, slots=True)
 class MarkedFailed(Reject):
     """An operator has decided that the message failed."""
 
 
-@dataclass(frozen=True, slots=True)
 class Malformed(Reject):
     """The message can't be identified, or its body differs from the first one under its id."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -9,12 +10,14 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import groupby
 from typing import Any, Generic, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
+from django_idempotency.conf import conf
 from django_idempotency.messages.consumer import Consumer
 from django_idempotency.messages.message import (
     ATTEMPTS,
@@ -253,7 +256,6 @@ class Runner(ABC, Generic[D]):
             return Malformed(f"it can't be identified: {error!r}")
 
     def _tell(self, outcomes: Sequence[tuple[D, Delivery]]) -> None:
-        """Tell the broker the outcomes, in order."""
         for handled, part in groupby(outcomes, lambda outcome: isinstance(outcome[1], Ack)):
             if handled:
                 self.ack([received for received, _delivery in part])
@@ -298,3 +300,47 @@ def runner_at(path: str) -> Runner[Any]:
     if not isinstance(found, Runner):
         raise ImproperlyConfigured(f"{path!r} is {found!r}; it must be a runner, or return one.")
     return found
+
+
+# --- Its health over HTTP, for the supervisor that restarts it -------------------------------------------------------
+
+
+@contextmanager
+def health_endpoint(runner: Runner[Any], address: str) -> Iterator[int]:
+    """Serve ``/healthz`` (200 or 503) on ``host:port``, and ``/metrics`` if Prometheus is on. Yield the port."""
+    host, _colon, port = address.rpartition(":")
+    server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), _handler(runner))
+    thread = threading.Thread(target=server.serve_forever, name="idempotency-health", daemon=True)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _handler(runner: Runner[Any]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, content_type, body = _answer(runner, self.path)
+            self.send_response(status)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            pass
+
+    return Handler
+
+
+def _answer(runner: Runner[Any], path: str) -> tuple[int, str, bytes]:
+    if path == "/healthz":
+        state = {"healthy": runner.is_healthy, "at_work": len(runner.at_work), "outcomes": dict(runner.counts)}
+        return 200 if runner.is_healthy else 503, "application/json", json.dumps(state).encode()
+    if path == "/metrics" and "prometheus" in conf().instrumentation:
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+        return 200, CONTENT_TYPE_LATEST, generate_latest()
+    return 404, "text/plain", b"There is /healthz, and /metrics with Prometheus.\n"

@@ -1,14 +1,16 @@
 """The only catalogue of events: the name, signal, meaning and log level of each.
 
-Signals, log records, counters, metrics and statistics all take their names from here.
+Signals, log records, counters, metrics and statistics all take their names from here. Logs and counters are called
+directly, because they hear of most requests; only a project's receivers are called by Django's signals.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial, update_wrapper
+from functools import partial
 from typing import Any
 
 from django.dispatch import Signal
@@ -44,7 +46,6 @@ class Event:
 
     @property
     def is_outcome(self) -> bool:
-        """Whether it is the outcome of a caller's claim."""
         return self.name in OUTCOMES
 
 
@@ -85,7 +86,7 @@ EVENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Events that a wing adds. Each signal is sent once for several of them, by ``signals.send_several``.
+    """Events that a wing adds. Each signal is sent once for several of them, by ``send_several``.
 
     ``name``: the wing's, in logs and statistics. ``label``: what the ``sender`` of the signals is, such as
     ``"publisher"``; metrics have a label of this name. ``titles``: what statistics call each event, by its name.
@@ -114,10 +115,13 @@ def families() -> list[Family]:
     return list(_families)
 
 
+_listeners: dict[Signal, dict[Hashable, tuple[Event, Receiver]]] = defaultdict(dict)
+
+
 def listen(receive: Receiver, uid: Hashable, events: Iterable[Event] = EVENTS) -> None:
-    """Connect ``receive`` to each of ``events``. Calling this again with the same ``uid`` changes nothing."""
+    """Call ``receive`` for each of ``events``. Calling this again with the same ``uid`` changes nothing."""
     for event in events:
-        event.signal.connect(_receiving(receive, event), weak=False, dispatch_uid=(uid, event.counted_as))
+        _listeners[event.signal].setdefault((uid, event.counted_as), (event, receive))
 
 
 def listen_to_families(
@@ -138,22 +142,36 @@ def stop_listening(uid: Hashable) -> None:
     """Undo ``listen`` and ``listen_to_families`` for the same ``uid``."""
     _followers.pop(uid, None)
     for event in (*EVENTS, *(event for family in _families for event in family.events)):
-        event.signal.disconnect(dispatch_uid=(uid, event.counted_as))
+        _listeners[event.signal].pop((uid, event.counted_as), None)
 
 
-def _receiving(receive: Receiver, event: Event) -> Receiver:
-    if event.reason is None:
-        return update_wrapper(partial(receive, event), receive)  # when Django logs an error, it names the receiver
+def send(signal: Signal, operation: Operation, **named: Any) -> None:
+    """Send ``signal``. An error in a listener or a receiver is logged and not raised."""
+    _send(signal, operation.sender, operation, {"operation": operation, **named})
 
-    def receive_if_meant(**named: Any) -> None:
-        if event.reason == named.get("reason"):
-            receive(event, **named)
 
-    return receive_if_meant
+def send_several(signal: Signal, sender: str, count: int, using: str) -> None:
+    """Send a wing's ``signal`` once for ``count`` events, if there are any. Errors are handled as by ``send``."""
+    if count:
+        _send(signal, sender, None, {"count": count, "using": using})
+
+
+def _send(signal: Signal, sender: object, operation: Operation | None, named: dict[str, Any]) -> None:
+    calls: list[Callable[..., object]] = [
+        partial(receive, event, sender=sender)
+        for event, receive in tuple(_listeners.get(signal, {}).values())
+        if event.reason in (None, named.get("reason"))
+    ]
+    if signal.receivers:
+        calls.append(partial(signal.send_robust, sender=sender))
+    for call in calls:
+        try:
+            call(**named)
+        except Exception as error:  # Django logs an error with the receiver's name, and fails if it has none
+            log(logging.ERROR, "receiver", "error in a receiver of a signal", operation=operation, error=error)
 
 
 def log_events() -> None:
-    """Log every event that has a level, from now on."""
     listen(_log, __name__, [event for event in EVENTS if event.level is not None])
     listen_to_families(_log_several, __name__)
 

@@ -14,7 +14,6 @@ from typing import Any
 from uuid import UUID
 
 from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.reporting.log_ids import shown_id
 from django_idempotency.values.outcomes import Operation
 from django_idempotency.values.printable import printable
 
@@ -34,14 +33,14 @@ def log(
 ) -> None:
     """Log ``message`` with the fields of ``operation`` or a record, and with the traceback of ``error`` if given.
 
-    Strings in ``arguments`` and ``reason`` are made printable, and ids are shown by ``shown_id``.
+    Strings in ``arguments`` and ``reason`` are made printable.
     """
     id = operation.id if operation else record_id
     fields = {
         "event": event,
         "entry_point": operation and operation.entry_point and str(operation.entry_point),
         "view": operation and operation.view,
-        "record_id": id and str(shown_id(id)),
+        "record_id": id and str(id),
         "attempt": attempt,
         "reason": reason and printable(str(reason)),
     }
@@ -49,8 +48,6 @@ def log(
 
 
 def _shown(argument: object) -> object:
-    if isinstance(argument, UUID):
-        return shown_id(argument)
     return printable(argument) if isinstance(argument, str) else argument
 
 
@@ -59,19 +56,12 @@ def log_lost_response(what: str, id: UUID, error: Exception | None) -> None:
 
     The error's text and traceback are left out, because either may contain a part of the response.
     """
-    details = (id, what, "" if error is None else f": {_raised(error)}")
-    log(
-        logging.ERROR,
-        "response_lost",
-        "the response of idempotency record %s %s%s",
-        *details,
-        record_id=id,
-    )
-
-
-def _raised(error: Exception) -> str:
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} at {place.filename}:{place.lineno}"
+    raised = ""
+    if error is not None:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raised = f": {type(error).__name__} at {place.filename}:{place.lineno}"
+    message = "the response of idempotency record %s %s%s"
+    log(logging.ERROR, "response_lost", message, id, what, raised, record_id=id)
 
 
 # --- Messages that would be repeated ---------------------------------------------------------------------------------
@@ -106,13 +96,10 @@ def cause(error: BaseException) -> str:
         error = error.__cause__
     driver = error.__cause__ or error
     name, code = type(error).__name__, _code(driver)
-    if code is None:
-        return f"{name}: {str(driver).splitlines()[0]}" if _is_a_drivers(driver) and str(driver) else name
-    return f"{name} {code}"
-
-
-def _is_a_drivers(error: BaseException) -> bool:
-    return any(base.__module__.partition(".")[0] in _DRIVERS for base in type(error).__mro__)
+    if code is not None:
+        return f"{name} {code}"
+    is_drivers_own = any(base.__module__.partition(".")[0] in _DRIVERS for base in type(driver).__mro__)
+    return f"{name}: {str(driver).splitlines()[0]}" if is_drivers_own and str(driver) else name
 
 
 def _code(error: Any) -> str | None:

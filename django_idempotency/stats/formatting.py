@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from django.template.defaultfilters import filesizeformat
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
-from django_idempotency.stats.queries import Alarms, Due, Pending, Size
-from django_idempotency.stats.sessions import ByLock
+from django_idempotency.stats.queries import Alarms, ByLock, Due, Pending, Size
 
 LATE = 1800  # seconds; three times the interval of the tasks
 
@@ -34,7 +34,6 @@ def amount(number: float | None, most: float | None = None) -> str:
 
 
 def share(part: float) -> str:
-    """Return ``part`` as a percentage, such as ``0.42 %``."""
     return f"{_two_places(part * 100)} %"
 
 
@@ -43,7 +42,6 @@ def _two_places(number: float) -> str:
 
 
 def volume(bytes: float | None) -> str:
-    """Return a size such as ``1.2 GB``."""
     return _("unknown") if bytes is None else filesizeformat(round(bytes)).replace("\xa0", " ")
 
 
@@ -69,7 +67,6 @@ def age(seconds: float) -> str:
 
 
 def sizes(size: Size) -> list[Figure]:
-    """Return how large the table is."""
     dead = f"{amount(size.dead_rows)} ({volume(size.dead_bytes)})"
     return [
         Figure(_("rows"), amount(size.rows)),
@@ -81,7 +78,6 @@ def sizes(size: Size) -> list[Figure]:
 
 
 def waiting(pending: Pending, most: float) -> list[Figure]:
-    """Return how many keys are not finished, and how old they are."""
     return [
         Figure(_("pending"), amount(pending.pending, most)),
         Figure(_("age, p50"), duration(pending.pending_p50)),
@@ -94,7 +90,6 @@ def waiting(pending: Pending, most: float) -> list[Figure]:
 
 
 def alarming(alarms: Alarms, most: float | None = None) -> list[Figure]:
-    """Return how many keys an operator should look at."""
     return [
         Figure(_("lease ran out"), amount(alarms.stuck, most), alarming=bool(alarms.stuck), situation="stuck"),
         Figure(
@@ -107,7 +102,6 @@ def alarming(alarms: Alarms, most: float | None = None) -> list[Figure]:
 
 
 def _by_lock(found: ByLock) -> list[Figure]:
-    """Return no figures if the database can't tell."""
     if found.pending_by_lock is None:
         return []
     oldest = found.pending_by_lock_oldest
@@ -143,3 +137,28 @@ def width_of(figures: list[Figure]) -> int:
 
 def mark(figure: Figure) -> str:
     return "  !" if figure.alarming else ""
+
+
+# --- Sections that wings add to idempotency_stats --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """``facts``: for ``--json``, by name. ``lines``: the same for people."""
+
+    facts: Mapping[str, Any]
+    lines: Sequence[str]
+
+
+Source = Callable[[str], Section]
+_sources: list[Source] = []
+
+
+def register(source: Source) -> None:
+    """Show the section that ``source`` returns for the alias of a database. Call this in the ``ready()`` of an app."""
+    if source not in _sources:  # an AppConfig can get ready again
+        _sources.append(source)
+
+
+def sections(using: str) -> list[Section]:
+    return [source(using) for source in _sources]

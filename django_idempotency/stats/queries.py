@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from itertools import takewhile
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.models import Count, DurationField, ExpressionWrapper, F, Q, Sum
 from django.db.models.functions import Coalesce
 
+from django_idempotency.conf import conf
+from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.models import DatabaseNow, IdempotencyRecord, RecordQuerySet, Status
-from django_idempotency.stats.sessions import ByLock, by_lock
+from django_idempotency.stores import DatabaseStore, Store, stores_of
+from django_idempotency.stores.claim_function import LOCK_HOLDERS
+from django_idempotency.stores.configured import configured
 from django_idempotency.stores.connections import record_database
+from django_idempotency.values.outcomes import Snapshot
 
 MOST = 100_000  # rows to look at; a count that reaches this means "or more"
 MINUTES, HOUR, DAY, WEEK = 60, 3600, 24 * 3600, 7 * 24 * 3600
@@ -50,6 +57,17 @@ class Alarms:
     stuck_oldest: float
     on_hold: int
     on_hold_oldest: float
+
+
+@dataclass(frozen=True)
+class ByLock:
+    """Runs in progress whose claims are locks; ``None`` if the database does not say.
+
+    ``pending_by_lock_oldest``: seconds since the first of their transactions began, among those that this role may see.
+    """
+
+    pending_by_lock: int | None = None
+    pending_by_lock_oldest: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +204,85 @@ def size(*, using: str | None = None) -> Size:
         cursor.execute(statement, {"table": IdempotencyRecord._meta.db_table})
         rows, total, table, indexes, dead_rows, dead = cursor.fetchone()
     return Size(rows=rows, bytes=total, table_bytes=table, index_bytes=indexes, dead_rows=dead_rows, dead_bytes=dead)
+
+
+# --- Claims by lock, which no table shows ----------------------------------------------------------------------------
+
+COUNT = f"""
+SELECT
+    count(*),
+    CASE count(*) WHEN 0 THEN 0 ELSE max(extract(epoch FROM statement_timestamp() - session.xact_start)) END::float8
+{LOCK_HOLDERS}
+"""
+
+
+def by_lock(*, using: str | None = None) -> ByLock:
+    """Count PostgreSQL sessions with such a lock. ``using``: alias of the database; that of the settings by default."""
+    found = ask_postgresql(COUNT, [], using=record_database(using))
+    return ByLock(*found[0]) if found else ByLock()
+
+
+def ask_postgresql(statement: str, parameters: Sequence[Any], *, using: str) -> list[tuple[Any, ...]] | None:
+    """Return the rows; ``None`` if the database is not PostgreSQL, or if the statement fails.
+
+    It may fail in a database that only speaks PostgreSQL's protocol, or that refuses access to a view. Raises
+    ``OperationalError`` if the statement took too long or the connection was lost.
+    """
+    if connections[using].vendor != "postgresql":
+        return None
+    try:
+        with transaction.atomic(using=using), connections[using].cursor() as cursor:
+            cursor.execute(statement, parameters)
+            return list(cursor.fetchall())
+    except OperationalError:  # too slow, or the connection was lost
+        raise
+    except DatabaseError:
+        return None
+
+
+# --- Stores outside the databases ------------------------------------------------------------------------------------
+
+
+def outside_stores() -> list[str]:
+    found = ((alias, configured(alias).backend) for alias in conf().stores)
+    return [alias for alias, backend in found if not issubclass(backend, DatabaseStore)]
+
+
+def outside_store(alias: str) -> Store:
+    """Return a store outside a database, for an operator. Raises ``ImproperlyConfigured`` if it can't be used."""
+    return next(stores_of(conf().policy.derive(mode=conf().lease, store=alias)))
+
+
+def labelled(alias: str) -> str:
+    """Return what figures call a store: not its alias alone, which may be that of a database, too."""
+    return f"store:{alias}"
+
+
+def alarms_of_store(alias: str, *, seconds: float) -> Alarms:
+    """Return the alarms of a store; ``on_hold_oldest`` counts from the first claim of the record.
+
+    Raises ``StoreUnavailable`` if the store can't be reached, or if its records could not be read in ``seconds``.
+    """
+    ends = time.monotonic() + seconds
+    read = list(takewhile(lambda _record: time.monotonic() < ends, outside_store(alias).unfinished()))
+    if time.monotonic() >= ends:
+        raise StoreUnavailable(f"The records of the store {alias!r} could not be read in {seconds:g} s.")
+    return alarms_of(read)
+
+
+def alarms_of(unfinished: Iterable[Snapshot]) -> Alarms:
+    on_hold, stuck = [], []
+    for record in unfinished:
+        if record.on_hold:
+            on_hold.append((record.now - record.created_at).total_seconds())
+        elif record.locked_until is not None and record.locked_until < record.now:
+            stuck.append((record.now - record.locked_until).total_seconds())
+    return Alarms(
+        stuck=len(stuck),
+        stuck_oldest=max(stuck, default=0.0),
+        on_hold=len(on_hold),
+        on_hold_oldest=max(on_hold, default=0.0),
+    )
 
 
 # --- Time limits -----------------------------------------------------------------------------------------------------

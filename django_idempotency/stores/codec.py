@@ -7,12 +7,14 @@ remains without its response, a replay says so, and the log says why, without qu
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import math
+import os
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django_idempotency.conf import conf
@@ -21,6 +23,9 @@ from django_idempotency.policy import REQUIRE, Policy
 from django_idempotency.reporting.logs import is_due, log_lost_response
 from django_idempotency.values.fingerprints import digest
 from django_idempotency.values.outcomes import Operation, Snapshot, StoredResponse
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 # Replaces the headers, with the id of the key. No header has this name, because a name can't contain a colon.
 ENCRYPTED = ":encrypted"
@@ -48,7 +53,6 @@ class Life:
 
 
 def life_of(record: IdempotencyRecord) -> Life:
-    """Return the present life of ``record``."""
     assert record._state.db is not None  # it was read
     created_at = in_utc(record.created_at, record._state.db)
     return Life(record.pk, record.scope, record.key, bytes(record.fingerprint), created_at)
@@ -69,8 +73,6 @@ def encrypted(response: StoredResponse, life: Life, padding: float, least: int =
     if not response.has_content:
         return response
     try:
-        from django_idempotency.stores.encryption import encrypt
-
         key = conf().encryption[0]
         text = encrypt(_padded(_packed(response), padding, least), key, _bound(response, life))
         return StoredResponse(response.status, ((ENCRYPTED, key_id(key)),), text)
@@ -92,8 +94,6 @@ def decoded(response: StoredResponse, life: Life) -> StoredResponse:
     if not is_encrypted(response):
         return response
     try:
-        from django_idempotency.stores.encryption import decrypt
-
         keys = {key_id(key): key for key in conf().encryption}
         if response.body is None:  # it was dropped
             return response.without_content()
@@ -120,7 +120,6 @@ def stored_response(record: IdempotencyRecord) -> StoredResponse | None:
 
 
 def is_encrypted(response: StoredResponse) -> bool:
-    """Return whether ``response`` is one that ``encrypted`` made."""
     return response.headers[:1] != () and response.headers[0][0] == ENCRYPTED
 
 
@@ -163,3 +162,31 @@ def _bound(response: StoredResponse, life: Life) -> bytes:
     who = [text.encode("utf-8", "surrogatepass") for text in (life.scope, life.key)]
     created = ((life.created_at - EPOCH) // timedelta(microseconds=1)).to_bytes(8, "big")
     return digest([VERSION, *who, life.fingerprint, created, response.status.to_bytes(2, "big")])
+
+
+# --- AES-256-GCM, which needs the extra ``cryptography`` -------------------------------------------------------------
+
+SALT, NONCE, TAG = 32, 12, 16
+OVERHEAD = SALT + NONCE + TAG  # bytes that encryption adds to a text
+PURPOSE = b"django-idempotency response"
+
+
+def encrypt(plain: bytes, key: bytes, bound: bytes) -> bytes:
+    """Return ``plain`` encrypted with a key of 32 bytes. It can be read only with ``bound``, which is not in it.
+
+    Each message has its own key, derived with a random salt, so that any number of messages is safe.
+    """
+    salt, nonce = os.urandom(SALT), os.urandom(NONCE)
+    return salt + nonce + _cipher(key, salt).encrypt(nonce, plain, bound)
+
+
+def decrypt(encrypted: bytes, key: bytes, bound: bytes) -> bytes:
+    """Return what ``encrypt`` was given. Raises an error if the key or ``bound`` differs, or if a byte was changed."""
+    salt, nonce, text = encrypted[:SALT], encrypted[SALT : SALT + NONCE], encrypted[SALT + NONCE :]
+    return _cipher(key, salt).decrypt(nonce, text, bound)
+
+
+def _cipher(key: bytes, salt: bytes) -> AESGCM:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    return AESGCM(hmac.digest(key, PURPOSE + salt, "sha256"))

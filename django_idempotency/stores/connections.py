@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, router
-from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db import router
 
 from django_idempotency.conf import conf
 from django_idempotency.models import IdempotencyRecord
@@ -35,12 +32,6 @@ def aliases(policy: Policy) -> tuple[str, ...]:
     return tuple(conf().shards) if callable(policy.using) else (alias(policy),)
 
 
-def tenant(using: str) -> str | None:
-    """Return the schema that is set for the connection ``using``, as by django-tenants; ``None`` if it has no such."""
-    schema: str | None = getattr(connections[using], "schema_name", None)
-    return schema
-
-
 def databases() -> tuple[str, ...]:
     """Return the aliases that maintenance works on: those of the project's policy, and ``SHARDS``."""
     return tuple(dict.fromkeys((*aliases(conf().policy), *conf().shards)))
@@ -57,9 +48,3 @@ def record_database(using: str | None = None) -> str:
     if len(found) != 1:
         raise ImproperlyConfigured(f"The records are in several databases: pass using=…, one of {list(found)!r}.")
     return found[0]
-
-
-def has_psycopg3(connection: BaseDatabaseWrapper) -> bool:
-    """Whether ``connection`` is to PostgreSQL by psycopg 3, which Django prefers to psycopg2."""
-    driver: Any = getattr(connection, "Database", None)
-    return connection.vendor == "postgresql" and driver.__name__ == "psycopg"

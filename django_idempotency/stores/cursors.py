@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 Statement = tuple[str, Sequence[Any]]
 
@@ -13,6 +13,13 @@ class Result(NamedTuple):
 
     row: tuple[Any, ...] | None
     rows: int
+
+
+class Ending(Protocol):
+    """A transaction that ends with a statement: whether COMMIT was sent with it, and the error instead of a reply."""
+
+    committing: bool
+    error: BaseException | None
 
 
 def execute(statement: str, values: Sequence[Any], connection: Any, ends: object = None) -> Result:

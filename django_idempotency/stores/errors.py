@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.db import IntegrityError, InterfaceError, OperationalError
 
 from django_idempotency.exceptions import StoreConflict, StoreRefused, StoreUnavailable
-from django_idempotency.reporting.logs import cause, log
 
-# The CHECKs of partitioning: on a table before it becomes the first partition, and on a partition to be dropped.
-UNTIL, RETIRED = "idempotency_record_until", "idempotency_record_retired"
-NO_PARTITION = "There is no partition for a new record. Run manage.py idempotency_partitions ensure, and schedule it."
 # PostgreSQL: there is no such function, or not for this role.
 NO_FUNCTION_STATES = ("42883", "42501")
 NO_FUNCTION = (
@@ -40,7 +35,7 @@ TOO_LONG_STATES, TOO_LONG_NUMBERS = ("57014",), (1969, 1317, 3024)
 MISSING_SAVEPOINT_STATES, MISSING_SAVEPOINT_NUMBERS = ("3B001", "25P01"), (1305,)
 
 
-UNIQUE_VIOLATION, CHECK_VIOLATION = "23505", "23514"
+UNIQUE_VIOLATION = "23505"
 
 
 def sqlstate(error: Exception) -> str | None:
@@ -48,6 +43,19 @@ def sqlstate(error: Exception) -> str | None:
     driver = error.__cause__
     code: str | None = getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)
     return code
+
+
+Meaning = Callable[[IntegrityError], StoreUnavailable | None]
+_meanings: list[Meaning] = []
+
+
+def register(meaning: Meaning) -> None:
+    """Let ``meaning`` say which violations of constraints don't come from a record but from what a wing does to it.
+
+    Call this in the ``ready()`` of an app.
+    """
+    if meaning not in _meanings:  # an AppConfig can get ready again
+        _meanings.append(meaning)
 
 
 class store_errors:  # a generator would cost more than everything else around a statement
@@ -67,19 +75,9 @@ def _as_failure(error: Exception) -> StoreUnavailable | None:
         case OperationalError() | InterfaceError():
             return _kind(error)(str(error).strip())
         case IntegrityError():
-            return _as_violation(error)
+            return next(filter(None, (meaning(error) for meaning in _meanings)), None)
         case _:  # psycopg and libpq also raise errors of their own, which Django does not wrap
             return StoreUnavailable(str(error).strip()) if _is_stale(error) else None
-
-
-def _as_violation(error: IntegrityError) -> StoreUnavailable | None:
-    violated = _violated_check(error)
-    if violated == RETIRED:  # the statement is as old as the partition being dropped; the next one goes elsewhere
-        return StoreConflict(str(error).strip())
-    if violated in ("", UNTIL):
-        log(logging.CRITICAL, "no_partition", "%s (%s)", NO_PARTITION, cause(error))
-        return StoreRefused(NO_PARTITION)
-    return None
 
 
 def _is_stale(error: Exception) -> bool:
@@ -90,17 +88,6 @@ def _kind(error: Exception) -> type[StoreUnavailable]:
     if is_conflict(error):
         return StoreConflict
     return StoreRefused if _says(error, TOO_LONG_STATES, TOO_LONG_NUMBERS) else StoreUnavailable
-
-
-def _violated_check(error: IntegrityError) -> str | None:
-    """Return the name of a violated CHECK in PostgreSQL; empty if a row had no partition, which counts as one.
-
-    ``None`` if neither it nor its table is named: another server passed the error on, as Citus does for its own.
-    """
-    driver: Any = error.__cause__
-    if sqlstate(error) != CHECK_VIOLATION:
-        return None
-    return driver.diag.constraint_name or ("" if driver.diag.table_name else None)
 
 
 def is_conflict(error: Exception) -> bool:

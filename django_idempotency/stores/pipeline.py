@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import count
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -26,23 +26,19 @@ from psycopg.errors import error_from_result
 from psycopg.waiting import Ready, Wait
 
 from django_idempotency.stores import cursors
-from django_idempotency.stores.cursors import Result, Statement
+from django_idempotency.stores.cursors import Ending, Result, Statement
 from django_idempotency.stores.handled_errors import ACTIVE, libpq_status
-
-if TYPE_CHECKING:
-    from django_idempotency.stores.transactions import Transaction
 
 DONE = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 # A prepared statement is gone, or a migration has changed the type of a column that it returns.
 GONE = ("26000", "0A000")
 
 
-def execute(statement: str, values: Sequence[Any], connection: Any, ends: Transaction | None = None) -> Result:
-    """Execute one statement as ``together`` does."""
+def execute(statement: str, values: Sequence[Any], connection: Any, ends: Ending | None = None) -> Result:
     return together([(statement, values)], connection, ends)[0]
 
 
-def together(statements: Sequence[Statement], connection: Any, ends: Transaction | None = None) -> list[Result]:
+def together(statements: Sequence[Statement], connection: Any, ends: Ending | None = None) -> list[Result]:
     """Execute ``statements``, whose placeholders are all ``%s``, in order and until one fails.
 
     BEGIN goes with them if a transaction is due.
@@ -157,9 +153,7 @@ def _has_djangos_cursors(backend: type) -> bool:
 # --- The pipeline ----------------------------------------------------------------------------------------------------
 
 
-def _by_pipeline(
-    statements: Sequence[Statement], connection: Any, begins: bool, ends: Transaction | None
-) -> list[Result]:
+def _by_pipeline(statements: Sequence[Statement], connection: Any, begins: bool, ends: Ending | None) -> list[Result]:
     inner = connection.connection
     with connection.wrap_database_errors, inner.lock:
         transformer, session, named = _transformer(connection), _session(inner), _keeps_statements(connection)

@@ -209,7 +209,6 @@ class PostgreSQLStore(DatabaseStore):
             return self._met(operation, met.row, looked.row)
 
     def _met(self, operation: Operation, met: Any, looked: Any) -> Seen | Owned | None:
-        """Return what ``MEET`` and ``LOOK`` have found."""
         (_process, schemas, table, owner), (same_table, _time, _number, *old) = met, looked
         if table != same_table:
             return Owned(None)

@@ -169,7 +169,8 @@ class Transaction:
         if self.connection.in_atomic_block:  # without a block if an exception struck before that was noted
             blocks = self.connection.atomic_blocks
             return not blocks or any(block is self.block for block in blocks)
-        return self.outermost and _is_half_way(self.connection)
+        is_connected = self.outermost and self.connection.connection is not None
+        return is_connected and (not self.connection.autocommit or _is_out_of_step(self.connection))
 
     @property
     def is_attended(self) -> bool:
@@ -229,10 +230,6 @@ def recover(connection: BaseDatabaseWrapper) -> None:
         left.close()
     if _is_inconsistent(connection):
         discard(connection)
-
-
-def _is_half_way(connection: BaseDatabaseWrapper) -> bool:
-    return connection.connection is not None and (not connection.autocommit or _is_out_of_step(connection))
 
 
 def _is_inconsistent(connection: BaseDatabaseWrapper) -> bool:

@@ -9,7 +9,7 @@ from django.template.context import Context
 
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stores.connections import databases
-from django_idempotency.values.moments import zone
+from django_idempotency.values.printable import zone
 
 register = template.Library()
 register.filter("zone", zone)

@@ -227,7 +227,6 @@ def _keep(objects: list[Any], tree: Tree, removed: list[Any], visits: _Visits) -
 
 
 def _objects(values: list[Any], visits: _Visits) -> list[Any]:
-    """Return the objects among ``values``, and those in arrays among them."""
     objects = []
     while values:
         visits.count(len(values))

@@ -18,14 +18,6 @@ Read = TypeVar("Read")
 LONGEST = 100 * 365 * 24 * 60 * 60  # seconds: a century, well within Python's calendar
 
 
-def _must_be(what: str) -> Callable[[Any], str]:
-    return lambda _value: f"it must be {what}."
-
-
-def _unchanged(value: Any) -> Any:
-    return value
-
-
 @dataclass(frozen=True, slots=True)
 class Rule:
     """What the value of an option has to be.
@@ -36,11 +28,11 @@ class Rule:
 
     what: str
     accepts: Callable[[Any], bool]
-    convert: Callable[[Any], Any] = _unchanged
+    convert: Callable[[Any], Any] = lambda value: value
     explain: Callable[[Any], str] | None = None
 
     def sentence(self, wrong: Any) -> str:
-        return (self.explain or _must_be(self.what))(wrong)
+        return self.explain(wrong) if self.explain else f"it must be {self.what}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +203,6 @@ def listed(what: str, is_right: Callable[[Any], bool], explain_item: Callable[[i
 
 
 def names_from(choices: Sequence[str]) -> Rule:
-    """Return the rule for a list of some of ``choices``."""
     what = f"names from {', '.join(choices)}"
     return listed(what, choices.__contains__, lambda _index, item: f"{item!r}: {nearest(item, choices)}")
 

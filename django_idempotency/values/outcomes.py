@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 from django_idempotency.values.keys import record_id
@@ -36,11 +36,9 @@ class StoredResponse:
 
     @property
     def has_content(self) -> bool:
-        """Whether it has a body or headers."""
         return self.body is not None or bool(self.headers)
 
     def without_content(self) -> StoredResponse:
-        """Return the status alone, without headers and body."""
         return StoredResponse(self.status, body=None)
 
 
@@ -112,19 +110,6 @@ class StoredRecord:
     response: StoredResponse
 
 
-class Admission(Protocol):
-    """Decides whether the key of one request may be claimed if it is new. See ``django_idempotency.http.admission``."""
-
-    def refused_for(self, operation: Operation, /) -> int | None:
-        """Return the seconds to wait before asking again; ``None`` if a new key is admitted, which is then counted."""
-
-    def give_back(self) -> None:
-        """Undo the count of the key, because it turned out not to be new."""
-
-    def stored(self, operation: Operation, response: StoredResponse, /) -> None:
-        """Count the bytes of a response that was stored."""
-
-
 @dataclass(frozen=True, slots=True)
 class Operation:
     """What a caller wants to be done once: its identity (scope and key) and its content (fingerprint).
@@ -144,14 +129,12 @@ class Operation:
     permits: Callable[[StoredRecord], object] | None = field(default=None, compare=False, repr=False)
     digest: bytes | None = field(default=None, compare=False, repr=False)
     trace: bytes | None = field(default=None, compare=False, repr=False)  # of the span that claims it
-    admission: Admission | None = field(default=None, compare=False, repr=False)
     id: UUID = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "id", record_id(self.scope, self.key))
 
     def may_get(self, response: StoredResponse) -> bool:
-        """Return whether its caller may get the stored ``response``."""
         record = StoredRecord(self.id, self.scope, self.key, self.method, self.path, response)
         return self.permits is None or self.permits(record) is True
 

@@ -10,7 +10,7 @@ import pytest
 from django.contrib.admin import site
 
 import django_idempotency.admin
-from django_idempotency.admin import limits
+from django_idempotency.admin import pages
 from django_idempotency.admin.alarms import alarms_shown
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stats.queries import Alarms
@@ -79,8 +79,8 @@ def test_an_index_of_the_projects_own_is_left_alone(monkeypatch, own):
     ],
 )
 def test_a_page_that_is_not_in_time_says_so(client, superuser, records, transactional_db, monkeypatch, page, status):
-    monkeypatch.setattr(limits, "SECONDS", 0.1)
-    monkeypatch.setattr(limits, "PAGE_SECONDS", 0.1)
+    monkeypatch.setattr(pages, "SECONDS", 0.1)
+    monkeypatch.setattr(pages, "PAGE_SECONDS", 0.1)
     address = page.format(id=found("on_hold").pk)
     with locked("django_idempotency_record"):
         response = client.get(address)

@@ -15,7 +15,7 @@ from django_idempotency.engine.decisions import LEASE_LAPSED
 from django_idempotency.maintenance.history import shown_entry
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stats.formatting import amount, duration, share
-from django_idempotency.values.moments import in_zone, shown
+from django_idempotency.values.printable import in_zone, shown
 from tests.admin.pages import LIST, act, found
 from tests.unit.test_catalogues import PLACEHOLDER, messages
 

@@ -18,14 +18,14 @@ def slowly(message: Message, context: Any) -> Any:
 
 
 def rabbitmq() -> Runner[Any]:
-    from django_idempotency.contrib.rabbitmq.runner import RabbitMQ
+    from django_idempotency.contrib.rabbitmq import RabbitMQ
 
     url = os.environ.get("CELERY_BROKER_URL") or "amqp://guest:guest@127.0.0.1:5672//"
     return RabbitMQ(Consumer("tests", slowly), url, os.environ["TEST_QUEUE"])
 
 
 def jetstream() -> Runner[Any]:
-    from django_idempotency.contrib.nats.runner import JetStream
+    from django_idempotency.contrib.nats import JetStream
 
     name = os.environ["TEST_STREAM"]
     options: dict[str, Any] = {"stream": name, "dead_letters": f"{name}.dead", "ack_wait": 2}

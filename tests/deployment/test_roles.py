@@ -119,7 +119,7 @@ def works():
     IdempotencyRecord.objects.using("app").filter(status="completed").update(expires_at=ahead(-9), purge_at=ahead(-9))
     assert cleanup(using="app", pause=0).rows == 2
     counters.flush("app")
-    assert activity(3600, using="app").requests
+    assert activity(3600, using="app")["requests"]
 
 
 def refused(statement, using):

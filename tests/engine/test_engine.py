@@ -9,7 +9,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from django_idempotency import engine
-from django_idempotency.engine import Context, decide
+from django_idempotency.engine import Context
+from django_idempotency.engine.decisions import decide
 from django_idempotency.exceptions import ClaimLost
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Lease, Policy

@@ -81,16 +81,16 @@ def runner() -> Runner[Any]:
     consumer = LoggingConsumer(NAME, write_receipt)
     options: dict[str, Any] = {"batch": 10}
     if campaign["kind"] == "jetstream":
-        from django_idempotency.contrib.nats.runner import JetStream
+        from django_idempotency.contrib.nats import JetStream
 
         named = {"stream": NAME, "identify": lambda received: received.headers[ID], "ack_wait": 5}
         return JetStream(consumer, campaign["url"], f"{NAME}.orders", **named, **options)
     if campaign["kind"] == "kafka":
-        from django_idempotency.contrib.kafka.runner import Kafka
+        from django_idempotency.contrib.kafka import Kafka
 
         config = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
         return Kafka(consumer, campaign["url"], "orders", config=config, **options)
-    from django_idempotency.contrib.rabbitmq.runner import RabbitMQ
+    from django_idempotency.contrib.rabbitmq import RabbitMQ
 
     return RabbitMQ(consumer, campaign["url"], NAME, **options)
 

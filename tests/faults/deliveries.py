@@ -3,10 +3,12 @@
     python -m tests.faults.deliveries rabbitmq --events 20000
     python -m tests.faults.deliveries jetstream --events 20000
     python -m tests.faults.deliveries kafka --events 20000
+    python -m tests.faults.deliveries rabbitmq --events 2000 --outage 30
 
-Every event is sent to its broker five times. Database, broker and processes are the campaign's own. Kafka is
-librdkafka's mock cluster in this process, which can't be killed; the other processes are. Exits with an error if an
-event was lost, took effect twice, was delivered fewer than five times, or was published out of the order of its key.
+Every event is sent to its broker five times. Database, broker and processes are the campaign's own. With ``--outage``,
+the database and then the broker are away for so many seconds, while processes are killed. Kafka is librdkafka's mock
+cluster, which keeps nothing on a disk: it is never killed, but frozen. Exits with an error if an event was lost, took
+effect twice, was delivered fewer than five times, or was published out of the order of its key.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ from typing import Any
 from testproject.interrupts import end_on_signals
 from tests.faults.cluster import Cluster
 from tests.support.brokers import on_jetstream
-from tests.support.mock_kafka import MockKafka
+from tests.support.private_kafka import PrivateKafka
 from tests.support.private_servers import PrivateNATS, PrivateRabbitMQ, PrivateServer
 from tests.support.servers import ROOT
 from tests.support.waiting import eventually
@@ -41,7 +43,7 @@ WINGS = "django_idempotency.contrib"
 COPIES = 5
 NAME = "deliveries"  # of the queue, the exchange, the stream and the consumer
 ID = "X-Event"  # header with the event's id, if the broker has to have another id
-KEYS = 400
+OF_A_KEY = 50  # events
 TOGETHER = 50  # events that one transaction publishes
 AHEAD = 1_500  # events that are published and have no effect yet; the mock cluster keeps 5 MB a partition
 COMMANDS = {
@@ -54,11 +56,11 @@ COMMANDS = {
 
 
 class Broker(ABC):
-    """A broker of the campaign's own. ``every``: seconds between two kills of its ``server``, if it has one."""
+    """A broker of the campaign's own. ``every``: seconds between two kills of its ``server``, if it survives them."""
 
     kind: str
     url: str
-    server: PrivateServer | None = None
+    server: PrivateServer
     every: float | None = None
     keeps_order_of_effects = False
 
@@ -73,6 +75,12 @@ class Broker(ABC):
     @abstractmethod
     def arrivals(self) -> list[str]:
         """The ids of the events in the order in which the broker has them, copies too."""
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        self.server.kill()
+        yield
+        self.server.start()
 
 
 class RabbitMQ(Broker):
@@ -143,18 +151,25 @@ class Kafka(Broker):
     kind = "kafka"
     keeps_order_of_effects = True
 
-    def __init__(self, _directory: Path) -> None:
+    def __init__(self, directory: Path) -> None:
+        self.server = self.cluster = PrivateKafka(directory)
         self.over = threading.Event()
         self.found: list[str] = []
 
     def start(self) -> None:
-        self.cluster = MockKafka()
-        self.url = self.cluster.servers
+        self.cluster.start()
+        self.url = self.cluster.url
         self.reading = threading.Thread(target=self._read, daemon=True)
         self.reading.start()
 
     def publisher(self) -> dict[str, Any]:
         return _five_times(f"{WINGS}.kafka.KafkaPublisher", config={"bootstrap.servers": self.url})
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        self.server.freeze()
+        yield
+        self.server.thaw()
 
     def _read(self) -> None:
         from confluent_kafka import Consumer
@@ -279,7 +294,7 @@ class Fleet:
 
 def harm(
     fleet: Fleet,
-    broker: PrivateServer | None,
+    broker: PrivateServer,
     every: float | None,
     pause: float,
     decide: random.Random,
@@ -290,7 +305,7 @@ def harm(
     broker_due = time.monotonic() + (every or math.inf)
     while not over.wait(decide.uniform(pause / 2, pause * 1.5)):
         fleet.revive()
-        if broker is not None and time.monotonic() >= broker_due:
+        if time.monotonic() >= broker_due:
             broker.kill()
             over.wait(decide.uniform(0, 2))
             broker.start()
@@ -300,6 +315,20 @@ def harm(
             name = decide.choice([*fleet.processes])
             fleet.kill(name)
             done[name.split()[0]] += 1
+    return done
+
+
+def take_away(
+    places: Mapping[str, Callable[[], AbstractContextManager[None]]], seconds: float, over: threading.Event
+) -> Counter[str]:
+    """Have each place be away for ``seconds``, and all be there as long before; return which ones were away."""
+    done: Counter[str] = Counter()
+    for name, away in places.items():
+        if over.wait(seconds):
+            break
+        with away():
+            over.wait(seconds)
+        done[f"{name} away"] += 1
     return done
 
 
@@ -318,7 +347,15 @@ class Report:
 
 
 def campaign(
-    broker: Broker, cluster: Cluster, directory: Path, *, events: int, seed: int, pause: float, patience: float
+    broker: Broker,
+    cluster: Cluster,
+    directory: Path,
+    *,
+    events: int,
+    seed: int,
+    pause: float,
+    patience: float,
+    outage: float = 0,
 ) -> Report:
     begun = time.monotonic()
     broker.start()
@@ -335,22 +372,36 @@ def campaign(
         directory / "processes.log",
     )
     fleet.start("relay 1", "relay 2", "consumer 1", "consumer 2")
-    over, kills = threading.Event(), Counter[str]()
-    killing = threading.Thread(
-        target=lambda: kills.update(harm(fleet, broker.server, broker.every, pause, random.Random(seed), over)),
-        daemon=True,
-    )
-    killing.start()
+    over, kills, publishing = threading.Event(), Counter[str](), threading.Lock()
+
+    @contextmanager
+    def database_away() -> Iterator[None]:
+        with publishing:
+            cluster.kill()
+            yield
+            cluster.start()
+
+    places = {"database": database_away, "broker": broker.away} if outage else {}
+    every = None if outage else broker.every
+    troubles = [
+        lambda: kills.update(harm(fleet, broker.server, every, pause, random.Random(seed), over)),
+        lambda: kills.update(take_away(places, outage, over)),
+    ]
+    threads = [threading.Thread(target=trouble, daemon=True) for trouble in troubles]
+    for thread in threads:
+        thread.start()
     try:
-        published = list(_publish(events))
+        published = list(_publish(events, publishing, outage * (2 * len(places) + 1)))
         over.set()
-        killing.join()
+        for thread in threads:
+            thread.join()
         fleet.revive()
         with suppress(TimeoutError):
             eventually(lambda: _is_complete(log, events), within=patience, every=1)
     finally:
         over.set()
-        killing.join()
+        for thread in threads:
+            thread.join()
         fleet.stop()
     deliveries = Counter(log.read_text().split())
     seen = Seen(published, broker.arrivals(), deliveries, _effects())
@@ -359,18 +410,23 @@ def campaign(
     return Report(events, seconds, kills, fleet.died, len(seen.arrivals), sum(deliveries.values()), broken)
 
 
-def _publish(events: int) -> Iterator[Published]:
-    from django.db import transaction
+def _publish(events: int, publishing: threading.Lock, seconds: float) -> Iterator[Published]:
+    """Publish over so many seconds, or longer."""
+    from django.db import connection, transaction
 
     from django_idempotency.contrib.outbox.publishing import publish
 
+    begun, keys = time.monotonic(), max(1, events // OF_A_KEY)
     for start in range(0, events, TOGETHER):
-        eventually(lambda start=start: start - _count_effects() < AHEAD, within=600, every=0.2)
-        with transaction.atomic():
-            for place in range(start, min(start + TOGETHER, events)):
-                key, number = f"key-{place % KEYS}", place // KEYS
-                id = publish("orders", {"key": key, "number": number}, key=key)
-                yield Published(str(id), key, number)
+        time.sleep(max(0.0, begun + seconds * start / events - time.monotonic()))
+        with publishing:
+            connection.close()  # the database may have been away since
+            eventually(lambda start=start: start - _count_effects() < AHEAD, within=600, every=0.2)
+            with transaction.atomic():
+                for place in range(start, min(start + TOGETHER, events)):
+                    key, number = f"key-{place % keys}", place // keys
+                    id = publish("orders", {"key": key, "number": number}, key=key)
+                    yield Published(str(id), key, number)
 
 
 def _count_effects() -> int:
@@ -400,6 +456,7 @@ def main() -> int:
     parser.add_argument("--events", type=int, default=20_000)
     parser.add_argument("--pause", type=float, default=4.0, help="seconds between two kills, on average")
     parser.add_argument("--patience", type=float, default=180, help="seconds for what is left once the kills are over")
+    parser.add_argument("--outage", type=float, default=0, help="seconds for which database and broker are away once")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--log", type=Path, help="a file to copy the processes' output to")
     asked = parser.parse_args()
@@ -421,9 +478,8 @@ def _run(stack: ExitStack, asked: argparse.Namespace, seed: int) -> Report:
 
     django.setup()
     broker: Broker = BROKERS[asked.broker](directory)
-    if broker.server is not None:
-        stack.callback(broker.server.kill)
-    options = {"events": asked.events, "seed": seed, "pause": asked.pause, "patience": asked.patience}
+    stack.callback(broker.server.kill)
+    options = {name: getattr(asked, name) for name in ("events", "pause", "patience", "outage")} | {"seed": seed}
     try:
         return campaign(broker, cluster, directory, **options)
     finally:

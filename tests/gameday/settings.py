@@ -11,6 +11,6 @@ IDEMPOTENCY = {
     **OF_THE_PROJECT,
     "INSTRUMENTATION": ["prometheus"],
     "LEASE": Lease(seconds=5, on_crash="hold"),
-    "RETENTION": 60,
+    "RETENTION": 90,  # longer than a run of the forms and a wait for it, together
 }
 INSTRUMENTATION = ["prometheus"]

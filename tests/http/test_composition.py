@@ -16,8 +16,8 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_idempotency.decorators import idempotent
+from django_idempotency.http.placement import has_entry_point
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.wrapping import has_entry_point
 from tests.support.callers import is_replay
 from tests.support.views import Order, Runs, book, class_with
 

@@ -14,7 +14,7 @@ from django_idempotency.decorators import idempotent
 from django_idempotency.reporting import logs
 from tests.support.callers import is_replay
 from tests.support.checks import ids_found
-from tests.support.views import Runs, code
+from tests.support.views import Runs, api_class, code
 
 
 def graphql(runs):
@@ -74,14 +74,34 @@ def test_a_view_without_a_handler_requires_its_key(call, make):
     assert (code(response), runs.count) == ("idempotency_key_missing", 0)
 
 
-def test_a_required_key_that_protects_nothing_is_an_error(call):
+def of_rest_framework(runs):
+    return type("Unused", (unused(runs), api_class(runs.view)), {})
+
+
+def of_rest_framework_without_a_handler(runs):
+    return type("Unused", (graphql(runs), api_class(runs.view)), {"http_method_names": ["get"]})
+
+
+UNGUARDED = pytest.mark.parametrize(
+    "make",
+    [
+        unused,
+        pytest.param(of_rest_framework, marks=pytest.mark.drf),
+        pytest.param(of_rest_framework_without_a_handler, marks=pytest.mark.drf),
+    ],
+)
+
+
+@UNGUARDED
+def test_a_required_key_that_protects_nothing_is_an_error(call, make):
     with pytest.raises(ImproperlyConfigured, match=r"Unused ran unprotected.*POST"):
-        call(idempotent(required=True)(unused(Runs())).as_view())
+        call(idempotent(required=True)(make(Runs())).as_view())
 
 
-def test_a_key_that_protects_nothing_is_logged_for_its_view(call, caplog):
+@UNGUARDED
+def test_a_key_that_protects_nothing_is_logged_for_its_view(call, caplog, make):
     logs._said.clear()
-    view = idempotent(unused(Runs())).as_view()
+    view = idempotent(make(Runs())).as_view()
     with caplog.at_level(logging.ERROR, "django_idempotency"):
         assert [call(view).content for _time in range(2)] == [b"run 1", b"run 2"]
     assert ["Unused runs unprotected" in record.getMessage() for record in caplog.records] == [True]

@@ -19,9 +19,9 @@ from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django.views.decorators.http import require_POST
 
 from django_idempotency.decorators import idempotency_exempt, idempotent
+from django_idempotency.http.placement import behind_entry_point
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Fingerprint
-from django_idempotency.wrapping import behind_entry_point
 from tests.support.callers import is_replay
 from tests.support.views import AsyncOrder, Order, Runs, class_with, code
 

@@ -14,8 +14,8 @@ from django.http import HttpResponse
 
 from django_idempotency import signals
 from django_idempotency.decorators import idempotent
+from django_idempotency.engine import admission
 from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.http import admission
 from django_idempotency.messages import AlreadyDone, Done, Message, consume
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Atomic, Lease, Limits, Policy
@@ -38,7 +38,7 @@ def counts(settings, monkeypatch):
     admission._guards.clear()
 
     def clock(seconds):
-        monkeypatch.setattr("django_idempotency.http.admission.time.time", lambda: seconds)
+        monkeypatch.setattr("django_idempotency.engine.admission.time.time", lambda: seconds)
 
     clock(6000.0)
     return clock

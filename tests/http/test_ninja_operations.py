@@ -429,7 +429,7 @@ def test_an_entry_point_that_ninja_would_render_outside_of_is_refused(api, is_as
 
 @pytest.fixture
 def old_ninja(monkeypatch):
-    monkeypatch.setattr("django_idempotency.ninja.path_view", lambda view: None)
+    monkeypatch.setattr("django_idempotency.http.ninja.path_view", lambda view: None)
 
 
 @pytest.mark.usefixtures("old_ninja")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 import yaml
 
+from tests.gameday import ground, operations
 from tests.gameday.callers import Answer, seen
 from tests.gameday.rules import PACE, quicker
 from tests.instrumentation.metered import MONITORING, alert_rules
 from tests.instrumentation.test_alerts import promtool
+from tests.support.servers import ROOT
 
 
 def quicker_rules():
@@ -36,6 +40,11 @@ def test_the_times_are_divided_by_the_pace():
 def test_prometheus_takes_the_quicker_rules(tmp_path):
     (tmp_path / "rules.yml").write_text(yaml.safe_dump(quicker((MONITORING / "alerts.yml").read_text())))
     assert promtool("check", "rules", tmp_path / "rules.yml").returncode == 0
+
+
+@pytest.mark.parametrize("settings", [ground.SETTINGS, operations.SETTINGS])
+def test_the_service_takes_the_settings_of_the_game_day(settings):
+    subprocess.run([sys.executable, "-m", "django", "check", "--settings", settings], cwd=ROOT, check=True)
 
 
 def test_responses_under_way_before_an_operation_count():

@@ -18,8 +18,7 @@ from django.db.models import Value
 
 from django_idempotency import engine
 from django_idempotency.conf import conf
-from django_idempotency.contrib.outbox import metrics as outbox_metrics
-from django_idempotency.contrib.outbox.maintenance import Figures
+from django_idempotency.contrib.outbox.maintenance import GAUGES, Figures
 from django_idempotency.contrib.outbox.models import OutboxEvent
 from django_idempotency.contrib.outbox.publishing import publish
 from django_idempotency.instrumentation import metrics, prometheus
@@ -153,7 +152,7 @@ def test_the_figures_of_the_outbox_are_labelled_by_publisher(registry):
 
 def test_every_figure_is_one_that_there_is():
     assert {name for gauge in metrics.GAUGES for name in gauge.fields.values()} <= Stats.__dataclass_fields__.keys()
-    outbox = {name for gauge in outbox_metrics.GAUGES for name in gauge.fields.values()}
+    outbox = {name for gauge in GAUGES for name in gauge.fields.values()}
     assert outbox <= Figures.__dataclass_fields__.keys()
 
 

@@ -19,7 +19,7 @@ from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.instrumentation import metrics
 from django_idempotency.instrumentation.prometheus import TableCollector
 from django_idempotency.policy import Lease, Policy
-from django_idempotency.stats.stores import alarms_of_store
+from django_idempotency.stats.queries import alarms_of_store
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import Operation
 from tests.stores.memory import MemoryStore

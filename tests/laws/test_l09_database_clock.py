@@ -67,7 +67,7 @@ def test_l9_a_lease_runs_out_by_the_databases_clock():
 DECIDE_NOTHING_ABOUT_KEYS = {
     "contrib/client/retries.py",  # a client's own clock, for a Retry-After that is a date
     "messages/celery_requests.py",  # when a worker takes a message again, by Celery's clock
-    "http/admission.py",  # in which minute a new key is counted for a limit: a jump begins another count
+    "engine/admission.py",  # in which minute a new key is counted for a limit: a jump begins another count
     "contrib/testing/store_cases.py",  # the store's own clock
     "contrib/testing/stores.py",  # the same
     "tasks.py",  # when beat runs a task first, by beat's own clock

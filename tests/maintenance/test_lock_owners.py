@@ -11,7 +11,7 @@ from django.db import transaction
 
 from django_idempotency.maintenance.owners import Owner, lock_owners, shown_lock_owners
 from django_idempotency.policy import Atomic, Policy
-from django_idempotency.stats.sessions import ByLock, by_lock
+from django_idempotency.stats.queries import ByLock, by_lock
 from django_idempotency.stores.postgresql import OWNER_LOCK
 from django_idempotency.values.keys import record_id
 from tests.support.callers import SCOPE, Gate, claim, entry_point, paying, record

@@ -16,7 +16,7 @@ from django.db import transaction
 from django.http import HttpResponse
 
 from django_idempotency import conf
-from django_idempotency.checks.keys import weakness
+from django_idempotency.checks.policies import weakness
 from django_idempotency.maintenance import reencrypt
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Body, Policy

@@ -15,8 +15,7 @@ from django.db.backends.signals import connection_created
 
 from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.messages import Backoff, Consumer, Message
-from django_idempotency.messages.health import health_endpoint
-from django_idempotency.messages.runner import NotTaken, Runner
+from django_idempotency.messages.runner import NotTaken, Runner, health_endpoint
 from django_idempotency.policy import Atomic, Lease, Policy
 from testproject.models import LedgerEntry
 from tests.messages.brokers import Gate, running

@@ -8,16 +8,12 @@ import logging
 import os
 from contextlib import suppress
 from dataclasses import replace
-from uuid import UUID
 
 import pytest
-from django.contrib import admin
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
-from django.test import RequestFactory, override_settings
-from django.urls import path
-from hypothesis import strategies as st
+from django.test import RequestFactory
 
 from django_idempotency import conf, forms
 from django_idempotency.engine import digests
@@ -27,7 +23,6 @@ from django_idempotency.messages import AlreadyDone, Done, Message, consume
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Atomic, Body, Policy
 from django_idempotency.reporting import logs
-from django_idempotency.reporting.log_ids import ids_behind, shown_id
 from django_idempotency.values import fingerprints, keys
 from django_idempotency.values.outcomes import StoredResponse
 from tests.support.callers import (
@@ -45,7 +40,6 @@ from tests.support.callers import (
     shift,
 )
 from tests.support.checks import found
-from tests.support.properties import given
 from tests.support.views import code
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -258,49 +252,7 @@ def test_a_takeover_whose_response_was_lost_stays_under_its_key(have):
     assert child_key(found) == child_key(taken) == child_key(dead)
 
 
-def test_logs_show_no_id_that_can_be_worked_out(have, caplog):
-    entry_point(paying)()
-    entry_point(paying)("k", OTHER_BODY)
-    (said,) = [entry for entry in caplog.records if entry.event == "request_rejected"]
-    assert str(record().pk) not in caplog.text
-    assert said.record_id == str(shown_id(record().pk)) in said.getMessage()
-    have(NEW)
-    assert str(shown_id(record().pk)) != said.record_id
-    assert record().pk not in ids_behind(UUID(said.record_id))
-    have(NEW, OLD)
-    assert record().pk in ids_behind(UUID(said.record_id)), "the key of that time is known"
-    have()
-    assert shown_id(record().pk) == record().pk
-
-
-@given(st.uuids(), st.uuids())
-def test_each_id_is_shown_in_its_own_way(id, other):
-    with override_settings(IDEMPOTENCY={"DIGEST_KEYS": [OLD]}):
-        id, other = (keys.id_range(str(one))[0] for one in (id, other))
-        assert id in ids_behind(shown_id(id))
-        assert (shown_id(id) == shown_id(other)) == (id == other)
-        assert shown_id(id) != id
-
-
-def test_without_the_keys_logs_show_no_id(settings):
-    settings.IDEMPOTENCY = {"DIGEST_KEYS": out_of_reach}
-    assert shown_id(keys.record_id(SCOPE, "k")).int == 0
-
-
-def test_the_admin_finds_a_record_by_its_id_in_logs(have, client, django_user_model, settings):
-    settings.ROOT_URLCONF = (path("admin/", admin.site.urls),)
-    entry_point(paying)()
-    shown = shown_id(record().pk)
-    client.force_login(django_user_model.objects.create_superuser("root"))
-    have(NEW, OLD)
-    listed = client.get(f"/admin/django_idempotency/idempotencyrecord/?q={shown}").context["cl"].result_list
-    assert [found.pk for found in listed] == [record().pk]
-    page = client.get(f"/admin/django_idempotency/idempotencyrecord/{record().pk}/change/").content.decode()
-    assert str(shown_id(record().pk)) in page
-    have()
-    page = client.get(f"/admin/django_idempotency/idempotencyrecord/{record().pk}/change/").content.decode()
-    assert "in logs" not in page
-
+# --- Keys from a callable --------------------------------------------------------------------------------------------
 
 calls = []
 

@@ -18,7 +18,7 @@ from django_idempotency.exceptions import (
 from django_idempotency.maintenance import cleanup, reap
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Lease, Policy
-from django_idempotency.stats import stats
+from django_idempotency.stats.queries import stats
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import Fail, Keep, OnHold, Release, Replay
 from tests.stores.contract import ATOMIC, MODES, RESPONSE, claimed, operation, shift

@@ -22,11 +22,10 @@ from django_idempotency.exceptions import (
     StoreRefused,
     StoreUnavailable,
 )
-from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stores import errors, store_for
-from django_idempotency.stores.errors import RETIRED, UNTIL, store_errors
+from django_idempotency.stores.errors import store_errors
 from django_idempotency.values.outcomes import Claimed
-from tests.stores.contract import ATOMIC, MODES, RESPONSE, _connecting_with, _kept_connection, claimed, operation
+from tests.stores.contract import ATOMIC, MODES, RESPONSE, _connecting_with, claimed, operation
 from tests.support.private_servers import free_port
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
@@ -45,29 +44,6 @@ def test_where_there_is_no_server_one_connection_is_tried(monkeypatch):
         with pytest.raises(StoreUnavailable):
             engine.claim(operation(), ATOMIC)
     assert len(tried) == 1
-
-
-@pytest.mark.postgresql
-@pytest.mark.parametrize(
-    ("constraint", "error", "message"),
-    [
-        ("refused", IntegrityError, "refused"),
-        (UNTIL, StoreUnavailable, "idempotency_partitions ensure"),
-        (RETIRED, StoreUnavailable, "again and again"),  # another partition may take it, the next time
-    ],
-)
-def test_a_refused_record_is_tried_again_only_where_that_helps(constraint, error, message, monkeypatch):
-    """And never on another connection."""
-    monkeypatch.setattr(engine.waiting, "PATIENCE", 0.2)
-    table = IdempotencyRecord._meta.db_table
-    with connection.cursor() as cursor:
-        cursor.execute(f"ALTER TABLE {table} ADD CONSTRAINT {constraint} CHECK (key <> 'refused')")
-    try:
-        with _kept_connection(), pytest.raises(error, match=message):
-            engine.claim(operation("refused"), ATOMIC)
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute(f"ALTER TABLE {table} DROP CONSTRAINT {constraint}")
 
 
 def sqlite_error(name: str) -> Exception:
@@ -148,24 +124,6 @@ def test_every_verb_of_an_unreachable_store_is_unavailable(ask, monkeypatch):
 
 
 @pytest.mark.postgresql
-@pytest.mark.parametrize(
-    "refused",
-    [
-        f"CREATE TEMP TABLE divided (key text, CONSTRAINT {UNTIL} CHECK (false));"
-        "INSERT INTO divided VALUES ('the-raw-key')",
-        "DO $$ BEGIN RAISE check_violation USING TABLE = 'record', DETAIL = 'the-raw-key'; END $$",  # no constraint's
-    ],
-)
-def test_a_missing_partition_is_logged_without_the_row(refused, caplog):
-    with pytest.raises(StoreUnavailable, match="idempotency_partitions ensure"), store_errors():
-        connection.cursor().execute(refused)
-    (said,) = caplog.records
-    assert (said.event, said.levelname, said.record_id) == ("no_partition", "CRITICAL", None)
-    assert "23514" in said.getMessage()
-    assert "the-raw-key" not in caplog.text
-
-
-@pytest.mark.postgresql
 @MODES
 def test_after_a_failover_the_claim_finds_the_server_that_writes(policy):
     with _connecting_with("default_transaction_read_only=on") as undo:
@@ -173,21 +131,3 @@ def test_after_a_failover_the_claim_finds_the_server_that_writes(policy):
             engine.claim(operation(), policy)
         undo()  # the next connection is to another server
         assert isinstance(engine.claim(operation(), policy), Claimed)
-
-
-@pytest.mark.postgresql
-@pytest.mark.plain_table
-def test_a_nameless_check_violation_is_no_missing_partition(caplog):
-    """As from a worker of Citus: its code comes, and its text, but neither table nor constraint."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
-            " $$ BEGIN RAISE check_violation USING MESSAGE = 'passed on'; END $$;"
-            "CREATE TRIGGER refuse BEFORE INSERT ON django_idempotency_record FOR EACH ROW EXECUTE FUNCTION refuse()"
-        )
-        try:
-            with pytest.raises(IntegrityError, match="passed on"):
-                engine.claim(operation(), ATOMIC)
-        finally:
-            cursor.execute("DROP FUNCTION refuse CASCADE")
-    assert [record.event for record in caplog.records if hasattr(record, "event")] == []

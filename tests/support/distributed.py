@@ -19,7 +19,7 @@ NODES = "SELECT nodename, nodeport FROM pg_dist_node ORDER BY groupid"
 
 def distribute() -> None:
     """Make the default database, which has its tables, one of Citus, and run what the command tells."""
-    from django_idempotency.contrib.citus.distributing import distribution_plan
+    from django_idempotency.contrib.citus.distribution import distribution_plan
 
     (coordinator, *workers) = nodes()
     for worker in workers:

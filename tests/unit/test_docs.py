@@ -32,7 +32,7 @@ from django_idempotency.exceptions import (
     RequestIncomplete,
     StoreUnavailable,
 )
-from django_idempotency.http import problems, published
+from django_idempotency.http import problems
 from django_idempotency.instrumentation import metrics
 from django_idempotency.policy import Atomic, Body, Fingerprint, Keys, Lease, Limits
 from django_idempotency.reporting import events
@@ -105,11 +105,6 @@ def test_every_problem_code_is_documented_under_its_anchor():
     assert all(slug(name) == name for name in codes)
 
 
-def test_every_problem_code_is_published_under_its_status():
-    made = {(str(problem.status), problem.code) for problem in map(problems.problem, REFUSALS)}
-    assert {(status, code) for status, codes in published.CODES.items() for code in codes} == made
-
-
 @pytest.mark.parametrize("problem", known_problems().values(), ids=lambda problem: problem.code)
 def test_a_problem_is_documented_as_it_is_sent(problem):
     table = {code(name)[0]: stated for name, *stated in rows(section("errors.md", "The codes"))}
@@ -127,7 +122,7 @@ def test_every_check_is_documented():
 
 
 def test_every_signal_is_documented_with_what_it_carries():
-    source = "".join(path.read_text() for path in PACKAGE.rglob("signals.py"))
+    source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     documented = {code(name)[0]: code(carries) for name, _when, carries in rows(text("signals.md"))}
     assert documented.keys() == set(re.findall(r"^(\w+) = Signal\(\)", source, re.MULTILINE)) - OF_ONE_EVENT
     for name, carries in documented.items():

@@ -27,7 +27,7 @@ LAYERS = [
     {"stores"},
     {"engine"},
     {"http", "messages"},
-    {"decorators", "forms", "middleware", "ninja", "rest_framework", "webhooks", "wrapping"},
+    {"decorators", "forms", "middleware", "rest_framework", "webhooks"},
     {"stats", "maintenance"},
     {"instrumentation", "admin", "checks", "management", "tasks", "templatetags", "apps", "migrations"},
     {WINGS},
@@ -39,17 +39,15 @@ NAMED_FOR_NOTHING = {"utils", "util", "helpers", "core", "common", "misc"}
 EXTRAS = [
     *("rest_framework", "celery", "kombu", "redis", "environ", "psycopg_pool", "cryptography"),
     *("prometheus_client", "opentelemetry", "amqp", "nats", "confluent_kafka", "boto3", "botocore", "drf_spectacular"),
-    *("standardwebhooks", "pytest", "schemathesis", "requests", "httpx", "httpcore2", "mcp", "anyio"),
+    *("standardwebhooks", "pytest", "schemathesis", "requests", "httpx", "httpcore2", "mcp", "anyio", "ninja"),
 ]
 NEEDS_AN_EXTRA = {
-    *("rest_framework", "messages.celery_exit", "tasks", "messages.celery", "messages.celery_requests", "webhooks"),
-    *("instrumentation.prometheus", "instrumentation.opentelemetry", "stores.encryption"),
-    *("contrib.client.httpx", "contrib.client.requests", "contrib.mcp", "contrib.openapi.extension"),
-    *(
-        f"contrib.{broker}{part}"
-        for broker in ("kafka", "nats", "rabbitmq", "sqs")
-        for part in ("", ".publisher", ".runner")
-    ),
+    *("rest_framework", "http.rest_framework", "messages.celery_exit", "tasks", "messages.celery"),
+    *("messages.celery_requests", "webhooks"),
+    *("instrumentation.prometheus", "instrumentation.opentelemetry"),
+    *("contrib.client.httpx", "contrib.client.requests", "contrib.mcp"),
+    *("contrib.openapi.extension", "contrib.openapi.ninja"),
+    *("contrib.kafka", "contrib.nats", "contrib.rabbitmq", "contrib.sqs"),
     *("contrib.redis", "contrib.redis.client", "contrib.redis.scripts", "contrib.redis.store"),
     *(
         "contrib.outbox.publishers.celery",
@@ -211,11 +209,8 @@ def test_only_conf_reads_the_settings():
 HTTP = {
     *(
         "http",
-        "wrapping",
         "decorators",
         "middleware",
-        "ninja",
-        "rest_framework",
         "forms",
         "values.fingerprints",
         "policy",
@@ -231,7 +226,7 @@ DDL = {
     "stores.claim_function",
 }
 THREADS = {
-    *("engine.shielding", "engine.workers", "messages.runner", "messages.health"),
+    *("engine.shielding", "engine.workers", "messages.runner"),
     *("contrib.nats", "contrib.outbox", "contrib.testing"),
 }
 CLIENTS = {
@@ -251,9 +246,9 @@ CLIENTS = {
     "boto3": {"contrib.sqs"},
     "botocore": {"contrib.sqs"},
     "redis": {"contrib.redis", "contrib.cached"},
-    "psycopg": {"stores.pipeline", "stores.postgresql", "contrib.outbox.wakeup"},
-    "cryptography": {"stores.encryption"},
-    "prometheus_client": {"instrumentation.prometheus", "messages.health"},
+    "psycopg": {"stores.pipeline", "stores.postgresql", "contrib.outbox.relay"},
+    "cryptography": {"stores.codec"},
+    "prometheus_client": {"instrumentation.prometheus", "messages.runner"},
     "pytest": {"contrib.testing"},
     "schemathesis": {"contrib.testing.schemathesis"},
     "httpx": {"contrib.client.httpx"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from django.db.models import DurationField, ExpressionWrapper, F, QuerySet, Sum
@@ -19,55 +19,7 @@ from django_idempotency.stores.connections import record_database
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.outcomes import Rejection
 
-
-@dataclass(frozen=True, kw_only=True)
-class Activity:
-    """What happened to keys, and to the events of wings, in a span of time, according to the counters.
-
-    ``requests``: requests with a key that got an outcome. ``deduplicated``: the share of them, 0 to 1, that got a
-    replay. ``conflicts``: they came while the first was running. ``too_old``: nothing is known of their key any more
-    (``Keys.max_age``). ``forbidden``: their callers may not see the stored response (``may_replay``).
-    ``not_admitted``: their keys were new, and ``admit`` or a limit refused them.
-    ``lost``: claims that were lost to a quicker rival; they are counted as the duplicates that they are.
-    ``stale_writes``: owners that came back too late. ``store_errors``: the store could not be reached.
-    ``of_wings``: how often each event of a wing happened, by its name.
-    """
-
-    requests: int = 0
-    replays: int = 0
-    deduplicated: float = 0.0
-    conflicts: int = 0
-    mismatches: int = 0
-    takeovers: int = 0
-    on_hold: int = 0
-    too_old: int = 0
-    forbidden: int = 0
-    not_admitted: int = 0
-    completed: int = 0
-    failed: int = 0
-    released: int = 0
-    lost: int = 0
-    stale_writes: int = 0
-    reaped: int = 0
-    store_errors: int = 0
-    of_wings: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, counts: Mapping[str, int]) -> Activity:
-        """Return the activity for ``counts`` by the name of the event, which is that of its signal."""
-
-        def sum_of(*events: str) -> int:
-            return sum(counts.get(event, 0) for event in events)
-
-        ran = max(0, sum_of("key_claimed", "key_taken_over") - sum_of("claim_lost"))
-        replays = sum_of("response_replayed")
-        requests = ran + replays + sum_of(*map(_rejected, Rejection))
-        return cls(
-            requests=requests,
-            deduplicated=replays / requests if requests else 0.0,
-            of_wings={event.name: sum_of(event.name) for family in families() for event in family.events},
-            **{name: sum_of(*events) for name, events in EVENTS.items()},
-        )
+Activity = dict[str, float]  # how often something happened in a span of time, by the name of the figure
 
 
 def _rejected(reason: Rejection) -> str:
@@ -94,6 +46,22 @@ EVENTS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def figures_of(counts: Mapping[str, int]) -> Activity:
+    """Return the figures for ``counts`` by the name of the event, which is that of its signal.
+
+    ``requests``: requests with a key that got an outcome. ``deduplicated``: the share of them, 0 to 1, that got a
+    replay. ``lost``: claims that were lost to a quicker rival; they are counted as the duplicates that they are. The
+    others are how often the events in ``EVENTS``, and each event of a wing, happened.
+    """
+    figures = {name: sum(counts.get(event, 0) for event in events) for name, events in EVENTS.items()}
+    ran = max(0, counts.get("key_claimed", 0) + figures["takeovers"] - figures["lost"])
+    replays = figures["replays"]
+    requests = ran + replays + sum(counts.get(_rejected(reason), 0) for reason in Rejection)
+    of_wings = {event.name: counts.get(event.name, 0) for family in families() for event in family.events}
+    share = replays / requests if requests else 0.0
+    return {"requests": requests, "replays": replays, "deduplicated": share, **figures, **of_wings}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """What happened from ``since`` until the next span begins."""
@@ -107,7 +75,7 @@ def activity(seconds: float, *, view: str = "", using: str | None = None) -> Act
 
     ``view``: only at this view, by its dotted name. ``using``: as for ``stats``.
     """
-    return Activity.of(dict(_counters(seconds, using, view).values_list("event").annotate(Sum("count"))))
+    return figures_of(dict(_counters(seconds, using, view).values_list("event").annotate(Sum("count"))))
 
 
 def history(seconds: float, *, step: int = 15 * MINUTES, view: str = "", using: str | None = None) -> list[Span]:
@@ -132,7 +100,7 @@ def spans(counts: Iterable[tuple[datetime, str, int]], seconds: float, *, now: d
         events[event] = events.get(event, 0) + count
     last = int(now.timestamp() // step)
     return [
-        Span(since=datetime.fromtimestamp(number * step, UTC), activity=Activity.of(by_step.get(number, {})))
+        Span(since=datetime.fromtimestamp(number * step, UTC), activity=figures_of(by_step.get(number, {})))
         for number in range(last - int(seconds // step) + 1, last + 1)
     ]
 
@@ -143,7 +111,7 @@ def views(seconds: float, *, using: str | None = None) -> dict[str, Activity]:
     for view, event, count in _counters(seconds, using).values_list("view", "event").annotate(Sum("count")):
         if event not in observations.EVENTS:
             counts.setdefault(view, {})[event] = count
-    return {view: Activity.of(events) for view, events in counts.items()}
+    return {view: figures_of(events) for view, events in counts.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,8 +169,8 @@ def observed(seconds: float, *, using: str | None = None) -> Observed:
 
 def busiest(views: Mapping[str, Activity], name: str, *, most: int = 10) -> list[tuple[str, Activity]]:
     """Return the views with the highest ``name``, such as ``"replays"``, leaving out those with none. Pure."""
-    found = [(view, of_view) for view, of_view in views.items() if getattr(of_view, name)]
-    return sorted(found, key=lambda each: (-getattr(each[1], name), each[0]))[:most]
+    found = [(view, of_view) for view, of_view in views.items() if of_view[name]]
+    return sorted(found, key=lambda each: (-each[1][name], each[0]))[:most]
 
 
 def _counters(seconds: float, using: str | None, view: str = "") -> QuerySet[IdempotencyCounter]:
@@ -232,10 +200,10 @@ def projection(size: Size, *, using: str | None = None) -> Projection:
     age = ExpressionWrapper(DatabaseNow() - F("since"), output_field=DurationField())
     oldest: timedelta | None = begun.values_list(age, flat=True).first()
     seconds = min(oldest.total_seconds(), DAY) if oldest else 0.0
-    return project(size, activity(DAY, using=using).completed, seconds=seconds, kept_for=conf().policy.kept_for)
+    return project(size, activity(DAY, using=using)["completed"], seconds=seconds, kept_for=conf().policy.kept_for)
 
 
-def project(size: Size, completed: int, *, seconds: float, kept_for: float) -> Projection:
+def project(size: Size, completed: float, *, seconds: float, kept_for: float) -> Projection:
     """Project ``size`` by ``completed`` responses stored in ``seconds``; empty for less than an hour. Pure."""
     if seconds < HOUR:
         return Projection()

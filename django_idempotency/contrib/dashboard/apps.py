@@ -17,12 +17,12 @@ class DashboardConfig(AppConfig):
         from django_idempotency.contrib.dashboard.formatting import recently
         from django_idempotency.contrib.dashboard.pages import dashboard, figures
         from django_idempotency.maintenance import cleaner
-        from django_idempotency.stats import sections
+        from django_idempotency.stats import formatting
 
         checks.register(CHECKS, label=self.label, page="observe")
         cleaner.register(counters.prune)
         cleaner.register(observations.prune)
-        sections.register(recently)
+        formatting.register(recently)
         register(Page("dashboard/", dashboard, "django_idempotency_dashboard", _("Dashboard")))
         register(Page("dashboard/figures/", figures, "django_idempotency_figures"))
         counters.listen()

@@ -23,11 +23,10 @@ def why_unreadable(_settings: Conf) -> Exception | None:
 
 
 def observes_nothing(settings: Conf) -> bool:
-    return settings.observes and not any(map(_observes, map(import_string, middleware())))
-
-
-def _observes(factory: object) -> bool:
-    return isinstance(factory, type) and issubclass(factory, ObservingMiddleware)
+    installed = map(import_string, middleware())
+    return settings.observes and not any(
+        isinstance(one, type) and issubclass(one, ObservingMiddleware) for one in installed
+    )
 
 
 def counts_nowhere(_settings: Conf) -> bool:

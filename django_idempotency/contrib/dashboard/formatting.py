@@ -15,9 +15,8 @@ from django_idempotency.conf import conf
 from django_idempotency.contrib.dashboard import activity as activity_of
 from django_idempotency.contrib.dashboard.activity import Activity, Observed, Projection
 from django_idempotency.reporting.events import Family, families
-from django_idempotency.stats.formatting import WIDTH, Figure, amount, lines, mark, share, volume, width_of
+from django_idempotency.stats.formatting import WIDTH, Figure, Section, amount, lines, mark, share, volume, width_of
 from django_idempotency.stats.queries import DAY, HOUR, WEEK, size
-from django_idempotency.stats.sections import Section
 
 
 def growth(projection: Projection) -> list[Figure]:
@@ -55,14 +54,14 @@ _ALARMING = frozenset({"on_hold", "stale_writes", "store_errors"})
 
 def happened(activity: Activity) -> list[Figure]:
     """Return what happened to keys in a span of time."""
-    return [_happened(field, str(name), getattr(activity, field)) for field, name in NAMES.items()]
+    return [_happened(field, str(name), activity[field]) for field, name in NAMES.items()]
 
 
 def happened_in(family: Family, activity: Activity) -> list[Figure]:
     """Return what happened to the events of a wing. Those that are logged as errors are alarming."""
     grave = {event.name for event in family.events if (event.level or 0) >= logging.ERROR}
     return [
-        Figure(str(title), amount(count := activity.of_wings.get(name, 0)), alarming=bool(count) and name in grave)
+        Figure(str(title), amount(count := activity.get(name, 0)), alarming=bool(count) and name in grave)
         for name, title in family.titles.items()
     ]
 
@@ -110,9 +109,9 @@ def recently(using: str) -> Section:
     seen = activity_of.observed(WEEK, using=using) if conf().observes else None
     facts: dict[str, Any] = {
         **asdict(expected),
-        "last_hour": asdict(hour),
-        "last_day": asdict(day),
-        "views": {name: asdict(of_view) for name, of_view in views.items()},
+        "last_hour": hour,
+        "last_day": day,
+        "views": views,
         **({"observed_last_week": asdict(seen)} if seen else {}),
     }
     shown = [*lines("GROWTH", growth(expected)), *_what_happened(hour, day), *_busiest(views)]
@@ -140,5 +139,5 @@ def _busiest(views: dict[str, Activity]) -> Iterator[str]:
             yield title
             width = max(WIDTH, *(len(view) + 2 for view, _of_view in listed))
             for view, of_view in listed:
-                many, requests = (amount(number) for number in (getattr(of_view, name), of_view.requests))
+                many, requests = (amount(number) for number in (of_view[name], of_view["requests"]))
                 yield f"  {view:{width}}{many:>12} of {requests:>10}"

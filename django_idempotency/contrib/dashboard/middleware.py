@@ -17,17 +17,17 @@ from asgiref.sync import markcoroutinefunction, sync_to_async
 from django.http import HttpRequest, UnreadablePostError
 from django.http.response import HttpResponseBase
 
-from django_idempotency import signals
 from django_idempotency.conf import conf, resolve
-from django_idempotency.contrib.dashboard.signals import request_observed
+from django_idempotency.contrib.dashboard.observations import request_observed
 from django_idempotency.exceptions import IdempotencyError
+from django_idempotency.http.placement import entry_point_policy, handler_of
 from django_idempotency.http.requests import has_moderate_body, observed_operation, scope_and_key
 from django_idempotency.middleware import policy_by_path
 from django_idempotency.policy import Policy
+from django_idempotency.reporting.events import send
 from django_idempotency.reporting.logs import cause, is_due, log
 from django_idempotency.values.keys import parse_key
 from django_idempotency.values.outcomes import EntryPoint, Operation
-from django_idempotency.wrapping import entry_point_policy, handler_of
 
 UNNAMED = "unnamed"
 PRODUCT = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,40}(/[!#$%&'*+.^_`|~0-9A-Za-z-]{1,20})?")  # RFC 9110, 10.1.5
@@ -89,7 +89,6 @@ class _Unreadable(RawIOBase):
 
 
 def _report(request: HttpRequest, response: HttpResponseBase) -> None:
-    """Report a watched request once its view has responded."""
     if (watched := vars(request).pop(WATCHED, None)) is None:
         return
     view, policy = watched
@@ -100,7 +99,7 @@ def _report(request: HttpRequest, response: HttpResponseBase) -> None:
         refused, unprotected = _fate(request, policy, entry_point)
         key, comparable = _key(request, policy), response.status_code < 400 and _can_be_read(request)
         operation = comparable and observed_operation(request, request, policy, key, sender, entry_point)
-        signals.send(
+        send(
             request_observed,
             operation or Operation("", "", b"", sender=sender, entry_point=entry_point),
             keyed=bool(key),
@@ -124,7 +123,6 @@ def _fate(request: HttpRequest, policy: Policy, entry_point: EntryPoint) -> tupl
 
 
 def _key(request: HttpRequest, policy: Policy) -> str:
-    """Return the key; empty if there is no usable one."""
     header = request.META.get(conf().meta_name)
     try:
         return "" if header is None else parse_key(header, strict=policy.keys.strict)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
@@ -21,18 +21,17 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_idempotency.admin.alarms import alarms
-from django_idempotency.admin.databases import choices, database_of, query_of
-from django_idempotency.admin.limits import Asking, page, panel
+from django_idempotency.admin.pages import Asking, choices, database_of, page, panel, query_of
 from django_idempotency.conf import conf
 from django_idempotency.contrib.dashboard import activity as activity_of
 from django_idempotency.contrib.dashboard import formatting as of_counters
 from django_idempotency.contrib.dashboard.activity import Activity, Projection, Span
-from django_idempotency.contrib.dashboard.charts import Bar, Segment, bars, level, segments, top_of
+from django_idempotency.contrib.dashboard.charts import bars, level, segments, top_of
 from django_idempotency.contrib.dashboard.conf import options
 from django_idempotency.stats import formatting, queries
 from django_idempotency.stats.formatting import Figure
 from django_idempotency.stats.queries import DAY, HOUR, MINUTES, WEEK, Size
-from django_idempotency.values.moments import in_zone, zone
+from django_idempotency.values.printable import in_zone, zone
 
 TEMPLATE = "admin/django_idempotency/idempotencyrecord/dashboard.html"
 MOST = 10_000  # the most records that a panel looks at
@@ -139,20 +138,14 @@ def figures(model_admin: Any, request: HttpRequest) -> HttpResponse:
 def _as_csv(_chosen: Chosen, _using: str, history: Sequence[Span]) -> HttpResponse:
     response = HttpResponse(content_type="text/csv; charset=utf-8")
     writer = csv.writer(response)
-    writer.writerow(["since", *_columns(Activity.of({}))])
+    writer.writerow(["since", *activity_of.figures_of({})])
     for span in history:
-        writer.writerow([span.since.isoformat(), *_columns(span.activity).values()])
+        writer.writerow([span.since.isoformat(), *span.activity.values()])
     return response
 
 
-def _columns(activity: Activity) -> dict[str, Any]:
-    columns = asdict(activity)
-    of_wings: dict[str, int] = columns.pop("of_wings")
-    return columns | of_wings
-
-
 def _as_json(chosen: Chosen, using: str, history: Sequence[Span]) -> HttpResponse:
-    spans = [{"since": span.since.isoformat(), **_columns(span.activity)} for span in history]
+    spans = [{"since": span.since.isoformat(), **span.activity} for span in history]
     asked = {"database": using, "view": chosen.view or None, "range": chosen.range.name}
     return JsonResponse({**asked, "seconds_in_span": chosen.range.step, "spans": spans})
 
@@ -204,48 +197,36 @@ def sizes(ask: Asking) -> dict[str, Any]:
     return {"measures": measures(size, projection), "figures": figures}
 
 
-def rankings(ask: Asking, chosen: Chosen) -> list[Ranking]:
+def rankings(ask: Asking, chosen: Chosen) -> list[Shown]:
     views = ask(activity_of.views, chosen.range.seconds)
     return [busiest(views, name, chosen) for name in ("requests", "replays", "conflicts")]
 
 
 # --- What they show --------------------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """``width`` is how many bars there is room for, ``line`` the height of a line to compare with, if there is one."""
-
-    name: str
-    title: str
-    whole: str
-    description: str
-    top: str
-    width: int
-    bars: list[Bar]
-    line: str | None
+Shown = dict[str, Any]  # what the template reads, by name
 
 
-def charts(history: Sequence[Span], whole: Activity) -> list[Chart]:
+def charts(history: Sequence[Span], whole: Activity) -> list[Shown]:
     """Return a chart for each of ``CHARTED``. Pure."""
     return [_chart(name, history, whole) for name in CHARTED]
 
 
-def _chart(name: str, history: Sequence[Span], whole: Activity) -> Chart:
+def _chart(name: str, history: Sequence[Span], whole: Activity) -> Shown:
     is_share = name == "deduplicated"
-    values = [getattr(span.activity, name) for span in history]
+    values = [span.activity[name] for span in history]
     top = top_of(values, least=SOUND if is_share else 4.0)
     labels = [f"{moment(span)}: {_shown(name, value)}" for span, value in zip(history, values, strict=True)]
-    return Chart(
-        name=name,
-        title=str(of_counters.NAMES[name]),
-        whole=_shown(name, getattr(whole, name)),
-        description=_described(name, history, values),
-        top=_shown(name, top),
-        width=max(1, len(values)),
-        bars=bars(values, labels, top=top),
-        line=level(SOUND, top=top) if is_share else None,
-    )
+    return {
+        "name": name,
+        "title": str(of_counters.NAMES[name]),
+        "whole": _shown(name, whole[name]),
+        "description": _described(name, history, values),
+        "top": _shown(name, top),
+        "width": max(1, len(values)),  # how many bars there is room for
+        "bars": bars(values, labels, top=top),
+        "line": level(SOUND, top=top) if is_share else None,  # to compare with
+    }
 
 
 def _described(name: str, history: Sequence[Span], values: Sequence[float]) -> str:
@@ -258,24 +239,13 @@ def _described(name: str, history: Sequence[Span], values: Sequence[float]) -> s
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """What the charts show, latest first. ``begins`` is the moment of the earliest span."""
-
-    begins: str
-    columns: list[str]
-    rows: list[tuple[str, list[str]]]
-
-
-def table(history: Sequence[Span]) -> Table | None:
+def table(history: Sequence[Span]) -> Shown | None:
     """Return the charts as a table, for people who would rather read, or can't see charts. Pure."""
     if not history:
         return None
     columns = ("requests", *CHARTED)
-    rows = [
-        (moment(span), [_shown(name, getattr(span.activity, name)) for name in columns]) for span in reversed(history)
-    ]
-    return Table(begins=moment(history[0]), columns=[str(of_counters.NAMES[name]) for name in columns], rows=rows)
+    rows = [(moment(span), [_shown(name, span.activity[name]) for name in columns]) for span in reversed(history)]
+    return {"begins": moment(history[0]), "columns": [str(of_counters.NAMES[name]) for name in columns], "rows": rows}
 
 
 def _shown(name: str, value: float) -> str:
@@ -296,58 +266,29 @@ def beside(whole: Activity) -> list[Figure]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Busy:
-    """``name`` is the view's, in parts between which a line may break. ``query`` is the query string of its page."""
-
-    name: list[str]
-    query: str
-    count: str
-    requests: str
-    segments: list[Segment]
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """``counts_apart``: whether it counts something other than requests."""
-
-    title: str
-    name: str
-    counts_apart: bool
-    views: list[Busy]
-
-
-def busiest(views: Mapping[str, Activity], name: str, chosen: Chosen) -> Ranking:
+def busiest(views: Mapping[str, Activity], name: str, chosen: Chosen) -> Shown:
     """Return the views with the most ``name``. Pure."""
     found = activity_of.busiest(views, name)
-    most = max((getattr(activity, name) for _view, activity in found), default=0)
-    return Ranking(
-        title={"requests": _("Most requests"), "replays": _("Most replays"), "conflicts": _("Most conflicts")}[name],
-        name=str(of_counters.NAMES[name]),
-        counts_apart=name != "requests",
-        views=[
-            Busy(
-                name=view.split("."),
-                query=chosen.query(view=view),
-                count=formatting.amount(getattr(activity, name)),
-                requests=formatting.amount(activity.requests),
-                segments=segments([("part", getattr(activity, name))], whole=most),
-            )
+    most = max((activity[name] for _view, activity in found), default=0)
+    titles = {"requests": _("Most requests"), "replays": _("Most replays"), "conflicts": _("Most conflicts")}
+    return {
+        "title": titles[name],
+        "name": str(of_counters.NAMES[name]),
+        "counts_apart": name != "requests",  # something other than requests
+        "views": [
+            {
+                "name": view.split("."),  # in parts between which a line may break
+                "query": chosen.query(view=view),
+                "count": formatting.amount(activity[name]),
+                "requests": formatting.amount(activity["requests"]),
+                "segments": segments([("part", activity[name])], whole=most),
+            }
             for view, activity in found
         ],
-    )
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A horizontal bar."""
-
-    title: str
-    value: str
-    segments: list[Segment]
-
-
-def measures(size: Size, projection: Projection) -> list[Measure]:
+def measures(size: Size, projection: Projection) -> list[Shown]:
     """Return the size now, in its parts, and the one expected, to one scale; nothing if the size is unknown. Pure."""
     if size.bytes is None:
         return []
@@ -355,8 +296,10 @@ def measures(size: Size, projection: Projection) -> list[Measure]:
     dead = size.dead_bytes or 0
     parts = [("table", (size.table_bytes or 0) - dead), ("dead", dead), ("indexes", size.index_bytes or 0)]
     whole = max(size.bytes, expected)
-    now = Measure(_("now"), formatting.volume(size.bytes), segments(parts, whole=whole))
-    if projection.expected_bytes is None:
-        return [now]
-    to_come = segments([("expected", expected)], whole=whole)
-    return [now, Measure(_("at the last day's rate"), formatting.volume(expected), to_come)]
+    shown: list[tuple[str, float, list[tuple[str, float]]]] = [(_("now"), size.bytes, [*parts])]
+    if projection.expected_bytes is not None:
+        shown.append((_("at the last day's rate"), expected, [("expected", expected)]))
+    return [
+        {"title": title, "value": formatting.volume(bytes), "segments": segments(of, whole=whole)}
+        for title, bytes, of in shown
+    ]

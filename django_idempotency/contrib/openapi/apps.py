@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from contextlib import suppress
+
 from django.apps import AppConfig, apps
 
 
@@ -12,3 +14,7 @@ class OpenAPIConfig(AppConfig):
             from django_idempotency.contrib.openapi import extension
 
             extension.describe_operations()
+        with suppress(ImportError):  # without Django Ninja; a build tool is called ninja too
+            from django_idempotency.contrib.openapi import ninja
+
+            ninja.describe_operations()

@@ -18,10 +18,10 @@ from drf_spectacular.plumbing import ResolvedComponent
 from drf_spectacular.utils import OpenApiParameter
 
 from django_idempotency.conf import conf, resolve
-from django_idempotency.http import published
+from django_idempotency.contrib.openapi import published
+from django_idempotency.http.placement import has_entry_point
 from django_idempotency.middleware import is_covering, policy_by_path
 from django_idempotency.policy import Policy
-from django_idempotency.wrapping import has_entry_point
 
 
 def describe_operations() -> None:

@@ -16,13 +16,12 @@ from django.shortcuts import render
 from django.utils.cache import patch_vary_headers
 from django.views import View
 
-from django_idempotency import ninja
 from django_idempotency.conf import conf, resolve
-from django_idempotency.http import published
-from django_idempotency.http.routes import routes
-from django_idempotency.middleware import is_covering
+from django_idempotency.contrib.openapi import published
+from django_idempotency.http import ninja
+from django_idempotency.http.placement import entry_point_policy, view_class
+from django_idempotency.middleware import is_covering, routes
 from django_idempotency.policy import Policy
-from django_idempotency.wrapping import entry_point_policy, view_class
 
 JSON, HTML = "application/json", "text/html"
 
@@ -90,7 +89,7 @@ def operations() -> Iterator[tuple[str, list[str], Policy]]:
 
 def _methods(callback: Any) -> Iterator[tuple[str, Policy]]:
     for operation in ninja.operations(callback):
-        if (policy := ninja.operation_policy(operation)) is not None:
+        if (policy := published.operation_policy(operation)) is not None:
             yield from ((method, policy) for method in operation.methods if method in policy.methods)
     initial = getattr(callback, "initkwargs", {}).get("idempotency_policy")
     for method in _handled(callback):

@@ -18,18 +18,16 @@ from django.utils.translation import ngettext
 from django_idempotency.admin.actions import Decision
 from django_idempotency.admin.alarms import Alarm, register
 from django_idempotency.admin.child_keys import RESPONSE_BODY
-from django_idempotency.admin.limits import panel
-from django_idempotency.admin.pages import ReadOnly
+from django_idempotency.admin.pages import ReadOnly, panel
 from django_idempotency.admin.previews import readable
 from django_idempotency.contrib.outbox import maintenance
 from django_idempotency.contrib.outbox.decisions import Act, Decided, decide, version
 from django_idempotency.contrib.outbox.models import TRIED, OutboxEvent, Relay, Status
-from django_idempotency.contrib.outbox.sealing import opened
+from django_idempotency.contrib.outbox.publishing import opened
 from django_idempotency.maintenance.history import write_entry
 from django_idempotency.models import DatabaseNow
 from django_idempotency.stats.formatting import amount
-from django_idempotency.values.moments import column
-from django_idempotency.values.printable import printable
+from django_idempotency.values.printable import column, printable
 
 TEMPLATES = "admin/django_idempotency/idempotencyrecord"
 ALIVE = _("It is not a dead letter.")

@@ -20,16 +20,15 @@ class OutboxConfig(AppConfig):
 
     def ready(self) -> None:
         from django_idempotency import checks
-        from django_idempotency.contrib.outbox import metrics as figures
         from django_idempotency.contrib.outbox import signals
         from django_idempotency.contrib.outbox.checks import CHECKS
-        from django_idempotency.contrib.outbox.timeline import outbox_events
+        from django_idempotency.contrib.outbox.maintenance import FAMILY, outbox_events
         from django_idempotency.instrumentation import metrics
         from django_idempotency.maintenance import timeline
         from django_idempotency.reporting import events
 
         checks.register(CHECKS, label=self.label, page="outbox")
-        metrics.register(figures.FAMILY)
+        metrics.register(FAMILY)
         events.register(signals.FAMILY)
         passes.register(CLEANUP)
         timeline.register(outbox_events)

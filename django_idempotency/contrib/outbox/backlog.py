@@ -14,7 +14,7 @@ from django.db.models.functions import Length
 
 from django_idempotency.contrib.outbox.conf import DeadHead, Options
 from django_idempotency.contrib.outbox.models import Lane, OutboxEvent, Status
-from django_idempotency.contrib.outbox.sealing import opened
+from django_idempotency.contrib.outbox.publishing import opened
 from django_idempotency.messages.publisher import Event, Refused
 from django_idempotency.models import DatabaseNow
 from django_idempotency.stores.database import ahead

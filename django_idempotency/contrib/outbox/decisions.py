@@ -18,7 +18,7 @@ from django_idempotency.contrib.outbox.signals import outbox_requeued
 from django_idempotency.maintenance.decisions import Refusal, lacks_second
 from django_idempotency.maintenance.history import lacks_note, write_entry
 from django_idempotency.models import DatabaseNow
-from django_idempotency.signals import send_several
+from django_idempotency.reporting.events import send_several
 
 AT_ONCE = 500
 
@@ -77,7 +77,10 @@ def decide(
                 else:
                     write_entry(event, by, f"{ENTRIES[act]} {note}".strip())
                     agreed.append(event)
-            (_requeue if act is Act.REQUEUE else _discard)(agreed, letters.db)
+            if act is Act.REQUEUE:
+                _requeue(agreed, letters.db)
+            else:
+                OutboxEvent.objects.using(letters.db).filter(pk__in=[event.pk for event in agreed]).delete()
             done += len(agreed)
     return Decided(done, refused)
 
@@ -91,7 +94,3 @@ def _requeue(events: Sequence[OutboxEvent], using: str) -> None:
         rows = OutboxEvent.objects.using(using).filter(pk__in=of_publisher)
         send = partial(send_several, outbox_requeued, publisher, rows.update(publisher=publisher, **fresh), using)
         transaction.on_commit(send, using=using, robust=True)
-
-
-def _discard(events: Sequence[OutboxEvent], using: str) -> None:
-    OutboxEvent.objects.using(using).filter(pk__in=[event.pk for event in events]).delete()

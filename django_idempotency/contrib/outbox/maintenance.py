@@ -1,20 +1,25 @@
-"""Find dead letters, delete published events that were kept, and get figures of the outbox."""
+"""What operators see of the outbox: dead letters, figures and timelines; and the clean-up of events that were kept."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
-from typing import Unpack
+from typing import Any, Unpack
 from uuid import UUID
 
 from django.db import connections, router
 from django.db.models import Count, DurationField, ExpressionWrapper, F, Q, QuerySet, Value
+from django.utils.translation import gettext_lazy as _
 
+from django_idempotency.conf import conf
 from django_idempotency.contrib.outbox.conf import options
 from django_idempotency.contrib.outbox.models import LANES, TRIED, OutboxEvent, Relay, Status
+from django_idempotency.instrumentation.metrics import Gauge, GaugeFamily
 from django_idempotency.maintenance.sweep import Bounds, Oldest, Swept, of_oldest, sweep, total
-from django_idempotency.models import DatabaseNow
+from django_idempotency.maintenance.timeline import Event
+from django_idempotency.models import DatabaseNow, IdempotencyRecord
+from django_idempotency.values.printable import printable
 
 Events = QuerySet[OutboxEvent]
 
@@ -36,6 +41,15 @@ OLDEST = " ".join(
         ") AS first ORDER BY 1 LIMIT 1",
     ]
 )
+OR_MORE = "; 100,000 means or more"
+GAUGES = (
+    Gauge("outbox_pending", f"events that are not published yet{OR_MORE}", {"": "pending"}, unit="{event}"),
+    Gauge("outbox_failing", f"those of them that were refused at least once{OR_MORE}", {"": "failing"}, unit="{event}"),
+    Gauge("outbox_dead", f"dead letters of the outbox{OR_MORE}", {"": "dead"}, unit="{event}"),
+    Gauge("outbox_age", "age of the oldest event that is not published yet, 0 without one", {"": "age"}, unit="s"),
+    Gauge("outbox_relays", "live relays", {"": "relays"}, unit="{relay}"),
+)
+MOST_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,3 +153,41 @@ def first_failure(publisher: str, *, using: str | None = None) -> str:
 def live_relays(*, using: str | None = None) -> QuerySet[Relay]:
     """Return the relays whose lease has not ended."""
     return Relay.objects.using(database(using)).filter(lease_until__gte=DatabaseNow())
+
+
+# --- For Prometheus and OpenTelemetry --------------------------------------------------------------------------------
+
+
+def _by_publisher(using: str) -> Mapping[str, Mapping[str, Any]]:
+    return {of.publisher: asdict(of) for of in figures(using=using)} if database() == using else {}
+
+
+FAMILY = GaugeFamily("publisher", GAUGES, _by_publisher)
+
+
+# --- The timeline of a record ----------------------------------------------------------------------------------------
+
+
+def outbox_events(record: IdempotencyRecord) -> Iterator[Event]:
+    """Yield what happened to at most 20, oldest first. Confirmed ones are gone unless ``RETENTION`` keeps them."""
+    events = OutboxEvent.objects.using(_database_of(record)).filter(record_id=record.pk).order_by("id")
+    for event in events.defer("payload", "headers")[:MOST_SHOWN]:
+        yield Event(event.created_at, _about(_("event {topic} written to the outbox"), event))
+        if event.status == Status.DEAD:
+            yield Event(event.finished_at, _about(_("event {topic} given up: {error}"), event))
+        elif event.finished_at is not None:
+            yield Event(event.finished_at, _about(_("event {topic} published"), event))
+        elif event.attempts:
+            yield Event(event.available_at, _about(_("event {topic} is due to be tried again: {error}"), event))
+
+
+def _database_of(record: IdempotencyRecord) -> str:
+    """Return the alias of the record's shard if the outbox is in it; otherwise that of the outbox."""
+    shard = record._state.db
+    if shard and shard in conf().shards and router.allow_migrate_model(shard, OutboxEvent):
+        return shard
+    return database()
+
+
+def _about(sentence: object, event: OutboxEvent) -> str:
+    return str(sentence).format(topic=printable(event.topic), error=printable(event.error))

@@ -15,11 +15,13 @@ from uuid import UUID
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connections, router
 
+from django_idempotency.conf import conf
 from django_idempotency.contrib.outbox.conf import options
 from django_idempotency.contrib.outbox.models import LANES, OutboxEvent, Status
-from django_idempotency.contrib.outbox.sealing import sealed
 from django_idempotency.exceptions import IdempotencyError
+from django_idempotency.stores.codec import EPOCH, Life, decoded, encrypted, is_encrypted
 from django_idempotency.stores.sharding import is_distributed
+from django_idempotency.values.outcomes import StoredResponse
 
 CHANNEL = "django_idempotency_outbox"
 JSON = "application/json"
@@ -35,6 +37,8 @@ INSERT INTO {OutboxEvent._meta.db_table}
 VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, '{Status.PENDING}', 0, '')
 """
 NOTIFY = f"RETURNING pg_notify('{CHANNEL}', publisher)"
+# The log says what could not be encrypted or decrypted, and why.
+Content = tuple[bytes, dict[str, str]]
 
 
 class PublishedOutsideTransaction(IdempotencyError):
@@ -174,3 +178,36 @@ def _trace_context() -> dict[str, str]:
     carrier: dict[str, str] = {}
     TraceContextTextMapPropagator().inject(carrier)
     return carrier
+
+
+# --- Encryption, with the keys of stored responses -------------------------------------------------------------------
+
+
+def sealed(event_id: UUID, payload: bytes, headers: Mapping[str, str]) -> Content | None:
+    """Return payload and headers as they are to be stored; ``None`` if they can't be encrypted."""
+    body = conf().policy.body
+    if not body.encrypt:
+        return payload, dict(headers)
+    stored = encrypted(_content(payload, headers), _life(event_id), body.padding)
+    return None if stored is None else (stored.body or b"", dict(stored.headers))
+
+
+def opened(event_id: UUID, payload: bytes, headers: Mapping[str, str]) -> Content | None:
+    """Return payload and headers as they were published; ``None`` if they can't be decrypted."""
+    if not is_sealed(headers):
+        return payload, dict(headers)
+    content = decoded(_content(payload, headers), _life(event_id))
+    return None if content.body is None else (content.body, dict(content.headers))
+
+
+def is_sealed(headers: Mapping[str, str]) -> bool:
+    """Return whether an event with these headers is encrypted."""
+    return is_encrypted(_content(b"", headers))
+
+
+def _content(payload: bytes, headers: Mapping[str, str]) -> StoredResponse:
+    return StoredResponse(200, tuple(headers.items()), payload)
+
+
+def _life(event_id: UUID) -> Life:
+    return Life(event_id, "outbox", str(event_id), b"", EPOCH)

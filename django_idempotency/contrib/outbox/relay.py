@@ -7,9 +7,10 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
-from django.db import Error, connections, router
+from django.db import DatabaseError, Error, connections, router
 
 from django_idempotency.contrib.outbox import signals
 from django_idempotency.contrib.outbox.backlog import Backlog
@@ -17,8 +18,7 @@ from django_idempotency.contrib.outbox.conf import make_publisher, options
 from django_idempotency.contrib.outbox.cursor import Cursor
 from django_idempotency.contrib.outbox.lanes import Lanes
 from django_idempotency.contrib.outbox.models import OutboxEvent
-from django_idempotency.contrib.outbox.sealing import is_sealed
-from django_idempotency.contrib.outbox.wakeup import Wakeup
+from django_idempotency.contrib.outbox.publishing import CHANNEL, is_sealed
 from django_idempotency.messages.publisher import (
     Confirmed,
     ConnectionLost,
@@ -227,3 +227,61 @@ def waves(events: Iterable[Event]) -> list[list[Event]]:
 def _never_tried(events: Sequence[Event]) -> list[Event]:
     """Return the events that are read by the cursor. Those that have failed are read once they are due."""
     return [event for event in events if not event.attempts]
+
+
+# --- Waiting for events ----------------------------------------------------------------------------------------------
+
+
+class Wakeup:
+    """Waits with LISTEN on PostgreSQL, on a connection of its own. Elsewhere and behind a pooler, waits by the clock.
+
+    A pooler in transaction mode would deliver the notifications to another client. It is detected by the process id:
+    the process that answers is not the one that the connection was opened to.
+    """
+
+    def __init__(self, publisher: str, using: str, *, listen: bool) -> None:
+        self.publisher = publisher
+        self.using = using
+        self.connection: Any = None
+        driver: Any = getattr(connections[using], "Database", None)
+        self._listens = listen and connections[using].vendor == "postgresql" and driver.__name__ == "psycopg"
+
+    def wait(self, seconds: float, stop: threading.Event) -> None:
+        """Return when an event of the publisher may have been committed, at the latest after ``seconds``.
+
+        Return at once if listening has only begun or was cut off, because events may have been committed unnoticed.
+        """
+        if self.connection is None:
+            if self._listens:
+                with suppress(DatabaseError), connections[self.using].wrap_database_errors:
+                    self._listen()
+            if self.connection is None:
+                stop.wait(seconds)
+            return
+        import psycopg
+
+        try:
+            for notice in self.connection.notifies(timeout=seconds):
+                if notice.payload == self.publisher:
+                    return
+        except psycopg.Error:
+            self.close()
+
+    def _listen(self) -> None:
+        wrapper = connections[self.using].copy()
+        options = {name: value for name, value in wrapper.settings_dict["OPTIONS"].items() if name != "pool"}
+        wrapper.settings_dict = {**wrapper.settings_dict, "OPTIONS": options}
+        connection: Any = wrapper.get_new_connection(wrapper.get_connection_params())
+        connection.autocommit = True
+        (pid,) = connection.execute("SELECT pg_backend_pid()").fetchone()
+        if pid != connection.pgconn.backend_pid:
+            self._listens = False
+            connection.close()
+            return
+        connection.execute(f"LISTEN {CHANNEL}")
+        self.connection = connection
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None

@@ -14,9 +14,8 @@ from django.utils.translation import gettext_lazy as _
 
 from django_idempotency.messages.publisher import Event, Refused
 from django_idempotency.reporting.events import Event as ReportedEvent
-from django_idempotency.reporting.events import Family
+from django_idempotency.reporting.events import Family, send_several
 from django_idempotency.reporting.logs import log
-from django_idempotency.signals import send_several
 
 outbox_published = Signal()  # count: how many events their publisher confirmed; using: the alias of their database
 outbox_failed = Signal()  # count, using; the publisher refused them, and they will be tried again

@@ -2,6 +2,18 @@ from __future__ import annotations
 
 from django.apps import AppConfig
 
+from django_idempotency.maintenance.passes import Pass
+
+PASSES = tuple(
+    Pass(
+        name=f"{action}_partitions",
+        path=f"django_idempotency.contrib.partitions.{module}.{action}",
+        every=3600.0,
+        bounded=False,
+    )
+    for module, action in (("provisioning", "ensure"), ("dropping", "drop"))
+)
+
 
 class PartitionsConfig(AppConfig):
     name = "django_idempotency.contrib.partitions"
@@ -9,12 +21,15 @@ class PartitionsConfig(AppConfig):
 
     def ready(self) -> None:
         from django_idempotency import checks
+        from django_idempotency.contrib.partitions.apps import PASSES
+        from django_idempotency.contrib.partitions.catalog import meaning
         from django_idempotency.contrib.partitions.checks import CHECKS
-        from django_idempotency.contrib.partitions.metrics import FAMILY
-        from django_idempotency.contrib.partitions.passes import PASSES
+        from django_idempotency.contrib.partitions.report import FAMILY
         from django_idempotency.instrumentation import metrics
         from django_idempotency.maintenance import passes
+        from django_idempotency.stores import errors
 
         checks.register(CHECKS, label=self.label, page="partitions")
         metrics.register(FAMILY)
         passes.register(*PASSES)
+        errors.register(meaning)

@@ -5,16 +5,31 @@ The names of partitions are not interpreted, so it does not matter who made a pa
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import connections
+from django.db import IntegrityError, connections
 
-from django_idempotency.contrib.partitions.layout import EPOCH, MOST, TABLE, Contents, Layout, Partition, stamp
-from django_idempotency.exceptions import PartitionsUnsupported
+from django_idempotency.contrib.partitions.layout import (
+    EPOCH,
+    MOST,
+    RETIRED,
+    TABLE,
+    UNTIL,
+    Contents,
+    Layout,
+    Partition,
+    stamp,
+)
+from django_idempotency.exceptions import PartitionsUnsupported, StoreConflict, StoreRefused, StoreUnavailable
 from django_idempotency.models import LIVE, TERMINAL
+from django_idempotency.reporting.logs import cause, log
 from django_idempotency.stores.connections import record_database
-from django_idempotency.stores.errors import RETIRED, UNTIL
+from django_idempotency.stores.errors import sqlstate
+
+CHECK_VIOLATION = "23514"
+NO_PARTITION = "There is no partition for a new record. Run manage.py idempotency_partitions ensure, and schedule it."
 
 
 def _microseconds(when: str) -> str:
@@ -118,3 +133,28 @@ def left_behind(alias: str) -> list[str]:
     with connections[alias].cursor() as cursor:
         cursor.execute(LEFT_BEHIND)
         return [name for (name,) in cursor.fetchall()]
+
+
+# --- What a violated CHECK means -------------------------------------------------------------------------------------
+
+
+def meaning(error: IntegrityError) -> StoreUnavailable | None:
+    """Return what the violation of a CHECK of partitioning means for a claim; ``None`` for any other error."""
+    violated = _violated_check(error)
+    if violated == RETIRED:  # the statement is as old as the partition being dropped; the next one goes elsewhere
+        return StoreConflict(str(error).strip())
+    if violated in ("", UNTIL):
+        log(logging.CRITICAL, "no_partition", "%s (%s)", NO_PARTITION, cause(error))
+        return StoreRefused(NO_PARTITION)
+    return None
+
+
+def _violated_check(error: IntegrityError) -> str | None:
+    """Return the name of a violated CHECK in PostgreSQL; empty if a row had no partition, which counts as one.
+
+    ``None`` if neither it nor its table is named: another server passed the error on, as Citus does for its own.
+    """
+    driver: Any = error.__cause__
+    if sqlstate(error) != CHECK_VIOLATION:
+        return None
+    return driver.diag.constraint_name or ("" if driver.diag.table_name else None)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from django_idempotency.checks import Check, Database, each
 from django_idempotency.contrib.partitions.catalog import read_layout
-from django_idempotency.contrib.partitions.layout import Layout, covered_until, half_detached, is_short, stamp
-from django_idempotency.stores.errors import UNTIL
+from django_idempotency.contrib.partitions.layout import UNTIL, Layout, covered_until, half_detached, is_short, stamp
 
 
 def _layout(database: Database) -> Layout | None:
-    return database.once(read_layout) if database.vendor == "postgresql" else None
+    return read_layout(using=database.using) if database.vendor == "postgresql" else None
 
 
 def end_that_is_near(database: Database) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from django.db import DatabaseError, connections
 
 from django_idempotency.contrib.partitions.catalog import postgresql, read_layout
-from django_idempotency.contrib.partitions.layout import DAY, TABLE, Bounds, Layout, half_detached, stamp
+from django_idempotency.contrib.partitions.layout import DAY, TABLE, UNTIL, Bounds, Layout, half_detached, stamp
 from django_idempotency.contrib.partitions.locks import (
     LOCK_TIMEOUT,
     at_work,
@@ -29,7 +29,7 @@ from django_idempotency.contrib.partitions.templates import Template, creation, 
 from django_idempotency.exceptions import NotConvertible
 from django_idempotency.maintenance.sweep import stepwise
 from django_idempotency.reporting.logs import cause, log
-from django_idempotency.stores.errors import UNTIL, is_conflict
+from django_idempotency.stores.errors import is_conflict
 
 T = TypeVar("T")
 

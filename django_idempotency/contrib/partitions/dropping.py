@@ -9,7 +9,7 @@ from functools import partial
 from django.db import DatabaseError, connections
 
 from django_idempotency.contrib.partitions.catalog import left_behind, postgresql, read_layout
-from django_idempotency.contrib.partitions.layout import detachment
+from django_idempotency.contrib.partitions.layout import RETIRED, detachment
 from django_idempotency.contrib.partitions.locks import (
     LOCK_TIMEOUT,
     at_work,
@@ -19,7 +19,7 @@ from django_idempotency.contrib.partitions.locks import (
 )
 from django_idempotency.contrib.partitions.report import Standing, standing, status
 from django_idempotency.maintenance.sweep import stepwise
-from django_idempotency.stores.errors import RETIRED, is_conflict
+from django_idempotency.stores.errors import is_conflict
 
 GONE = "gone in the meantime"
 IN_USE = "in use by a long transaction"

@@ -12,6 +12,8 @@ from datetime import UTC, datetime, timedelta
 from django_idempotency.models import IdempotencyRecord
 
 TABLE = IdempotencyRecord._meta.db_table
+# The CHECKs of partitioning: on a table before it becomes the first partition, and on a partition to be dropped.
+UNTIL, RETIRED = "idempotency_record_until", "idempotency_record_retired"
 MOST = 100_000  # rows that are counted at most
 LONGEST = timedelta(days=7)  # longer ones, such as months, differ in length and are left for others to make
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

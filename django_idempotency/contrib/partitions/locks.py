@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from django.db import DatabaseError, connections, transaction
 
-from django_idempotency.contrib.partitions.layout import TABLE
+from django_idempotency.contrib.partitions.layout import TABLE, UNTIL
 from django_idempotency.stores.claim_function import TABLE_LOCKS
-from django_idempotency.stores.errors import UNTIL, is_conflict
+from django_idempotency.stores.errors import is_conflict
 
 T = TypeVar("T")
 

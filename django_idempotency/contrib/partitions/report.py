@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
@@ -17,6 +18,9 @@ from django_idempotency.contrib.partitions.layout import (
     why_it_stays,
 )
 from django_idempotency.contrib.partitions.locks import NO_TIMEOUTS
+from django_idempotency.instrumentation.metrics import Figures, Gauge, GaugeFamily
+
+GAUGES = (Gauge("partitions_ahead", "for how long, from now on, new records have partitions", {"": "ahead"}, unit="s"),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,3 +100,18 @@ def _standing(alias: str, partition: Partition, found: Layout) -> Standing | Non
         purge_at=contents.purge_at,
         kept="" if partition.retired else why_it_stays(found, partition, contents),
     )
+
+
+# --- For Prometheus and OpenTelemetry --------------------------------------------------------------------------------
+
+
+def _ahead(using: str) -> Mapping[str, Figures]:
+    """Return no figure if the table is plain, or if a default partition takes every record."""
+    if connections[using].vendor != "postgresql":
+        return {}
+    found = read_layout(using=using)
+    until = covered_until(found.partitions, found.now) if found.partitioned else None
+    return {} if until is None else {using: {"ahead": (until - found.now).total_seconds()}}
+
+
+FAMILY = GaugeFamily("database", GAUGES, _ahead)

@@ -11,7 +11,6 @@ bytes each of ``FIELDS`` has, a line feed, and the fields. Without a record, the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from hashlib import sha1
 
 FIELDS = (
@@ -66,15 +65,10 @@ end
 """
 
 
-@dataclass(frozen=True)
 class Script:
-    body: str
-    source: str = field(init=False)
-    sha: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "source", PRELUDE + self.body)
-        object.__setattr__(self, "sha", sha1(self.source.encode(), usedforsecurity=False).hexdigest())
+    def __init__(self, body: str) -> None:
+        self.source = PRELUDE + body
+        self.sha = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
 
 READ = Script("return shown() or text(now)")

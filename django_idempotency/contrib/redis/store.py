@@ -19,7 +19,6 @@ from django_idempotency.contrib.redis import scripts
 from django_idempotency.contrib.redis.client import ID_LENGTH, Connection, Durability, RedisOptions, TooFew, connection
 from django_idempotency.exceptions import StoreConflict, StoreRefused, StoreUnavailable
 from django_idempotency.models import Status, check_move
-from django_idempotency.reporting.log_ids import shown_id
 from django_idempotency.stores.base import Seen, Store, Unlocked
 from django_idempotency.values.outcomes import Claimed, Operation, Snapshot, StoredResponse
 
@@ -84,7 +83,7 @@ class RedisStore(Store):
         values = (_as_seen(record), token.hex, claim.attempt, *self._content(operation))
         try:
             if not self._durably(scripts.REASSIGN, record.id, *values):
-                raise StoreConflict(f"The record {shown_id(record.id)} changed while it was being taken over.")
+                raise StoreConflict(f"The record {record.id} changed while it was being taken over.")
         except TooFew as error:
             with suppress(TooFew):
                 self._end(claim, Status.FAILED, reason=TAKEOVER_NOT_ACKNOWLEDGED)
@@ -96,7 +95,7 @@ class RedisStore(Store):
         values = (_as_seen(record), reason, _micro(self.policy.retention))
         with _acknowledged():
             if not self._durably(scripts.HOLD, record.id, *values):
-                raise StoreConflict(f"The record {shown_id(record.id)} changed while it was being put on hold.")
+                raise StoreConflict(f"The record {record.id} changed while it was being put on hold.")
 
     def read(self, id: UUID) -> Snapshot | None:
         return _shown(id, self.connection.run(scripts.READ, self._key(id)))

@@ -18,9 +18,8 @@ from typing import Any, NoReturn
 from django.db import connections
 from django.db.models import F
 
-from django_idempotency.contrib.testing.effects import Effects, growth, observe
+from django_idempotency.contrib.testing.comparison import Effects, code, described, growth
 from django_idempotency.contrib.testing.requests import PATIENCE, Call, expect_commits
-from django_idempotency.contrib.testing.responses import code, described
 
 
 def crash_after_effect(
@@ -54,11 +53,11 @@ def crash_after_effect(
     ``AssertionError``, and ``RuntimeError`` inside the transaction of a test case.
     """
     expect_commits("crash_after_effect")
-    call = Call(client, method, path, data, options, key=key or str(uuid.uuid4()))
-    before = observe(effects, ignore=ignore)
+    call = Call(client, method, path, data, options, key or str(uuid.uuid4()), effects, ignore)
+    before = call.observe()
 
     def look() -> dict[str, Any]:
-        return _outside(growth(before, observe(effects, ignore=ignore)))
+        return _outside(growth(before, call.observe()))
 
     look()  # effects that can't be measured are refused here, not in the child
     death = _served_by_a_child(call, look)

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from http.cookies import SimpleCookie
 from typing import Any
 
@@ -16,8 +16,17 @@ from django.db import connections
 from django.test import Client
 
 from django_idempotency.conf import conf
-from django_idempotency.contrib.testing.effects import Effects, changes, growth, observe
-from django_idempotency.contrib.testing.responses import code, described, differences, differences_of_headers
+from django_idempotency.contrib.testing.comparison import (
+    Effects,
+    Observed,
+    changes,
+    code,
+    described,
+    differences,
+    differences_of_headers,
+    growth,
+    observe,
+)
 
 # After one of these, a client waits and sends the request again.
 BUSY = (409, 425, 429, 503)
@@ -46,8 +55,8 @@ def assert_idempotent(
 
     Raises ``AssertionError``, also if the first request had no effect, because then the test would show nothing.
     """
-    call = Call(client, method, path, data, options, key=key or str(uuid.uuid4()))
-    return _repeated(call, call, effects, ignore, ignore_headers)
+    call = Call(client, method, path, data, options, key or str(uuid.uuid4()), effects, ignore, ignore_headers)
+    return _repeated(call, call)
 
 
 def lost_answer(
@@ -68,8 +77,8 @@ def lost_answer(
     it: a client of Django's sends the cookies that it had before. So a view that renews the session fails here, unless
     the old cookie still authenticates. Arguments and errors are those of ``assert_idempotent``.
     """
-    first = Call(client, method, path, data, options, key=key or str(uuid.uuid4()))
-    return _repeated(first, first.by(_with_cookies_of_now(client)), effects, ignore, ignore_headers, retry=True)
+    first = Call(client, method, path, data, options, key or str(uuid.uuid4()), effects, ignore, ignore_headers)
+    return _repeated(first, replace(first, client=_with_cookies_of_now(client)), retry=True)
 
 
 def duplicates_at_once(
@@ -102,20 +111,20 @@ def duplicates_at_once(
     expect_commits("duplicates_at_once")
     if isinstance(client, Client):
         client.handler.load_middleware()  # now, because two threads must not both do it
-    call = Call(client, method, path, data, options, key=key or str(uuid.uuid4()))
+    call = Call(client, method, path, data, options, key or str(uuid.uuid4()), effects, ignore, ignore_headers)
     expected = {"effects": once} if isinstance(once, int | float) else once
     if expected is None:
-        expected = _measured(call, effects, ignore)
-    before = observe(effects, ignore=ignore)
+        expected = _measured(call)
+    before = call.observe()
     responses = _at_once(call, count, patience)
-    grown = growth(before, observe(effects, ignore=ignore))
+    grown = growth(before, call.observe())
     unanswered = [response for response in responses if response.status_code in BUSY or response.status_code >= 500]
     _report(
         f"{count} × {call} at once",
         [
             *(f"got no final response within {patience:g} s: {described(response)}" for response in unanswered[:1]),
             *([] if grown == expected else [f"one execution adds {expected}, but {grown} were added"]),
-            *(line for other in responses[1:] for line in _same(responses[0], other, ignore_headers)),
+            *(line for other in responses[1:] for line in call.differences(responses[0], other)),
         ],
     )
     return responses[0]
@@ -123,14 +132,17 @@ def duplicates_at_once(
 
 @dataclass(frozen=True)
 class Call:
-    """A request that can be sent again and again."""
+    """A request that can be sent again and again, and where its effects are seen."""
 
     client: Any
     method: str
     path: str
-    data: Any = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    key: str = ""
+    data: Any
+    options: Mapping[str, Any]
+    key: str
+    effects: Effects
+    ignore: Collection[str]
+    ignore_headers: Collection[str] = ()
 
     def __str__(self) -> str:
         return f"{self.method.upper()} {self.path}"
@@ -140,8 +152,11 @@ class Call:
         body = {} if self.data is None else {"data": self.data}
         return getattr(self.client, self.method.lower())(self.path, **{**self.options, **body, "headers": headers})
 
-    def by(self, client: Any) -> Call:
-        return Call(client, self.method, self.path, self.data, self.options, self.key)
+    def observe(self) -> Observed:
+        return observe(self.effects, ignore=self.ignore)
+
+    def differences(self, first: Any, second: Any) -> list[str]:
+        return [*differences(first, second), *differences_of_headers(first, second, self.ignore_headers)]
 
     def until_answered(self, patience: float) -> Any:
         """Send the request until a client need not come back, for ``patience`` seconds. Return the last response."""
@@ -160,33 +175,21 @@ def expect_commits(name: str) -> None:
         raise RuntimeError(f"{name}() needs real commits: TransactionTestCase, or django_db(transaction=True).")
 
 
-def _repeated(
-    first: Call,
-    second: Call,
-    effects: Effects,
-    ignore: Collection[str],
-    ignore_headers: Collection[str],
-    *,
-    retry: bool = False,
-) -> Any:
-    before = observe(effects, ignore=ignore)
+def _repeated(first: Call, second: Call, *, retry: bool = False) -> Any:
+    before = first.observe()
     response = first.send()
-    once = observe(effects, ignore=ignore)
+    once = first.observe()
     if before == once:
         raise AssertionError(
             f"{first} had no visible effect; pass what it changes as effects=…. Its response: {described(response)}"
         )
     again = second.send()
-    changed = changes(once, observe(effects, ignore=ignore))
+    changed = changes(once, first.observe())
     _report(
         f"{first} {'was retried' if retry else 'was sent again'} with its key",
-        [*(f"took effect again: {line}" for line in changed), *_same(response, again, ignore_headers)],
+        [*(f"took effect again: {line}" for line in changed), *first.differences(response, again)],
     )
     return again if retry else response
-
-
-def _same(first: Any, second: Any, ignore_headers: Collection[str]) -> list[str]:
-    return [*differences(first, second), *differences_of_headers(first, second, ignore_headers)]
 
 
 def _report(what: str, faults: Iterable[str]) -> None:
@@ -202,11 +205,10 @@ def _with_cookies_of_now(client: Any) -> Any:
     return other
 
 
-def _measured(call: Call, effects: Effects, ignore: Collection[str]) -> dict[str, Any]:
-    before = observe(effects, ignore=ignore)
-    other = Call(call.client, call.method, call.path, call.data, call.options, key=str(uuid.uuid4()))
-    response = other.send()
-    grown = growth(before, observe(effects, ignore=ignore))
+def _measured(call: Call) -> dict[str, Any]:
+    before = call.observe()
+    response = replace(call, key=str(uuid.uuid4())).send()
+    grown = growth(before, call.observe())
     if response.status_code >= 400 or not grown:
         raise AssertionError(
             f"{call} under a key of its own, to measure what it adds, added {grown} and got {described(response)}. If "
@@ -221,7 +223,7 @@ def _at_once(call: Call, count: int, patience: float) -> list[Any]:
     def run(client: Any) -> Any:
         try:
             barrier.wait(patience)
-            return call.by(client).until_answered(patience)
+            return replace(call, client=client).until_answered(patience)
         finally:
             connections.close_all()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import requests
 import schemathesis
 
-from django_idempotency.contrib.testing.responses import differences
+from django_idempotency.contrib.testing.comparison import differences
 from django_idempotency.contrib.testing.twice import UNSAFE
 
 HEADER = "Idempotency-Key"

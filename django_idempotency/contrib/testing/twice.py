@@ -18,8 +18,7 @@ from django.test import AsyncClient, Client
 from django.test.client import FakePayload
 
 from django_idempotency.conf import conf
-from django_idempotency.contrib.testing.effects import Observed, changes, observe
-from django_idempotency.contrib.testing.responses import code, differences
+from django_idempotency.contrib.testing.comparison import Observed, changes, code, differences, observe
 
 UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 

@@ -9,8 +9,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_idempotency.conf import conf
 from django_idempotency.management.base import OneLineErrors
-from django_idempotency.messages.health import health_endpoint
-from django_idempotency.messages.runner import runner_at
+from django_idempotency.messages.runner import health_endpoint, runner_at
 
 
 class Command(OneLineErrors):

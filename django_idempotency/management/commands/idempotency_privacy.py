@@ -9,8 +9,7 @@ from uuid import UUID
 from django.core.management.base import CommandError, CommandParser
 
 from django_idempotency.maintenance.decisions import Act
-from django_idempotency.maintenance.erasure import erase
-from django_idempotency.maintenance.exporting import export
+from django_idempotency.maintenance.privacy import erase, export
 from django_idempotency.maintenance.reencryption import reencrypt
 from django_idempotency.maintenance.selection import Selection
 from django_idempotency.management.base import MaintenanceCommand
@@ -60,7 +59,7 @@ class Command(MaintenanceCommand):
         action.add_argument("--scope", help='a whole scope, such as "auth.user:7"')
         action.add_argument("--scope-prefix", help='the beginning of a scope, up to a separator, such as "acme/"')
         action.add_argument("--key", help="a whole key, as the client sent it")
-        action.add_argument("--record", type=UUID, help="the id of a record, or the id that logs show")
+        action.add_argument("--record", type=UUID, help="the id of a record")
         action.add_argument("--path", help="a whole path")
         self.add_operator(action)
 

@@ -12,10 +12,8 @@ from django_idempotency.maintenance.advice import Standing, standing
 from django_idempotency.maintenance.sweep import LONGEST
 from django_idempotency.management.base import FAILURE, MaintenanceCommand, seconds
 from django_idempotency.stats import formatting
-from django_idempotency.stats.formatting import WIDTH, age
-from django_idempotency.stats.queries import HOUR, MOST, Stats, alarms, at_most, due, stats, totals
-from django_idempotency.stats.sections import sections
-from django_idempotency.stats.stores import alarms_of_store
+from django_idempotency.stats.formatting import WIDTH, age, sections
+from django_idempotency.stats.queries import HOUR, MOST, Stats, alarms, alarms_of_store, at_most, due, stats, totals
 from django_idempotency.stores import Store
 
 CHECK_SECONDS = 10.0  # for each statement of a check

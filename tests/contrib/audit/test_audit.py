@@ -15,7 +15,7 @@ from django_idempotency.maintenance import allow_retry, erase, export
 from django_idempotency.maintenance.decisions import Refusal, fail
 from django_idempotency.maintenance.history import entries_of_life, write_entry
 from django_idempotency.maintenance.timeline import timeline
-from django_idempotency.management.keys import read
+from django_idempotency.management.commands.idempotency_keys import read
 from django_idempotency.models import IdempotencyRecord
 from tests.maintenance.test_key_commands import held
 from tests.support.callers import SCOPE, entry_point, paying, record

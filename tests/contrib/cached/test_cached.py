@@ -12,7 +12,7 @@ from django.core.cache.backends.locmem import LocMemCache
 from django.db import DEFAULT_DB_ALIAS, connection, connections, transaction
 
 from django_idempotency import engine
-from django_idempotency.contrib.cached import store as cached
+from django_idempotency.contrib import cached
 from django_idempotency.contrib.testing.stores import RESPONSE, StoreContract
 from django_idempotency.decorators import idempotent
 from django_idempotency.models import IdempotencyRecord, Status

@@ -12,8 +12,7 @@ import pytest
 from django.db import IntegrityError, transaction
 
 from django_idempotency import engine
-from django_idempotency.contrib.citus.distributing import distribution_plan
-from django_idempotency.contrib.citus.distribution import in_shards, is_distributed
+from django_idempotency.contrib.citus.distribution import distribution_plan, in_shards, is_distributed
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Atomic, Policy
 from django_idempotency.stores.errors import store_errors

@@ -8,7 +8,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from django_idempotency.contrib.citus import distributing
+from django_idempotency.contrib.citus import distribution
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stores.claim_function import FUNCTION
 
@@ -28,7 +28,7 @@ CREATE TABLE coordinator.pg_dist_object (classid oid, objid oid, distribution_ar
 
 @pytest.fixture
 def coordinator(monkeypatch):
-    monkeypatch.setattr(distributing, "EXTENSION", "SELECT 1")
+    monkeypatch.setattr(distribution, "EXTENSION", "SELECT 1")
     with connection.cursor() as cursor:
         cursor.execute(CATALOGS)
         cursor.execute("SET search_path = public, coordinator")
@@ -113,6 +113,6 @@ def test_the_text_can_be_given_to_psql(capsys):
 @pytest.mark.postgresql
 @pytest.mark.usefixtures("coordinator")
 def test_a_partitioned_table_is_refused(monkeypatch):
-    monkeypatch.setattr(distributing, "is_partitioned", lambda _connection: True)
+    monkeypatch.setattr(distribution, "is_partitioned", lambda _connection: True)
     with pytest.raises(CommandError, match="The table is partitioned"):
         call_command("idempotency_distribute", "--plan")

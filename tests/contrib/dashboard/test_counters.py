@@ -13,7 +13,6 @@ from django.db import DatabaseError, connection
 from django.db.models import Sum
 from django.http import HttpResponse
 
-from django_idempotency import signals
 from django_idempotency.contrib.dashboard.counters import (
     MAINTENANCE,
     MOST_VIEWS,
@@ -28,7 +27,7 @@ from django_idempotency.contrib.outbox.signals import FAMILY
 from django_idempotency.engine.background import background
 from django_idempotency.maintenance.cleaner import cleanup
 from django_idempotency.policy import Policy
-from django_idempotency.reporting.events import EVENTS
+from django_idempotency.reporting.events import EVENTS, send, send_several
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import Operation
 from tests.contrib.dashboard.counting_process import counting
@@ -72,15 +71,15 @@ def test_every_signal_is_counted_by_its_name_and_its_view(counted, event):
     for sender, times in ((paying, 2), (None, 1)):
         for _time in range(times):
             named = {"reason": event.reason} if event.reason else {}
-            signals.send(event.signal, Operation("s", "k", bytes(32), sender=sender), **named)
+            send(event.signal, Operation("s", "k", bytes(32), sender=sender), **named)
     assert counted() == {(PAYING, event.counted_as): 2, (MAINTENANCE, event.counted_as): 1}
 
 
 @pytest.mark.parametrize("event", FAMILY.events, ids=lambda event: event.name)
 def test_events_of_the_outbox_are_counted_by_publisher(counted, event):
     for using in ("default", "elsewhere"):
-        signals.send_several(event.signal, "webhooks", 3, using)
-    signals.send_several(event.signal, "idle", 0, "default")
+        send_several(event.signal, "webhooks", 3, using)
+    send_several(event.signal, "idle", 0, "default")
     assert counted() == {("(outbox webhooks)", event.name): 6}
 
 

@@ -17,8 +17,13 @@ from django_idempotency.contrib.dashboard import observations as module
 from django_idempotency.contrib.dashboard.activity import observed
 from django_idempotency.contrib.dashboard.counters import counters
 from django_idempotency.contrib.dashboard.models import IdempotencyCounter, IdempotencyObservation
-from django_idempotency.contrib.dashboard.observations import MOST, MOST_CLIENTS, Observations, observations
-from django_idempotency.contrib.dashboard.signals import request_observed
+from django_idempotency.contrib.dashboard.observations import (
+    MOST,
+    MOST_CLIENTS,
+    Observations,
+    observations,
+    request_observed,
+)
 from django_idempotency.decorators import idempotent
 from django_idempotency.maintenance.cleaner import cleanup
 from django_idempotency.models import IdempotencyRecord

@@ -76,7 +76,7 @@ class TestRunner(RunnerContract):
 
 
 def kafka(cluster, handler, *, max_attempts=10, backoff=0.2, **options):
-    from django_idempotency.contrib.kafka.runner import Kafka
+    from django_idempotency.contrib.kafka import Kafka
 
     consumer = Consumer("tests", handler, backoff=Backoff(first=backoff), max_attempts=max_attempts)
     config = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
@@ -94,7 +94,7 @@ class Idle(Consumer):
 def test_a_runner_keeps_what_was_fetched(cluster, batch):
     """It may have no room for a moment. A paused partition would be fetched anew, which takes half a second."""
     cluster.publish(*map(str, range(2000)))
-    from django_idempotency.contrib.kafka.runner import Kafka
+    from django_idempotency.contrib.kafka import Kafka
 
     runner = Kafka(Idle("tests", pay), cluster.servers, "topic", batch=batch)
     with running(runner):
@@ -105,7 +105,7 @@ def test_a_runner_keeps_what_was_fetched(cluster, batch):
 
 
 def test_health_tells_that_the_cluster_is_away(monkeypatch, caplog):
-    from django_idempotency.contrib.kafka import runner as adapter
+    from django_idempotency.contrib import kafka as adapter
 
     monkeypatch.setattr(running_of_consumers, "SILENCE", 1.5)
     monkeypatch.setattr(adapter, "ASK_AFTER", 0.2)
@@ -160,7 +160,7 @@ def test_a_batch_keeps_the_order_of_its_partition(cluster):
 
 
 def test_an_option_that_librdkafka_does_not_know_is_named():
-    from django_idempotency.contrib.kafka.runner import Kafka
+    from django_idempotency.contrib.kafka import Kafka
 
     runner = Kafka(Consumer("tests", pay), "127.0.0.1:1", "topic", config={"sasl.usrname": "shop"})
     with pytest.raises(ImproperlyConfigured, match=r"sasl\.usrname"):
@@ -169,7 +169,7 @@ def test_an_option_that_librdkafka_does_not_know_is_named():
 
 def test_dead_letters_of_two_topics_are_two_messages_where_they_meet(cluster):
     """Two topics have the same partitions and offsets. A dead letter of a dead letter is still the first message."""
-    from django_idempotency.contrib.kafka.runner import Kafka
+    from django_idempotency.contrib.kafka import Kafka
 
     calls = []
 
@@ -200,7 +200,7 @@ def test_dead_letters_of_two_topics_are_two_messages_where_they_meet(cluster):
 def test_a_dead_letter_that_is_not_taken_commits_nothing(cluster, monkeypatch, caplog, config, confirm, reason):
     from confluent_kafka import Producer
 
-    from django_idempotency.contrib.kafka import runner as adapter
+    from django_idempotency.contrib import kafka as adapter
 
     def handle(message, context):
         return refuse(message, context) if message.id == "poison" else pay(message, context)

@@ -98,7 +98,7 @@ class TestCrashes(CrashContract):
 
 
 def jetstream(stream, handler, *, max_attempts=10, **options):
-    from django_idempotency.contrib.nats.runner import JetStream
+    from django_idempotency.contrib.nats import JetStream
 
     consumer = Consumer("tests", handler, backoff=Backoff(first=0.1), max_attempts=max_attempts)
     options = {"identify": lambda received: (received.headers or {}).get("X-Id"), **options}

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
-from tests.http.test_ninja_openapi import api
+import uuid
 
-__all__ = ["api"]
+import pytest
+
+
+@pytest.fixture
+def api():
+    from ninja import NinjaAPI
+
+    return NinjaAPI(urls_namespace=uuid.uuid4().hex, docs_url=None)

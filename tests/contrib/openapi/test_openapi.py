@@ -22,7 +22,7 @@ from django_idempotency.decorators import idempotency_exempt, idempotent
 from django_idempotency.policy import Fingerprint, Keys, Limits, Policy
 from django_idempotency.rest_framework import IdempotentMixin
 from testproject.serializers import PaymentSerializer
-from tests.http.test_ninja_openapi import Paid, operations, pay_here
+from tests.contrib.openapi.test_ninja_openapi import Paid, operations, pay_here
 
 pytestmark = pytest.mark.drf
 

@@ -9,10 +9,12 @@ from django.http import HttpResponse
 from django.urls import path, re_path
 from django.views import View
 
+from django_idempotency.contrib.openapi import published
 from django_idempotency.contrib.openapi.published_policy import PublishedPolicyView
 from django_idempotency.decorators import idempotent
-from django_idempotency.http import published
+from django_idempotency.http import problems
 from django_idempotency.policy import Fingerprint, Policy
+from tests.unit.test_docs import REFUSALS
 
 TERMS = {"key", "required", "key_description", "retention", "remembered_for"}
 TERMS |= {"compared", "rules", "statuses", "responses"}
@@ -139,3 +141,8 @@ def test_operations_of_the_frameworks_are_listed_too(show, settings, client):
         ("/payments/", ["POST"], False),
         ("/payments/refund/", ["POST"], True),
     ]
+
+
+def test_every_problem_code_is_published_under_its_status():
+    made = {(str(problem.status), problem.code) for problem in map(problems.problem, REFUSALS)}
+    assert {(status, code) for status, codes in published.CODES.items() for code in codes} == made

@@ -7,7 +7,7 @@ import time
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
-from django_idempotency.contrib.kafka.publisher import KafkaPublisher
+from django_idempotency.contrib.kafka import KafkaPublisher
 from django_idempotency.messages.publisher import Confirmed, ConnectionLost, NotSent, PublisherUnavailable, Refused
 from tests.contrib.outbox.events import TRACE, event, sent
 from tests.support.mock_kafka import MockKafka
@@ -106,7 +106,7 @@ def test_a_producer_that_can_send_no_more_is_replaced(cluster, moment):
 
 
 def test_a_cluster_that_is_down_is_reported(monkeypatch, capfd):
-    monkeypatch.setattr("django_idempotency.contrib.kafka.publisher.CONNECTING", 1.0)
+    monkeypatch.setattr("django_idempotency.contrib.kafka.CONNECTING", 1.0)
     with pytest.raises(PublisherUnavailable):
         KafkaPublisher({"bootstrap.servers": f"127.0.0.1:{free_port()}"}).connect()
     assert "rdkafka" not in capfd.readouterr().err, "librdkafka wrote past the logging configuration"

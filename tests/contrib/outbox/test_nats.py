@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from django_idempotency.contrib.nats.publisher import NATSPublisher
+from django_idempotency.contrib.nats import NATSPublisher
 from django_idempotency.messages.publisher import Confirmed, PublisherUnavailable, Refused
 from tests.contrib.outbox.events import TRACE, event, sent
 from tests.support.brokers import on_jetstream

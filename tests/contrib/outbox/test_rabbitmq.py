@@ -10,7 +10,7 @@ from django.db import transaction
 
 from django_idempotency.contrib.outbox.models import OutboxEvent, Status
 from django_idempotency.contrib.outbox.publishing import publish
-from django_idempotency.contrib.rabbitmq.publisher import RabbitMQPublisher
+from django_idempotency.contrib.rabbitmq import RabbitMQPublisher
 from django_idempotency.messages.publisher import Confirmed, ConnectionLost, PublisherUnavailable, Refused
 from tests.contrib.outbox.events import TRACE, event, sent
 from tests.support.private_servers import free_port

@@ -11,7 +11,7 @@ import pytest
 from botocore.config import Config
 from moto.server import ThreadedMotoServer
 
-from django_idempotency.contrib.sqs.publisher import SQSPublisher
+from django_idempotency.contrib.sqs import SQSPublisher
 from django_idempotency.messages.publisher import Confirmed, PublisherUnavailable, Refused
 from tests.contrib.outbox.events import TRACE, event, sent
 from tests.support.private_servers import free_port

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_idempotency.contrib.outbox.publishing import publish
-from django_idempotency.contrib.outbox.wakeup import Wakeup
+from django_idempotency.contrib.outbox.relay import Wakeup
 from tests.contrib.outbox.conftest import RECEIVER
 from tests.contrib.outbox.events import publish_all
 from tests.support.aliases import another_alias

@@ -14,9 +14,8 @@ from django_idempotency.contrib.partitions.catalog import read_layout
 from django_idempotency.contrib.partitions.conversion import disable, enable
 from django_idempotency.contrib.partitions.dropping import drop
 from django_idempotency.contrib.partitions.layout import TABLE, Bounds
-from django_idempotency.contrib.partitions.metrics import FAMILY
 from django_idempotency.contrib.partitions.provisioning import ensure
-from django_idempotency.contrib.partitions.report import status
+from django_idempotency.contrib.partitions.report import FAMILY, status
 from django_idempotency.contrib.partitions.templates import name_of
 from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.models import IdempotencyRecord

@@ -103,7 +103,7 @@ class TestCrashes(CrashContract):
 
 
 def rabbitmq(queue, handler, *, backoff=None, max_attempts=10, **options):
-    from django_idempotency.contrib.rabbitmq.runner import RabbitMQ
+    from django_idempotency.contrib.rabbitmq import RabbitMQ
 
     consumer = Consumer("tests", handler, backoff=backoff or Backoff(first=0.1), max_attempts=max_attempts)
     return RabbitMQ(consumer, queue.url, queue.name, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from types import MappingProxyType
 
 import boto3
@@ -93,10 +94,27 @@ def publish(client, queue, *ids, body="{}"):
 
 
 def sqs(client, queue, handler, *, max_attempts=10, **options):
-    from django_idempotency.contrib.sqs.runner import SQS
+    from django_idempotency.contrib.sqs import SQS
 
     consumer = Consumer("tests", handler, backoff=Backoff(first=0.5), max_attempts=max_attempts)
     return SQS(consumer, queue, client=client, **options)
+
+
+def test_messages_are_received_by_a_long_poll_and_deleted_ten_at_a_time(client, queue):
+    publish(client, queue, *(f"m-{number}" for number in range(20)))
+    runner, calls, waits = sqs(client, queue, pay, batch=20), Counter(), []
+
+    def note(model, params, **_named):
+        calls[model.name] += 1
+        waits.extend([params["WaitTimeSeconds"]] if model.name == "ReceiveMessage" else [])
+
+    client.meta.events.register("provide-client-params.sqs", note, unique_id="note")
+    try:
+        with running(runner):
+            eventually(lambda: runner.counts["Done"] == 20)
+    finally:
+        client.meta.events.unregister("provide-client-params.sqs", unique_id="note")
+    assert (calls["DeleteMessageBatch"], calls["DeleteMessage"], waits[:2]) == (2, 0, [1, 0])
 
 
 @pytest.mark.postgresql
@@ -127,7 +145,7 @@ def test_an_event_that_the_outbox_sends_twice_is_handled_once(client, queue):
 
 
 def lambda_of(handler):
-    from django_idempotency.contrib.sqs.runner import lambda_handler
+    from django_idempotency.contrib.sqs import lambda_handler
 
     return lambda_handler(Consumer("tests", handler))
 

@@ -33,7 +33,7 @@ def undone():
 
 def on_several_servers(project, is_so=True):
     """What is really tried is in tests/contrib/citus."""
-    project.patch.setattr("django_idempotency.checks.databases.is_distributed", lambda using: is_so)
+    project.patch.setattr("django_idempotency.checks.table.is_distributed", lambda using: is_so)
 
 
 @wrong("E004", "the records in the database 'default' are on several servers", postgresql)
@@ -96,7 +96,7 @@ def no_claim_function(project):
 
 @wrong("E030", "a key can be claimed twice: the table is partitioned, and its rows are on several servers", postgresql)
 def a_partitioned_table_on_several_servers(project):
-    project.patch.setattr("django_idempotency.checks.databases.is_partitioned", lambda connection: True)
+    project.patch.setattr("django_idempotency.checks.table.is_partitioned", lambda connection: True)
     on_several_servers(project)
     yield
     on_several_servers(project, is_so=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from django.utils.module_loading import import_string
@@ -29,7 +28,6 @@ class LocalPublisher(OneByOne):
         final(self.handler(event))
 
 
-@dataclass(frozen=True, eq=False)
 class _Inbox(Consumer):
     """Releases a message whose attempts are used up. Its event is redelivered only if an operator requeues it."""
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_idempotency.contrib.citus.distributing import distribution_plan
+from django_idempotency.contrib.citus.distribution import distribution_plan
 from django_idempotency.exceptions import NotConvertible
 from django_idempotency.management.base import MaintenanceCommand
 

@@ -19,7 +19,7 @@ from django_idempotency.contrib.outbox.models import OutboxEvent
 from django_idempotency.contrib.outbox.relay import EventRelay
 from django_idempotency.management.base import MaintenanceCommand, ended_by_signal, seconds, sentence
 from django_idempotency.messages.publisher import PublisherUnavailable
-from django_idempotency.values.moments import in_zone
+from django_idempotency.values.printable import in_zone
 
 SHOWN = ("event_id", "topic", "key", "attempts", "error", "created_at", "finished_at")
 ACTIONS = {

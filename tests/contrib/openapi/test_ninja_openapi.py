@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-import uuid
 
 import pytest
+from django.apps import apps
 from django.urls import path
-from ninja import NinjaAPI, Router, Schema
+from ninja import Router, Schema
 from openapi_spec_validator import validate
 
 from django_idempotency.decorators import idempotent
-from django_idempotency.middleware import IdempotencyMiddleware
 from django_idempotency.policy import Keys
 
 
 class Paid(Schema):
     amount: int
-
-
-@pytest.fixture
-def api():
-    return NinjaAPI(urls_namespace=uuid.uuid4().hex, docs_url=None)
 
 
 def pay(request, amount: int):
@@ -95,7 +89,6 @@ def test_the_projects_own_description_of_a_status_stays(api):
 def covered(api, settings):
     """The operations of ``api`` at ``/api/``, in a project with the middleware."""
     settings.MIDDLEWARE = ["django_idempotency.middleware.IdempotencyMiddleware"]
-    IdempotencyMiddleware(lambda request: None)
 
     def described():
         settings.ROOT_URLCONF = (path("api/", api.urls),)
@@ -127,8 +120,9 @@ def test_an_exempt_operation_is_not_described(api, covered, settings):
 
 
 def test_another_package_of_ninjas_name_does_not_matter(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ninja.openapi.schema", None)
-    IdempotencyMiddleware(lambda request: None)
+    for module in ("ninja.openapi.schema", "django_idempotency.contrib.openapi.ninja"):
+        monkeypatch.setitem(sys.modules, module, None)
+    apps.get_app_config("django_idempotency_openapi").ready()
 
 
 def test_without_the_middleware_an_operation_stays_as_it_is(api, covered, settings):

@@ -22,16 +22,15 @@ from uuid import UUID
 
 from django.core.cache import caches
 from django.core.cache.backends.locmem import LocMemCache
-from django.db import transaction
+from django.db import connections, transaction
 
-from django_idempotency.engine.cache_guard import CacheGuard
+from django_idempotency.engine.admission import CacheGuard
 from django_idempotency.engine.digests import as_recorded
 from django_idempotency.models import TERMINAL, Status
 from django_idempotency.policy import Policy
 from django_idempotency.reporting.logs import cause, log
 from django_idempotency.stores.base import Found, Seen, Store
 from django_idempotency.stores.codec import EPOCH, is_encrypted
-from django_idempotency.stores.connections import tenant
 from django_idempotency.stores.database import DatabaseOptions, DatabaseStore, database_store
 from django_idempotency.stores.postgresql import Receipt
 from django_idempotency.values.option_groups import Seconds
@@ -142,12 +141,12 @@ class CachedStore(DatabaseStore):
     # --- tenants with a schema each
 
     def _receipt(self) -> Receipt | None:
-        schema = tenant(self.name)
+        schema = _tenant(self.name)
         return Receipt((schema,)) if schema else None
 
     def _note(self, schemas: tuple[str, ...]) -> None:
         """Stop using the cache if tenants have a schema each that only the server knows: entries would mix."""
-        if not schemas or tenant(self.name) is not None or self.name in _several_schemas:
+        if not schemas or _tenant(self.name) is not None or self.name in _several_schemas:
             return
         first = _first_schemas.setdefault(self.name, schemas)
         if schemas != first:
@@ -214,7 +213,7 @@ def _behind_a_cache(plain: type[DatabaseStore]) -> type[DatabaseStore]:
 
 
 def _key(id: UUID, using: str, options: CacheOptions) -> str:
-    schema = tenant(using)
+    schema = _tenant(using)
     return f"{options.prefix}{using}:{id.hex}" + (f":{quote(schema)}" if schema else "")
 
 
@@ -261,3 +260,9 @@ def _unpacked(packed: bytes, operation: Operation) -> Snapshot | None:
         response_body=text[end:] if has_body else None,
         now=EPOCH,
     )
+
+
+def _tenant(using: str) -> str | None:
+    """Return the schema that is set for the connection ``using``, as by django-tenants; ``None`` if it has no such."""
+    schema: str | None = getattr(connections[using], "schema_name", None)
+    return schema

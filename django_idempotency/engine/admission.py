@@ -6,6 +6,7 @@ A limit never stops requests because its cache is unavailable. Nothing is counte
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -14,18 +15,24 @@ from functools import partial
 from typing import Any, TypeVar
 
 from asgiref.sync import async_to_sync
+from django.core.cache import caches
 
 from django_idempotency.conf import conf
-from django_idempotency.engine.cache_guard import CacheGuard
 from django_idempotency.policy import Limits, Policy, is_async
-from django_idempotency.values.outcomes import Operation, StoredResponse
+from django_idempotency.reporting.logs import cause, log
+from django_idempotency.values.outcomes import EntryPoint, Operation, StoredResponse
 
 T = TypeVar("T")
 
 MINUTE = 60
 PATIENCE, PAUSE = 0.25, 5.0  # seconds
 PREFIX = "idempotency:count:"
-_guards: dict[str, CacheGuard] = {}
+REQUESTS = (EntryPoint.MIXIN, EntryPoint.DECORATOR, EntryPoint.MIDDLEWARE)
+
+
+def admission_of(operation: Operation, policy: Policy) -> Admission | None:
+    """Return what decides about the key of a request; ``None`` without limits, and for messages."""
+    return Admission(policy) if policy.admit is not None and operation.entry_point in REQUESTS else None
 
 
 class Admission:
@@ -49,7 +56,6 @@ class Admission:
             self.counted = None
 
     def stored(self, operation: Operation, response: StoredResponse) -> None:
-        """Count the bytes of a response that was stored."""
         if self.bytes is not None:
             bytes_in_headers = sum(len(name) + len(value) for name, value in response.headers)
             self._bytes_of(operation).add(len(response.body or b"") + bytes_in_headers)
@@ -112,3 +118,34 @@ class Count:
     def _ask(self, what: Callable[[Any], T]) -> T | None:
         alias = conf().limits_cache
         return _guards.setdefault(alias, CacheGuard()).ask(what, alias, patience=PATIENCE, pause=PAUSE)
+
+
+# --- A cache that fails or is slow does not hold up requests ---------------------------------------------------------
+
+
+class CacheGuard:
+    """Stops calling a cache for a while after it has failed or been slow.
+
+    A cache that failed, or took more than ``patience`` seconds, is not called for ``pause`` seconds.
+    """
+
+    def __init__(self) -> None:
+        self.until = 0.0
+
+    def ask(self, what: Callable[[Any], T], alias: str, *, patience: float, pause: float) -> T | None:
+        """Return ``what(cache)`` for the cache ``alias`` in ``CACHES``; ``None`` if it fails or the cache is paused."""
+        begun = time.monotonic()
+        if begun < self.until:
+            return None
+        try:
+            return what(caches[alias])
+        except Exception as error:  # a cache may raise anything
+            self.until = time.monotonic() + pause
+            log(logging.WARNING, "cache_error", "idempotency: the cache %r failed: %s", alias, cause(error))
+            return None
+        finally:
+            if time.monotonic() - begun > patience:
+                self.until = time.monotonic() + pause
+
+
+_guards: dict[str, CacheGuard] = {}

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial, wraps
-from importlib import import_module
 from inspect import Signature, iscoroutinefunction, signature, unwrap
 from types import FunctionType
 from typing import Any, NoReturn, get_type_hints
@@ -19,17 +18,15 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from django_idempotency.conf import conf, resolve
-from django_idempotency.http import published
+from django_idempotency.conf import resolve
 from django_idempotency.http.requests import is_keyed
-from django_idempotency.http.run import RequestRun
+from django_idempotency.http.run import RequestRun, guard
 from django_idempotency.http.transactions import take_over_atomic_requests
 from django_idempotency.policy import Policy
 from django_idempotency.values.outcomes import EntryPoint
 
 CONTRIBUTIONS = "_ninja_contribute_to_operation"
 BY_RUN = "idempotency_by_run"
-POLICY = "idempotency_policy"
 View = Callable[..., Any]
 
 
@@ -117,7 +114,7 @@ def protect_run(run: View, policy: Policy) -> View:
     bound: Any = unwrap(run)
     operation = bound.__self__
     view: Any = operation.view_func
-    if _marks(view).get(BY_RUN) is view:
+    if getattr(view, "__dict__", {}).get(BY_RUN) is view:
         view = operation.view_func.__wrapped__
     elif hasattr(view, BY_RUN):
         raise ImproperlyConfigured(
@@ -188,108 +185,27 @@ def _refuse_stream(view: View) -> NoReturn:
     )
 
 
+class OperationRun(RequestRun):
+    """One request to an operation of Django Ninja, which renders what its function returns or raises."""
+
+    def __init__(self, operation: Any, request: HttpRequest, values: dict[str, Any], **options: Any) -> None:
+        super().__init__(request, **options)
+        self.operation = operation
+        self.values = values
+
+    def rendered(self, result: Any) -> HttpResponseBase:
+        operation, request = self.operation, self.request
+        response = self.values.get(operation.signature.response_arg) or operation.api.create_temporal_response(request)
+        return operation._result_to_response(request, result, response)  # type: ignore[no-any-return]
+
+    def handled(self, error: Exception) -> HttpResponseBase:
+        return self.operation.api.on_exception(self.request, error)  # type: ignore[no-any-return]
+
+
 def _protected(operation: Any, view: View, policy: Policy, way: EntryPoint) -> View:
-    describe_operations()
-    protect = _aprotect if operation.is_async or iscoroutinefunction(view) else _protect_sync
-    protected: Any = protect(operation, view, policy, way)
+    def run_of(request: HttpRequest, values: dict[str, Any]) -> OperationRun:
+        return OperationRun(operation, request, values, policy=resolve(policy), sender=view, entry_point=way)
+
+    protected: Any = guard(view, run_of, is_async=operation.is_async or iscoroutinefunction(view))
     protected.idempotency_entry_point, protected.idempotency_policy = way, policy
     return protected  # type: ignore[no-any-return]
-
-
-def _protect_sync(operation: Any, view: View, policy: Policy, way: EntryPoint) -> View:
-    @wraps(view)
-    def protected(request: HttpRequest, **values: Any) -> HttpResponseBase:
-        run = RequestRun(request, resolve(policy), sender=view, entry_point=way)
-
-        def respond() -> Any:
-            try:
-                return _rendered(operation, request, run.guarded(view, request, **values), values)
-            except Exception as error:
-                return operation.api.on_exception(request, error)
-
-        return run.perform(respond)
-
-    return protected
-
-
-def _aprotect(operation: Any, view: View, policy: Policy, way: EntryPoint) -> View:
-    @wraps(view)
-    async def protected(request: HttpRequest, **values: Any) -> HttpResponseBase:
-        run = RequestRun(request, resolve(policy), sender=view, entry_point=way)
-
-        async def respond() -> Any:
-            try:
-                return _rendered(operation, request, await run.aguarded(view, request, **values), values)
-            except Exception as error:
-                return operation.api.on_exception(request, error)
-
-        return await run.aperform(respond)
-
-    return protected
-
-
-def _rendered(operation: Any, request: HttpRequest, result: Any, values: dict[str, Any]) -> HttpResponseBase:
-    response = values.get(operation.signature.response_arg) or operation.api.create_temporal_response(request)
-    rendered: HttpResponseBase = operation._result_to_response(request, result, response)
-    return rendered
-
-
-# --- The OpenAPI document --------------------------------------------------------------------------------------------
-
-
-def describe_operations(covered: Callable[[Any], Policy | None] | None = None) -> None:
-    """Make Ninja's OpenAPI documents describe the keys of protected operations.
-
-    ``covered`` returns the policy of an operation without an entry point. Ninja offers no extension point for this, so
-    its method that describes an operation is wrapped, once.
-    """
-    schema: Any = import_module("ninja.openapi.schema").OpenAPISchema
-    if covered is not None:
-        schema.idempotency_covered = staticmethod(covered)
-    details = schema.operation_details
-    if hasattr(details, "idempotency_described"):
-        return
-
-    @wraps(details)
-    def operation_details(self: Any, operation: Any) -> dict[str, Any]:
-        result: dict[str, Any] = details(self, operation)
-        if (policy := operation_policy(operation, getattr(self, "idempotency_covered", None))) is not None:
-            _describe(result, operation, policy)
-            self.add_schema_definitions({"IdempotencyProblem": published.PROBLEM})
-        return result
-
-    operation_details.idempotency_described = True  # type: ignore[attr-defined]
-    schema.operation_details = operation_details
-
-
-def operation_policy(operation: Any, covered: Callable[[Any], Policy | None] | None = None) -> Policy | None:
-    """Return the policy in force of an operation; ``None`` if it is not protected or none of its methods takes keys.
-
-    ``covered`` returns the policy of an operation without an entry point of its own.
-    """
-    stated = next((vars(part)[POLICY] for part in (operation.run, operation.view_func) if POLICY in _marks(part)), None)
-    if stated is None and covered is not None:
-        stated = covered(operation)
-    policy = stated and resolve(stated)
-    return policy if policy and not set(policy.methods).isdisjoint(operation.methods) else None
-
-
-def _marks(part: Any) -> dict[str, Any]:
-    return getattr(part, "__dict__", {})
-
-
-def _describe(result: dict[str, Any], operation: Any, policy: Policy) -> None:
-    result["parameters"] = [*result.get("parameters", ()), _key_parameter(operation, policy)]
-    result["description"] = "\n\n".join(filter(None, [result.get("description"), published.retry_rules(policy)]))
-    responses = result["responses"] = {str(status): dict(response) for status, response in result["responses"].items()}
-    published.describe(responses, policy, {"$ref": "#/components/schemas/IdempotencyProblem"})
-
-
-def _key_parameter(operation: Any, policy: Policy) -> dict[str, Any]:
-    return {
-        "in": "header",
-        "name": conf().header,
-        "required": policy.required and set(operation.methods) <= set(policy.methods),
-        "schema": published.key_schema(policy),
-        "description": published.key_description(policy),
-    }

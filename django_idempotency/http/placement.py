@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from functools import WRAPPER_ASSIGNMENTS, lru_cache, partial, wraps
+from functools import WRAPPER_ASSIGNMENTS, lru_cache, partial
 from inspect import iscoroutine, signature
 from types import CellType, FunctionType
-from typing import Any, TypeVar
+from typing import Any
 
 from asgiref.sync import iscoroutinefunction as is_async
 from django.core.exceptions import ImproperlyConfigured
@@ -16,10 +15,9 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.views import View as ClassView
 
-from django_idempotency import ninja
 from django_idempotency.conf import resolve
-from django_idempotency.http.requests import is_keyed
-from django_idempotency.http.run import RequestRun
+from django_idempotency.http import ninja
+from django_idempotency.http.run import RequestRun, guard, report_unguarded
 from django_idempotency.http.transactions import (
     NonAtomic,
     ProtectedClass,
@@ -28,11 +26,9 @@ from django_idempotency.http.transactions import (
     take_over_atomic_requests,
 )
 from django_idempotency.policy import Policy
-from django_idempotency.reporting.logs import is_due, log
-from django_idempotency.values.outcomes import EntryPoint, dotted_name
+from django_idempotency.values.outcomes import EntryPoint
 
 View = Callable[..., Any]
-V = TypeVar("V", bound=View)
 
 MARK = "idempotency_entry_point"
 # Attributes that Django and others read from a view. A copy of its decorators gets those of the protected view.
@@ -42,28 +38,24 @@ CARRIED = ("cls", "view_class", "initkwargs", "view_initkwargs", "idempotency_po
 # --- The decorator ---------------------------------------------------------------------------------------------------
 
 
-def protect(view: V, policy: Policy) -> V:
+def protect(view: Any, policy: Policy) -> Any:
     """Return ``view`` behind the entry point that fits it.
 
     Raises ``ImproperlyConfigured`` for a method, and for a view that already has an entry point.
     """
-    protected: Any
     if ninja.is_run(view):
-        protected = ninja.protect_run(view, policy)
-        return protected  # type: ignore[no-any-return]
+        return ninja.protect_run(view, policy)
     _refuse_method(view)
     _refuse_second(view)
     if isinstance(view, type):
-        protected = _protect_class(view, policy, EntryPoint.DECORATOR)
-    elif view_class(view) is not None or ninja.path_view(view) is not None:
-        protected = behind_entry_point(view, policy)
-    elif _is_rest_framework(type(bound_to(view))):
-        protected = _dispatch_behind_entry_point(view, policy)
-    elif ninja.is_operation(view):
+        return _protect_class(view, policy, EntryPoint.DECORATOR)
+    if view_class(view) is not None or ninja.path_view(view) is not None:
+        return behind_entry_point(view, policy)
+    if _is_rest_framework(type(bound_to(view))):
+        return _dispatch_behind_entry_point(view, policy)
+    if ninja.is_operation(view):
         ninja.refuse_operation(view)
-    else:
-        protected = _function_behind_entry_point(view, policy, EntryPoint.DECORATOR)
-    return protected  # type: ignore[no-any-return]
+    return _function_behind_entry_point(view, policy, EntryPoint.DECORATOR)
 
 
 def _refuse_method(view: Any) -> None:
@@ -95,40 +87,24 @@ def _function_behind_entry_point(view: View, policy: Policy, way: EntryPoint) ->
     return protected  # type: ignore[no-any-return]
 
 
-def _protect_function(
-    view: Callable[..., Any], policy: Policy, way: EntryPoint, non_atomic: Collection[str]
-) -> Callable[..., Any]:
-    if is_async(view):
+def _protect_function(view: View, policy: Policy, way: EntryPoint, non_atomic: Collection[str]) -> View:
+    def run_of(request: HttpRequest, _values: object) -> RequestRun:
+        return RequestRun(request, resolve(policy), sender=view, entry_point=way, non_atomic=non_atomic)
 
-        @wraps(view)
-        async def aprotected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-            run = RequestRun(request, resolve(policy), sender=view, entry_point=way)
-            return await run.aperform(partial(run.aguarded, view, request, *args, **kwargs))
-
-        return aprotected
-
-    @wraps(view)
-    def protected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        run = RequestRun(request, resolve(policy), sender=view, entry_point=way, non_atomic=non_atomic)
-        return run.perform(partial(run.guarded, view, request, *args, **kwargs))
-
-    return protected
+    return guard(view, run_of, is_async=is_async(view))
 
 
 # --- Classes ---------------------------------------------------------------------------------------------------------
 
 
 def _protect_class(view: type, policy: Policy, way: EntryPoint) -> type:
-    members = {**_named_like(view), "idempotency_policy": policy, MARK: way}
+    named_like = {"__module__": view.__module__, "__qualname__": view.__qualname__, "__doc__": view.__doc__}
+    members = {**named_like, "idempotency_policy": policy, MARK: way}
     if _is_rest_framework(view):
-        from django_idempotency.rest_framework import IdempotentMixin
+        from django_idempotency.http.rest_framework import IdempotentMixin
 
         return type(view.__name__, (IdempotentMixin, view), members)
     return type(view.__name__, (_IdempotentView, view), members)
-
-
-def _named_like(view: type) -> dict[str, Any]:
-    return {"__module__": view.__module__, "__qualname__": view.__qualname__, "__doc__": view.__doc__}
 
 
 def _is_rest_framework(view: type) -> bool:
@@ -155,17 +131,8 @@ class _IdempotentView(ProtectedClass, ClassView):
         return self._reached(request, await response)
 
     def _reached(self, request: HttpRequest, response: Any) -> Any:
-        policy, is_reached = resolve(self.idempotency_policy), hasattr(request, "idempotency")
-        if is_reached or not is_keyed(request, policy) or not 200 <= getattr(response, "status_code", 0) < 300:
-            return response
-        name = dotted_name(type(self))
-        if policy.required:
-            raise ImproperlyConfigured(
-                f"{name} ran unprotected: its dispatch() returned a response without calling the handler for "
-                f"{request.method}, which has the entry point. Call super().dispatch(), or remove the handler."
-            )
-        if is_due(f"unprotected {name}"):
-            log(logging.ERROR, "unprotected", "%s runs unprotected: its dispatch() does not call the handler", name)
+        if not hasattr(request, "idempotency"):  # as no run has begun
+            report_unguarded(type(self), request, resolve(self.idempotency_policy), response)
         return response
 
     def _protect(self, handler: Callable[..., Any]) -> Callable[..., Any]:
@@ -207,7 +174,7 @@ def bound_to(view: Any) -> object:
 
 
 def _dispatch_behind_entry_point(view: Any, policy: Policy) -> View:
-    from django_idempotency.rest_framework import DispatchRun
+    from django_idempotency.http.rest_framework import DispatchRun
 
     instance: Any = bound_to(view)
     if view.__name__ != "dispatch":
@@ -228,7 +195,6 @@ def _dispatch_behind_entry_point(view: Any, policy: Policy) -> View:
 
 
 def has_entry_point(view: View, method: str | None) -> bool:
-    """Whether ``view`` has its own entry point, even inside decorators or around its class's ``method``."""
     return entry_point_policy(view, method) is not None
 
 

@@ -1,0 +1,67 @@
+"""The OpenAPI documents of Django Ninja: what each protected operation requires of its callers.
+
+Ninja offers no extension point for this, so its method that describes an operation is wrapped, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any
+
+from django.urls import URLResolver, get_resolver
+from ninja.openapi.schema import OpenAPISchema
+
+from django_idempotency.conf import conf, resolve
+from django_idempotency.contrib.openapi import published
+from django_idempotency.http import ninja
+from django_idempotency.middleware import policy_by_path, routes
+from django_idempotency.policy import Policy
+
+
+def describe_operations() -> None:
+    """Make Ninja describe the keys of protected operations, and of those that only the middleware covers."""
+    details: Any = OpenAPISchema.operation_details
+    if hasattr(details, "idempotency_described"):
+        return
+
+    @wraps(details)
+    def operation_details(self: Any, operation: Any) -> dict[str, Any]:
+        result: dict[str, Any] = details(self, operation)
+        if (policy := published.operation_policy(operation) or _covering(operation)) is not None:
+            _describe(result, operation, policy)
+            self.add_schema_definitions({"IdempotencyProblem": published.PROBLEM})
+        return result
+
+    operation_details.idempotency_described = True  # type: ignore[attr-defined]
+    OpenAPISchema.operation_details = operation_details  # type: ignore[method-assign]
+
+
+def _covering(operation: Any) -> Policy | None:
+    """Return the policy in force of an operation at its path in the URLconf."""
+    route, view = _routed_operations(get_resolver()).get(operation, ("", None))
+    stated = [policy_by_path(view, method, route) for method in operation.methods if view is not None]
+    policy = next(filter(None, stated), None)
+    return policy and published.covering(resolve(policy), operation)
+
+
+@lru_cache(maxsize=1)
+def _routed_operations(_resolver: URLResolver) -> dict[Any, tuple[str, Callable[..., Any]]]:
+    return {operation: (route, view) for route, view in routes() for operation in ninja.operations(view)}
+
+
+def _describe(result: dict[str, Any], operation: Any, policy: Policy) -> None:
+    result["parameters"] = [*result.get("parameters", ()), _key_parameter(operation, policy)]
+    result["description"] = "\n\n".join(filter(None, [result.get("description"), published.retry_rules(policy)]))
+    responses = result["responses"] = {str(status): dict(response) for status, response in result["responses"].items()}
+    published.describe(responses, policy, {"$ref": "#/components/schemas/IdempotencyProblem"})
+
+
+def _key_parameter(operation: Any, policy: Policy) -> dict[str, Any]:
+    return {
+        "in": "header",
+        "name": conf().header,
+        "required": policy.required and set(operation.methods) <= set(policy.methods),
+        "schema": published.key_schema(policy),
+        "description": published.key_description(policy),
+    }

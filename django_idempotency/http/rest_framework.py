@@ -1,0 +1,213 @@
+"""The entry point for views of Django REST framework: around the handler that ``dispatch`` calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property, partial, wraps
+from inspect import iscoroutinefunction
+from typing import Any, NoReturn, cast
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse, RawPostDataException
+from django.http.response import HttpResponseBase
+from django.views import View
+from rest_framework.exceptions import APIException, UnsupportedMediaType
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_idempotency.conf import resolve
+from django_idempotency.http.problems import PROBLEM_JSON, Problem, mark_refusal, problem
+from django_idempotency.http.requests import has_moderate_body
+from django_idempotency.http.run import Refused, RequestRun, report_unguarded
+from django_idempotency.http.transactions import ProtectedClass
+from django_idempotency.policy import Fingerprint, Policy
+from django_idempotency.values.outcomes import EntryPoint, Operation, Replay, StoredResponse
+
+Dispatch = Callable[..., HttpResponseBase]
+
+
+class IdempotencyProblem(APIException):
+    """Carries a problem response of this package through the project's exception handler.
+
+    ``problem`` is the complete problem. ``detail``, ``status_code``, ``get_codes()`` and ``wait`` (seconds, sent as
+    ``Retry-After``) are what REST framework's handlers expect.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(detail=str(problem.detail), code=problem.code)
+        self.problem = problem
+        self.status_code = problem.status
+        if problem.retry_after is not None:
+            self.wait = problem.retry_after
+
+
+class IdempotentMixin(ProtectedClass):
+    # No docstring: schema generators would show it as the description of every view without one.
+
+    idempotency_entry_point: EntryPoint = EntryPoint.MIXIN
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _refuse_order(cls)
+        _refuse_policy(cls, cls.idempotency_policy)
+        _refuse_misspelt_policy(cls)
+
+    @classmethod
+    def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
+        _refuse_policy(cls, initkwargs.get("idempotency_policy", cls.idempotency_policy))
+        if getattr(cls, "view_is_async", False):
+            _refuse_async(cls.__qualname__)
+        return super().as_view(*args, **initkwargs)
+
+    def idempotent_dispatch(self, inner: Dispatch, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        way, stated = self.idempotency_entry_point, self.idempotency_non_atomic.stated
+        run = DispatchRun(self, request, resolve(self.idempotency_policy), way, stated)
+        return run.dispatch(inner, *args, **kwargs)
+
+
+def _refuse_order(cls: type) -> None:
+    order = cls.__mro__
+    if View in order and APIView not in order:
+        raise ImproperlyConfigured(
+            f"{cls.__qualname__} is not one of REST framework's views: put @idempotent on the class instead of "
+            "IdempotentMixin among its bases."
+        )
+    if APIView in order and order.index(APIView) < order.index(IdempotentMixin):
+        bases = sorted(cls.__bases__, key=lambda base: not issubclass(base, IdempotentMixin))
+        raise ImproperlyConfigured(
+            f"{cls.__qualname__} is not protected: IdempotentMixin comes after APIView. Write class "
+            f"{cls.__name__}({', '.join(base.__name__ for base in bases)})."
+        )
+
+
+def _refuse_async(name: str) -> NoReturn:
+    raise ImproperlyConfigured(
+        f"{name} is async, but the entry point for REST framework runs only sync handlers. Make it sync, or write an "
+        'async Django view with @idempotent(mode="lease").'
+    )
+
+
+def _refuse_policy(cls: type, policy: object) -> None:
+    if not isinstance(policy, Policy):
+        raise ImproperlyConfigured(
+            f"{cls.__qualname__}: idempotency_policy is {policy!r}; write idempotency_policy = Policy(…)."
+        )
+
+
+def _refuse_misspelt_policy(cls: type) -> None:
+    for name, value in vars(cls).items():
+        if isinstance(value, Policy) and "idempotency_policy" not in vars(cls):
+            raise ImproperlyConfigured(f"Nothing reads {cls.__qualname__}.{name}: write idempotency_policy.")
+
+
+class ReplayedResponse(HttpResponse):
+    """A stored response. ``data`` is its parsed JSON, as on a ``Response``, or ``None`` if it is not JSON."""
+
+    @cached_property
+    def data(self) -> Any:
+        try:
+            return json.loads(self.content)
+        except ValueError:
+            return None
+
+
+# Note [Two phases of a dispatch]
+# ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+# APIView.dispatch() calls initial(), the handler, handle_exception() and finalize_response(), and has no hook between
+# the first two. The claim must come after initial(), which runs authentication, permissions and throttles; what is
+# stored is the rendered response after finalize_response(). So the run begins in the handler, and ends after
+# dispatch().
+class DispatchRun(RequestRun):
+    replayed_as = ReplayedResponse
+
+    def __init__(
+        self, view: Any, request: HttpRequest, policy: Policy, entry_point: EntryPoint, non_atomic: Collection[str]
+    ) -> None:
+        super().__init__(request, policy, sender=type(view), entry_point=entry_point, non_atomic=non_atomic)
+        self.view = view
+        self.replayed: StoredResponse | None = None
+
+    def dispatch(self, dispatch: Dispatch, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """Run ``dispatch`` of the view with an entry point around the handler that it calls."""
+        name = (self.request.method or "").lower()
+        handler = getattr(self.view, name, None) if name in self.view.http_method_names else None
+        if iscoroutinefunction(handler):
+            _refuse_async(f"{type(self.view).__qualname__}.{name}")
+        if handler is None:
+            self.is_keyed = False
+        else:  # with the handler's attributes, which permissions may ask for
+            setattr(self.view, name, wraps(handler)(partial(self.guarded, handler)))
+        if self.is_keyed:
+            self.view_handle_exception, self.view.handle_exception = self.view.handle_exception, self.handle_exception
+            self._keep_body()
+        response: HttpResponseBase | None = None
+        try:
+            response = self.perform(partial(dispatch, self.request, *args, **kwargs))
+        except Exception as error:
+            if self.run is not None and (self.run.lost or isinstance(error, IdempotencyProblem)):
+                response = self._finalized(error, *args, **kwargs)
+            elif self.replayed is None:  # else finalizing it has failed: it was finalized before it was stored
+                raise
+        if not self.is_reached:
+            report_unguarded(type(self.view), self.request, self.policy, response)
+        return self.replay(self.replayed) if self.replayed is not None else cast("HttpResponseBase", response)
+
+    def _keep_body(self) -> None:
+        """Keep the body for the fingerprint: a permission may read the data, and most parsers leave nothing of it."""
+        is_form = self.request.content_type == "multipart/form-data"
+        if isinstance(self.policy.fingerprint, Fingerprint) and not is_form and has_moderate_body(self.request):
+            with suppress(RawPostDataException):
+                _ = self.request.body
+
+    def identify(self, caller: Any = None) -> Operation | None:
+        caller = self.view.request
+        if self.request.content_type == "multipart/form-data":
+            try:
+                _ = caller.data  # parse it with the view's own parsers, which may refuse it
+            except UnsupportedMediaType:  # the view may not need it
+                _ = self.request.body
+        return super().identify(caller)
+
+    def refuse(self, outcome: Refused) -> HttpResponseBase:
+        if not isinstance(outcome, Replay):
+            raise IdempotencyProblem(problem(outcome))
+        self.replayed = outcome.response
+        return self.replay(outcome.response)
+
+    def handle_exception(self, exc: Exception) -> Response:
+        with _unmarked(None if self.is_undone else self.transactional_on):
+            response: Response = self.view_handle_exception(exc)
+        if isinstance(exc, IdempotencyProblem):
+            _shape_problem(self.view.request, response, exc)
+        return response
+
+    def _finalized(self, error: Exception, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        view = self.view
+        response = view.handle_exception(error)
+        view.response = view.finalize_response(view.request, response, *args, **kwargs)
+        finalized: HttpResponseBase = view.response
+        return finalized
+
+
+@contextmanager
+def _unmarked(using: str | None) -> Iterator[None]:
+    """Undo the mark for rollback that REST framework sets on any transaction that is open on ``using``."""
+    is_open = using is not None and transaction.get_connection(using).in_atomic_block
+    marked = is_open and transaction.get_rollback(using)
+    yield
+    if is_open and not marked:
+        transaction.set_rollback(False, using=using)
+
+
+def _shape_problem(request: Request, response: Response, exc: IdempotencyProblem) -> None:
+    mark_refusal(response)
+    for name, value in exc.problem.headers():
+        response.headers.setdefault(name, value)
+    if getattr(response, "data", None) == {"detail": exc.detail}:  # what REST framework's own handler returns
+        response.data = exc.problem.members()
+        if getattr(request, "accepted_renderer", None) and request.accepted_renderer.media_type == "application/json":
+            response.content_type = PROBLEM_JSON
