@@ -19,7 +19,7 @@ from django.http.response import HttpResponseBase
 
 from django_idempotency import signals
 from django_idempotency.conf import conf, resolve
-from django_idempotency.contrib.dashboard.observations import request_observed
+from django_idempotency.contrib.dashboard.signals import request_observed
 from django_idempotency.exceptions import IdempotencyError
 from django_idempotency.http.requests import has_moderate_body, observed_operation, scope_and_key
 from django_idempotency.middleware import policy_by_path
