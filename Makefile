@@ -74,7 +74,8 @@ dist: .venv/.release ## the source distribution and the wheel, the same to the b
 	@$(BIN)/twine check --strict dist/*
 
 sbom: dist ## the package and what an installation of the wheel brings with it, as CycloneDX
-	@$(PYTHON) -m venv --clear build/installed && build/installed/bin/pip install -q dist/*.whl
+	@$(PYTHON) -m venv --clear --without-pip build/installed
+	@$(PIP) --python build/installed/bin/python install dist/*.whl
 	@$(BIN)/cyclonedx-py environment build/installed -o build/sbom.json
 
 clean: ## remove the virtual environment, the embedded PostgreSQL and what was built

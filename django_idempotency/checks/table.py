@@ -351,7 +351,7 @@ CHECKS = (
     Check(
         "W036",
         each("settings", policies.unscheduled_tasks),
-        "Celery beat has a schedule, but {found} are not in it.",
+        "Celery beat has a schedule, but not for {found}.",
         "Add django_idempotency.tasks.BEAT_SCHEDULE, or silence this if something else schedules maintenance.",
         deploy=True,
     ),

@@ -156,7 +156,7 @@ def local_memory_outside_debug(project):
     project.patch.undo()  # a test run, which turns DEBUG off
 
 
-@wrong("W036", "Celery beat has a schedule, but django_idempotency.cleanup are not in it.", pytest.mark.celery)
+@wrong("W036", "Celery beat has a schedule, but not for django_idempotency.cleanup.", pytest.mark.celery)
 def unscheduled(project):
     from celery import current_app
 
