@@ -262,18 +262,10 @@ def test_a_token_that_can_be_guessed_is_refused(settings, tokens):
     assert str(tokens) not in str(refused.value)
 
 
-@pytest.fixture
-def multi_process_server(start_server, tmp_path):
-    """Two gunicorn workers that share their metrics."""
-    directory = tmp_path / "metrics"
-    directory.mkdir()
-    return start_server(INSTRUMENTATION="prometheus", PROMETHEUS_MULTIPROC_DIR=str(directory)), directory
-
-
 @pytest.mark.server
-def test_with_two_workers_a_scrape_of_either_tells_of_both(multi_process_server):
-    server, directory = multi_process_server
-    keys = 0
+def test_with_two_workers_a_scrape_of_either_tells_of_both(start_server, tmp_path):
+    (directory := tmp_path / "metrics").mkdir()
+    server, keys = start_server(INSTRUMENTATION="prometheus", PROMETHEUS_MULTIPROC_DIR=str(directory)), 0
 
     def pay(index):
         body = {"amount": 1, "currency": "EUR", "reference": f"scrape-{keys}-{index}"}

@@ -21,7 +21,7 @@ listen_port = {port}
 unix_socket_dir =
 auth_type = any
 pool_mode = {pool_mode}
-default_pool_size = {pool_size}
+default_pool_size = 10
 max_client_conn = 500
 """
 
@@ -48,12 +48,10 @@ def _unprivileged(settings: dict[str, Any]) -> str:
 
 
 @contextmanager
-def running_pgbouncer(
-    settings: dict[str, Any], directory: Path, *, pool_size: int = 10, pool_mode: str = "transaction"
-) -> Iterator[int]:
+def running_pgbouncer(settings: dict[str, Any], directory: Path, *, pool_mode: str = "transaction") -> Iterator[int]:
     """The port of a PgBouncer in front of the server in ``settings`` (of a connection), stopped at the end."""
     port, configuration = free_port(), directory / "pgbouncer.ini"
-    filled = {"server": _server(settings), "port": port, "pool_size": pool_size, "pool_mode": pool_mode}
+    filled = {"server": _server(settings), "port": port, "pool_mode": pool_mode}
     configuration.write_text(CONFIGURATION.format_map(filled))
     user = ["-u", _unprivileged(settings)] if os.geteuid() == 0 else []
     command = [str(program()), *user, str(configuration)]

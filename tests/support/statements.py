@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.db import connection as default_connection
+from django.db import connection
 
 # A message to the server ("F") that carries a statement, up to the next message from either side; or one that executes
 # a statement by the name under which it was prepared; or the end of what goes to the server together.
@@ -49,8 +49,8 @@ class Statements:
 
 
 @contextmanager
-def sent_statements(connection=default_connection) -> Iterator[Statements]:
-    """Collect the statements that this thread's ``connection`` sends to PostgreSQL inside the block."""
+def sent_statements() -> Iterator[Statements]:
+    """Collect the statements that this thread's connection sends to PostgreSQL inside the block."""
     from psycopg import pq
 
     connection.ensure_connection()
@@ -115,14 +115,14 @@ def explaining(words: str, options: str = "ANALYZE, BUFFERS", only: tuple[str, .
 
     def explain(execute: Any, sql: str, params: Any, *details: Any) -> Any:
         if words in sql and sql.lstrip().startswith(only):
-            with default_connection.connection.cursor() as cursor:
-                if default_connection.in_atomic_block:  # elsewhere it only reads
+            with connection.connection.cursor() as cursor:
+                if connection.in_atomic_block:  # elsewhere it only reads
                     cursor.execute("SAVEPOINT explained")
                 cursor.execute(f"EXPLAIN ({options}, FORMAT JSON) {sql}", params)
                 plans.append(cursor.fetchone()[0][0]["Plan"])
-                if default_connection.in_atomic_block:
+                if connection.in_atomic_block:
                     cursor.execute("ROLLBACK TO explained")
         return execute(sql, params, *details)
 
-    with default_connection.execute_wrapper(explain):
+    with connection.execute_wrapper(explain):
         yield plans

@@ -238,14 +238,9 @@ def test_a_lambda_replaces_a_broken_connection():
     assert failed == [[], ["breaks"], []]
 
 
-@pytest.fixture
-def fifo(client):
-    url = client.create_queue(QueueName="orders.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
-    yield url
-    client.delete_queue(QueueUrl=url)
+def test_a_fifo_queues_groups_keep_their_order(client):
+    fifo = client.create_queue(QueueName="orders.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
 
-
-def test_a_fifo_queues_groups_keep_their_order(client, fifo):
     def handle(message, context):
         if message.id == "a-2" and context.attempt == 1:
             raise LookupError("not yet")
