@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from django_idempotency import conf
-from django_idempotency.checks.project import Database, Source
+from django_idempotency.checks.project import Database, Source, refusals
 from django_idempotency.conf import EXAMPLES
 from django_idempotency.engine.digests import UNKEYED, key_id_of
 from django_idempotency.maintenance.records import HAS_BODY, records
@@ -129,8 +129,8 @@ def lacks_table(database: Database) -> bool:
 
 
 def lacks_privileges(database: Database) -> tuple[str, str] | None:
-    refusals = database.refusals
-    return (", ".join(refusals), next(iter(refusals.values()))) if refusals else None
+    refused = dict(refusals(database.using))
+    return (", ".join(refused), next(iter(refused.values()))) if refused else None
 
 
 def lacks_skip_locked(database: Database) -> bool:

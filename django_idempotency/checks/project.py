@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -81,11 +81,6 @@ class Database:
     @cached_property
     def has_table(self) -> bool:
         return TABLE in self.connection.introspection.table_names()
-
-    @cached_property
-    def refusals(self) -> Mapping[str, str]:
-        """What the database refuses this role on the table, with its reasons."""
-        return dict(_refusals(self.using))
 
 
 class Project:
@@ -240,7 +235,8 @@ def _runner(path: str) -> Runner[Any] | Exception:
         return error
 
 
-def _refusals(using: str) -> Iterator[tuple[str, str]]:
+def refusals(using: str) -> Iterator[tuple[str, str]]:
+    """Yield what the database refuses this role on the table, with its reasons."""
     if connections[using].vendor == "sqlite":
         return
     for privilege, statement in STATEMENTS.items():

@@ -8,11 +8,9 @@ store's. The history entry is written first, in a transaction that ends after th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from functools import partial
 from typing import Any, TypedDict, Unpack, cast
 from uuid import UUID, uuid4
 
@@ -125,36 +123,13 @@ class Terms(TypedDict, total=False):
     by: Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Decision:
-    """What is decided. ``tells``: the sentence about it in the history."""
-
-    act: Act
-    tells: str
-    response: StoredResponse | None = None
-    seconds: float = 0.0
-
-    @property
-    def digest(self) -> str:
-        return response_digest(self.response) if self.response else ""
-
-    @property
-    def status(self) -> Status:
-        return Status.FAILED if self.response is None or self.response.status >= 400 else Status.COMPLETED
-
-    def entry(self, note: str) -> str:
-        """Return the text of the history entry, in English."""
-        digest = history.DIGEST % {"digest": self.digest} if self.digest else ""
-        return " ".join(filter(None, (self.tells, digest, note.strip())))
-
-
 def allow_retry(id: UUID, **terms: Unpack[Terms]) -> Done | Refused:
     """Let the next request with the key run again, because the operation did **not** take place.
 
     For a record that is on hold, or whose lease has run out and whose row is not locked. Returns ``Done``, or
     ``Refused`` with the reason. ``id``: the record's id. The other arguments are ``Terms``.
     """
-    return _decide(id, _Decision(act=Act.ALLOW_RETRY, tells=history.RETRY_ALLOWED), **terms)
+    return _Decision(id=id, act=Act.ALLOW_RETRY, tells=history.RETRY_ALLOWED, **terms).carry_out()
 
 
 def fail(id: UUID, *, detail: str = "", status: int = 410, **terms: Unpack[Terms]) -> Done | Refused:
@@ -166,7 +141,8 @@ def fail(id: UUID, *, detail: str = "", status: int = 410, **terms: Unpack[Terms
     if not 400 <= status <= 599:
         raise ValueError(f"status is {status}; it must be from 400 to 599.")
     tells = history.FAILED % {"status": status}
-    return _decide(id, _Decision(act=Act.FAIL, tells=tells, response=harmless(marked_failed(status, detail))), **terms)
+    response = harmless(marked_failed(status, detail))
+    return _Decision(id=id, act=Act.FAIL, tells=tells, response=response, **terms).carry_out()
 
 
 def resolve(id: UUID, response: StoredResponse, **terms: Unpack[Terms]) -> Done | Refused:
@@ -179,7 +155,7 @@ def resolve(id: UUID, response: StoredResponse, **terms: Unpack[Terms]) -> Done 
     """
     check_given(response)
     tells = history.RESOLVED % {"status": response.status}
-    return _decide(id, _Decision(act=Act.RESOLVE, tells=tells, response=harmless(response)), **terms)
+    return _Decision(id=id, act=Act.RESOLVE, tells=tells, response=harmless(response), **terms).carry_out()
 
 
 def extend(id: UUID, seconds: float, **terms: Unpack[Terms]) -> Done | Refused:
@@ -192,7 +168,7 @@ def extend(id: UUID, seconds: float, **terms: Unpack[Terms]) -> Done | Refused:
     if not 1 <= seconds <= LONGEST:
         raise ValueError(f"seconds is {seconds}; it must be from 1 to {LONGEST}.")
     tells = history.EXTENDED % {"seconds": f"{seconds:g}"}
-    return _decide(id, _Decision(act=Act.EXTEND, tells=tells, seconds=seconds), **terms)
+    return _Decision(id=id, act=Act.EXTEND, tells=tells, seconds=seconds, **terms).carry_out()
 
 
 def objection(record: IdempotencyRecord, act: Act, now: datetime) -> Refusal | None:
@@ -233,51 +209,6 @@ def version(record: IdempotencyRecord) -> str:
 # --- Carrying it out -------------------------------------------------------------------------------------------------
 
 
-def _decide(
-    id: UUID,
-    decision: _Decision,
-    *,
-    as_seen: str | None = None,
-    using: str | None = None,
-    store: Store | None = None,
-    note: str = "",
-    by: Any = None,
-) -> Done | Refused:
-    if history.lacks_note(note):
-        return Refused(Refusal.NO_NOTE)
-
-    def refusal(record: Any) -> Refusal | None:
-        if as_seen is not None and as_seen != version(record):
-            return Refusal.CHANGED
-        if is_own(record.scope, by):
-            return Refusal.OWN_KEY
-        if why := objection(record, decision.act, record.now):
-            if why is Refusal.LAPSED:
-                have_it_watched(record, store)
-            return why
-        if decision.act == Act.EXTEND:
-            return None
-        what = " ".join(filter(None, (decision.act, version(record), decision.digest)))
-        return lacks_second(record, what, decision.act.permission, by=by, note=note)
-
-    def write_history(record: Any) -> None:
-        history.write_entry(record, by, decision.entry(note))
-
-    carry_out = partial(_in_database, id, using) if store is None else partial(_in_store, id, store)
-    try:
-        outcome = carry_out(decision, refusal, write_history)
-    except (StoreConflict, DatabaseError) as error:
-        if not (isinstance(error, StoreConflict) or is_conflict(error)):
-            raise
-        return Refused(Refusal.BUSY)
-    except _NotEncryptedError:
-        return Refused(Refusal.NOT_ENCRYPTED)
-    if isinstance(outcome, Refusal):
-        return Refused(outcome)
-    send(signals.operator_decided, operation_of(outcome), act=decision.act, by=by, digest=decision.digest)
-    return Done(outcome, decision.digest)
-
-
 def lacks_second(record: Any, what: str, permission: str, *, by: Any, note: str) -> Refusal | None:
     """Return why a decision that takes two operators is not made yet. The first one's is kept as a proposal.
 
@@ -293,98 +224,144 @@ def lacks_second(record: Any, what: str, permission: str, *, by: Any, note: str)
     return Refusal.PROPOSED
 
 
-Examine = Callable[[Any], Refusal | None]
-Write = Callable[[Any], None]
-
-
 class _NotEncryptedError(Exception):
     pass
 
 
-def _in_database(
-    id: UUID, using: str | None, decision: _Decision, refusal: Examine, write_history: Write
-) -> IdempotencyRecord | Refusal:
-    """Carry out a decision in one transaction, and return the record as it was before, or why it was refused."""
-    rows = records(using).filter(pk=id)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decision:
+    """What is decided about a record, under ``Terms``. ``tells``: the sentence about it in the history."""
 
-    def run() -> IdempotencyRecord | Refusal:
-        record: Any = locked(rows.defer("response_body").annotate(now=DatabaseNow())).first()
-        if record is None:  # SKIP LOCKED can't tell a locked row from none
-            return Refusal.BUSY if rows.exists() else Refusal.ABSENT
-        if why := refusal(record):
+    id: UUID
+    act: Act
+    tells: str
+    response: StoredResponse | None = None
+    seconds: float = 0.0
+    as_seen: str | None = None
+    using: str | None = None
+    store: Store | None = None
+    note: str = ""
+    by: Any = None
+
+    @property
+    def digest(self) -> str:
+        return response_digest(self.response) if self.response else ""
+
+    @property
+    def status(self) -> Status:
+        return Status.FAILED if self.response is None or self.response.status >= 400 else Status.COMPLETED
+
+    def carry_out(self) -> Done | Refused:
+        if history.lacks_note(self.note):
+            return Refused(Refusal.NO_NOTE)
+        try:
+            outcome = self._in_database() if self.store is None else self._in_store(self.store)
+        except (StoreConflict, DatabaseError) as error:
+            if not (isinstance(error, StoreConflict) or is_conflict(error)):
+                raise
+            return Refused(Refusal.BUSY)
+        except _NotEncryptedError:
+            return Refused(Refusal.NOT_ENCRYPTED)
+        if isinstance(outcome, Refusal):
+            return Refused(outcome)
+        send(signals.operator_decided, operation_of(outcome), act=self.act, by=self.by, digest=self.digest)
+        return Done(outcome, self.digest)
+
+    def _refusal(self, record: Any) -> Refusal | None:
+        if self.as_seen is not None and self.as_seen != version(record):
+            return Refusal.CHANGED
+        if is_own(record.scope, self.by):
+            return Refusal.OWN_KEY
+        if why := objection(record, self.act, record.now):
+            if why is Refusal.LAPSED:
+                have_it_watched(record, self.store)
             return why
-        if values := _values(record, decision):
-            rows.update(**values)
-        write_history(record)
-        return cast(IdempotencyRecord, record)
+        if self.act == Act.EXTEND:
+            return None
+        what = " ".join(filter(None, (self.act, version(record), self.digest)))
+        return lacks_second(record, what, self.act.permission, by=self.by, note=self.note)
 
-    return in_transaction(rows.db, run)
+    def _write_history(self, record: Any) -> None:
+        digest = history.DIGEST % {"digest": self.digest} if self.digest else ""
+        history.write_entry(record, self.by, " ".join(filter(None, (self.tells, digest, self.note.strip()))))
 
+    def _in_database(self) -> IdempotencyRecord | Refusal:
+        """Carry it out in one transaction, and return the record as it was before, or why it was refused."""
+        rows = records(self.using).filter(pk=self.id)
 
-def _values(record: Any, decision: _Decision) -> dict[str, Any]:
-    if decision.act == Act.EXTEND:
-        left = _lease_left(record, record.now).total_seconds()
-        return {"locked_until": ahead(decision.seconds)} if left < decision.seconds else {}
-    if decision.act == Act.ALLOW_RETRY and record.on_hold:
-        return {"on_hold": False}
-    check_move(record.status, decision.status, decided=decision.response is not None)
-    # The times come first, because on MariaDB later assignments see the new values of earlier ones.
-    kept = {"expires_at": kept_again("expires_at"), "purge_at": kept_again("purge_at"), "updated_at": DatabaseNow()}
-    ended = kept | {"status": decision.status, "on_hold": False} | NO_CLAIM
-    if decision.response is None:
-        return ended | {"reason": ALLOWED}
-    # The policy of the key's view is not known here, so encrypt whenever there is a key to encrypt with.
-    padding = conf().policy.body.padding
-    stored = encrypted(decision.response, life_of(record), padding) if conf().encryption else decision.response
-    if stored is None:
-        raise _NotEncryptedError
-    return ended | {
-        "reason": "",
-        "response_status": stored.status,
-        "response_headers": stored.headers,
-        "response_body": stored.body,
-    }
+        def run() -> IdempotencyRecord | Refusal:
+            record: Any = locked(rows.defer("response_body").annotate(now=DatabaseNow())).first()
+            if record is None:  # SKIP LOCKED can't tell a locked row from none
+                return Refusal.BUSY if rows.exists() else Refusal.ABSENT
+            if why := self._refusal(record):
+                return why
+            if values := self._values(record):
+                rows.update(**values)
+            self._write_history(record)
+            return cast(IdempotencyRecord, record)
 
+        return in_transaction(rows.db, run)
 
-def _in_store(
-    id: UUID, store: Store, decision: _Decision, refusal: Examine, write_history: Write
-) -> IdempotencyRecord | Refusal:
-    """Carry out a decision in a store outside the database.
+    def _values(self, record: Any) -> dict[str, Any]:
+        if self.act == Act.EXTEND:
+            left = _lease_left(record, record.now).total_seconds()
+            return {"locked_until": ahead(self.seconds)} if left < self.seconds else {}
+        if self.act == Act.ALLOW_RETRY and record.on_hold:
+            return {"on_hold": False}
+        check_move(record.status, self.status, decided=self.response is not None)
+        # The times come first, because on MariaDB later assignments see the new values of earlier ones.
+        kept = {"expires_at": kept_again("expires_at"), "purge_at": kept_again("purge_at"), "updated_at": DatabaseNow()}
+        ended = kept | {"status": self.status, "on_hold": False} | NO_CLAIM
+        if self.response is None:
+            return ended | {"reason": ALLOWED}
+        # The policy of the key's view is not known here, so encrypt whenever there is a key to encrypt with.
+        padding = conf().policy.body.padding
+        stored = encrypted(self.response, life_of(record), padding) if conf().encryption else self.response
+        if stored is None:
+            raise _NotEncryptedError
+        return ended | {
+            "reason": "",
+            "response_status": stored.status,
+            "response_headers": stored.headers,
+            "response_body": stored.body,
+        }
 
-    The record belongs to the operator for a moment. If this process dies just then, its lease runs out and the key is
-    put on hold.
-    """
-    # The policy of the key's view is not known here, so encrypt whenever there is a key to encrypt with.
-    body = store.policy.body.derive(encrypt=True) if conf().encryption else Body()
-    seconds = decision.seconds if decision.act == Act.EXTEND else store.policy.mode.seconds
-    store = replace(store, policy=store.policy.derive(mode=Lease(seconds=seconds, on_crash="hold"), body=body))
-    with store.try_lock(id) as seen:
-        if isinstance(seen, Unlocked):
-            return Refusal.BUSY if seen is Unlocked.BUSY else Refusal.ABSENT
-        record = record_of(seen)
-        if why := refusal(record):
-            return why
-        with history.transactions():
-            write_history(record)
-            if not _change(store, seen, decision):
-                raise StoreConflict(f"The record {id} changed while an operator decided about it.")
-        return cast(IdempotencyRecord, record)
+    def _in_store(self, store: Store) -> IdempotencyRecord | Refusal:
+        """Carry it out in a store outside the database.
 
+        The record belongs to the operator for a moment. If this process dies just then, its lease runs out and the key
+        is put on hold.
+        """
+        # The policy of the key's view is not known here, so encrypt whenever there is a key to encrypt with.
+        body = store.policy.body.derive(encrypt=True) if conf().encryption else Body()
+        seconds = self.seconds if self.act == Act.EXTEND else store.policy.mode.seconds
+        store = replace(store, policy=store.policy.derive(mode=Lease(seconds=seconds, on_crash="hold"), body=body))
+        with store.try_lock(self.id) as seen:
+            if isinstance(seen, Unlocked):
+                return Refusal.BUSY if seen is Unlocked.BUSY else Refusal.ABSENT
+            record = record_of(seen)
+            if why := self._refusal(record):
+                return why
+            with history.transactions():
+                self._write_history(record)
+                if not self._change(store, seen):
+                    raise StoreConflict(f"The record {self.id} changed while an operator decided about it.")
+            return cast(IdempotencyRecord, record)
 
-def _change(store: Store, seen: Snapshot, decision: _Decision) -> bool:
-    """Change a record in a store outside the database; return false if it has changed since."""
-    operation = Operation(seen.scope, seen.key, seen.fingerprint, trace=seen.trace)
-    if decision.act == Act.EXTEND:
-        assert seen.locked_until is not None  # by contract, both
-        assert seen.token is not None
-        if (seen.locked_until - seen.now).total_seconds() >= decision.seconds:
-            return True
-        return seen.token in store.renew([Claimed(operation, seen.token, seen.attempts)])
-    claim = store.reassign(seen, operation, uuid4())
-    if decision.response is None:
-        return store.fail(claim, ALLOWED)
-    stored = store.encode(decision.response, claim)
-    if decision.response.has_content and not stored.has_content:
-        store.fail(claim, seen.reason or LEASE_LAPSED, on_hold=True)
-        raise _NotEncryptedError
-    return store.complete(claim, stored, failure=decision.status == Status.FAILED)
+    def _change(self, store: Store, seen: Snapshot) -> bool:
+        """Change a record in a store outside the database; return false if it has changed since."""
+        operation = Operation(seen.scope, seen.key, seen.fingerprint, trace=seen.trace)
+        if self.act == Act.EXTEND:
+            assert seen.locked_until is not None  # by contract, both
+            assert seen.token is not None
+            if (seen.locked_until - seen.now).total_seconds() >= self.seconds:
+                return True
+            return seen.token in store.renew([Claimed(operation, seen.token, seen.attempts)])
+        claim = store.reassign(seen, operation, uuid4())
+        if self.response is None:
+            return store.fail(claim, ALLOWED)
+        stored = store.encode(self.response, claim)
+        if self.response.has_content and not stored.has_content:
+            store.fail(claim, seen.reason or LEASE_LAPSED, on_hold=True)
+            raise _NotEncryptedError
+        return store.complete(claim, stored, failure=self.status == Status.FAILED)

@@ -18,7 +18,7 @@ from django.http import HttpRequest, UnreadablePostError
 from django.http.response import HttpResponseBase
 
 from django_idempotency.conf import conf, resolve
-from django_idempotency.contrib.dashboard.observations import request_observed
+from django_idempotency.contrib.dashboard.signals import request_observed
 from django_idempotency.exceptions import IdempotencyError
 from django_idempotency.http.placement import entry_point_policy, handler_of
 from django_idempotency.http.requests import has_moderate_body, observed_operation, scope_and_key

@@ -15,13 +15,13 @@ from typing import Any
 from uuid import UUID
 
 from django.db import connections, transaction
-from django.dispatch import Signal
 
 from django_idempotency.conf import conf
 from django_idempotency.contrib.dashboard import models
 from django_idempotency.contrib.dashboard.conf import options
 from django_idempotency.contrib.dashboard.counters import counters
 from django_idempotency.contrib.dashboard.models import IdempotencyObservation
+from django_idempotency.contrib.dashboard.signals import request_observed
 from django_idempotency.engine.background import background
 from django_idempotency.stores import store_for
 from django_idempotency.stores.connections import databases
@@ -63,7 +63,6 @@ _MERGE = {
             + ({TABLE}.seen_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f', EXCLUDED.seen_at, '-' || %s || ' seconds'))
     """,
 }
-request_observed = Signal()  # keyed, client, comparable, refused, unprotected; with OBSERVE
 
 
 @dataclass(slots=True)

@@ -22,8 +22,8 @@ from django_idempotency.contrib.dashboard.observations import (
     MOST_CLIENTS,
     Observations,
     observations,
-    request_observed,
 )
+from django_idempotency.contrib.dashboard.signals import request_observed
 from django_idempotency.decorators import idempotent
 from django_idempotency.maintenance.cleaner import cleanup
 from django_idempotency.models import IdempotencyRecord
