@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import psycopg
 import pytest
 from django.db import OperationalError, connections
@@ -52,10 +54,12 @@ def commit_transactions_up_to(number, server):
         return connection.execute("SELECT pg_xact_status(%s::text::xid8)", [str(number)]).fetchone()[0]
 
 
-@pytest.mark.usefixtures("durable_claims")
-def test_a_crashed_run_is_not_taken_for_one_that_committed_early(server):
-    statuses = []
+OTHERS = pytest.mark.parametrize("others", [False, True], ids=["nobody else", "others commit"])
 
+
+@OTHERS
+@pytest.mark.usefixtures("durable_claims")
+def test_a_crashed_run_is_not_taken_for_one_that_committed_early(server, others):
     def view(request):
         with connections[PRIVATE].cursor() as cursor:
             cursor.execute("SELECT pg_current_xact_id()::text::bigint")
@@ -63,36 +67,38 @@ def test_a_crashed_run_is_not_taken_for_one_that_committed_early(server):
             if request.idempotency.attempt == 1:
                 server.kill()
                 server.start()
-                statuses.append(commit_transactions_up_to(number, server))
+                assert not others or commit_transactions_up_to(number, server) == "committed"
             cursor.execute("INSERT INTO effect VALUES (%s)", [request.idempotency.attempt])
         return HttpResponse(status=201)
 
     pay = entry_point(view, using=PRIVATE)
     with pytest.raises(OperationalError):
         pay("k")
-    assert statuses == ["committed"]
     crashed = IdempotencyRecord.objects.using(PRIVATE).get(pk=record_id(SCOPE, "k"))
     assert (crashed.status, crashed.on_hold, crashed.reason) == ("failed", False, "OperationalError")
     assert pay("k").status_code == 201
     assert server.execute("SELECT array_agg(attempt) FROM effect") == ([2],)
 
 
-@pytest.mark.parametrize("claim", ["record", "lock"])
-def test_a_released_key_is_not_reported_if_its_commit_was_lost(server, monkeypatch, claim):
-    """The number of its transaction is given to another one, be it the next look at the key."""
+@OTHERS
+@pytest.mark.parametrize(("claim", "status"), [("record", 409), ("lock", 503)])
+def test_a_released_key_is_not_reported_if_its_commit_was_lost(server, claim, status, others):
+    """The number of its transaction is given to another one, be it the next look at the key. A record is lost, too."""
 
-    def crash():
+    def crash(number):
+        patch.undo()  # or each look at the key would crash the server, too
         server.kill()
         server.start()
-        commit()
+        assert not others or commit_transactions_up_to(number, server) == "committed"
+        connections[PRIVATE]._commit()
 
     def view(request):
         with connections[PRIVATE].cursor() as cursor:
-            cursor.execute("INSERT INTO effect VALUES (1)")
-        monkeypatch.setattr(connections[PRIVATE], "_commit", crash)
+            cursor.execute("INSERT INTO effect VALUES (1) RETURNING pg_current_xact_id()::text::bigint")
+            (number,) = cursor.fetchone()
+        patch.setattr(connections[PRIVATE], "_commit", partial(crash, number))
         return HttpResponse(status=404)
 
-    connections[PRIVATE].ensure_connection()
-    commit = connections[PRIVATE]._commit
-    response = entry_point(view, using=PRIVATE, mode=Atomic(claim=claim))("k")
-    assert (response.status_code, server.execute("SELECT count(*) FROM effect")) == (503, (0,))
+    with pytest.MonkeyPatch.context() as patch:
+        response = entry_point(view, using=PRIVATE, mode=Atomic(claim=claim))("k")
+    assert (response.status_code, server.execute("SELECT count(*) FROM effect")) == (status, (0,))

@@ -127,6 +127,22 @@ def test_processes_that_count_replays_do_not_deadlock():
     assert set(IdempotencyRecord.objects.values_list("replays", flat=True)) == {8}
 
 
+@pytest.mark.postgresql
+def test_the_records_of_replays_are_locked_in_the_order_of_their_ids(other_thread):
+    """Whatever the plan is: two processes that count the same ones could wait for each other otherwise."""
+    ids = sorted(claimed(key=str(number)).id for number in range(20))
+    rows = IdempotencyRecord.objects.select_for_update(skip_locked=True)
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic():
+            IdempotencyRecord.objects.select_for_update().get(pk=ids[10])
+            replays = dict.fromkeys(reversed(ids), 1)
+            counting = pool.submit(in_threads, 1, lambda _: store_for(ATOMIC).count_replays(replays))
+            eventually(lambda: other_thread(someone_waits_for_a_lock))
+            free = other_thread(transaction.atomic(lambda: {row.pk for row in rows}))
+        counting.result(30)
+    assert free == {*ids[11:]}
+
+
 def hold(claim):
     with store_for(HOLD).try_lock(claim.id) as record:
         store_for(HOLD).hold(record, "who knows")
