@@ -241,9 +241,7 @@ class PostgreSQLStore(DatabaseStore):
 
     def give_back(self) -> bool:
         connection = self.connection
-        if connection.in_atomic_block or connection.connection is None:
-            return False
-        if self._ask(IS_CHANGED, ()) == (True,):
+        if connection.in_atomic_block or connection.connection is None or self._ask(IS_CHANGED, ()) == (True,):
             return False
         pool = connection.settings_dict["OPTIONS"].get("pool")
         if not (isinstance(pool, dict) and pool.get("reset")):
