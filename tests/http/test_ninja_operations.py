@@ -249,7 +249,7 @@ def test_a_form_is_no_operation(api, decorate):
     def pay(request):
         return {}
 
-    with pytest.raises(ImproperlyConfigured, match="Write @idempotent"):
+    with pytest.raises(ImproperlyConfigured, match="Use @idempotent"):
         decorate(api, pay)
 
 
