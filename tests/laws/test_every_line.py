@@ -14,7 +14,8 @@ pytestmark = [pytest.mark.usefixtures("payer"), pytest.mark.row_locks, pytest.ma
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_atomic_request_that_is_struck_leaves_all_or_nothing(policy, error):
-    def send(reference):
-        return entry_point(lambda _request: HttpResponse(str(pay(reference).pk), status=201), **policy)(reference)
+    def view(request):
+        return HttpResponse(str(pay(request.idempotency.key).pk), status=201)
 
+    send = entry_point(view, **policy)  # decorated once, as in a project: what makes a policy is no part of a request
     assert_all_or_nothing(send, lambda response: response is not None and response.status_code == 201, error)
