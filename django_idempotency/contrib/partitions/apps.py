@@ -21,7 +21,6 @@ class PartitionsConfig(AppConfig):
 
     def ready(self) -> None:
         from django_idempotency import checks
-        from django_idempotency.contrib.partitions.apps import PASSES
         from django_idempotency.contrib.partitions.catalog import meaning
         from django_idempotency.contrib.partitions.checks import CHECKS
         from django_idempotency.contrib.partitions.report import FAMILY
