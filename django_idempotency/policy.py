@@ -214,7 +214,8 @@ class Decorator(Generic[Stated]):
             return partial(self._protect, policy=_policy_of(options), **limit)
         if isinstance(function[0], Policy):
             raise TypeError(f"Pass a policy by keyword: @{self._name}(policy=…).")
-        if len(function) > 1 or options or not callable(function[0]):
+        is_task = hasattr(function[0], "enqueue")  # one of Django's, which can't be called
+        if len(function) > 1 or options or not (callable(function[0]) or is_task):
             usage = f"{self._name} takes a function or keyword options, such as @{self._name}(required=True)"
             raise TypeError(f"{usage}; got {function[0]!r}.")
         return self._protect(function[0], policy=Policy())
