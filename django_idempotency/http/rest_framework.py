@@ -179,6 +179,7 @@ class DispatchRun(RequestRun):
         return self.replay(outcome.response)
 
     def handle_exception(self, exc: Exception) -> Response:
+        self.is_reached = True  # raised in the handler, or in its place
         with _unmarked(None if self.is_undone else self.transactional_on):
             response: Response = self.view_handle_exception(exc)
         if isinstance(exc, IdempotencyProblem):

@@ -7,6 +7,7 @@ import logging
 import pytest
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpResponse
 from django.urls import path
 from django.views import View
 
@@ -105,6 +106,19 @@ def test_a_key_that_protects_nothing_is_logged_for_its_view(call, caplog, make):
     with caplog.at_level(logging.ERROR, "django_idempotency"):
         assert [call(view).content for _time in range(2)] == [b"run 1", b"run 2"]
     assert ["Unused runs unprotected" in record.getMessage() for record in caplog.records] == [True]
+
+
+@pytest.mark.drf
+def test_an_exception_before_the_handler_may_be_answered(call):
+    """As idemkit replays: around us while a project moves here from it."""
+
+    def initial(self, request):
+        raise LookupError
+
+    handled = {"initial": initial, "handle_exception": lambda self, error: HttpResponse(type(error).__name__)}
+    runs = Runs()
+    view = idempotent(required=True)(type("Answers", (api_class(runs.view),), handled)).as_view()
+    assert (call(view).content, runs.count) == (b"LookupError", 0)
 
 
 def test_a_method_without_a_handler_is_refused(call):
