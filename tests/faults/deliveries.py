@@ -1,8 +1,6 @@
 """Send messages from the outbox to the inbox while relays, consumers and the broker are killed, and judge the result.
 
-    python -m tests.faults.deliveries rabbitmq --events 20000
-    python -m tests.faults.deliveries jetstream --events 20000
-    python -m tests.faults.deliveries kafka --events 20000
+    python -m tests.faults.deliveries rabbitmq --events 20000     # or jetstream, or kafka
     python -m tests.faults.deliveries rabbitmq --events 2000 --outage 30
 
 Every event is sent to its broker five times. Database, broker and processes are the campaign's own. With ``--outage``,
