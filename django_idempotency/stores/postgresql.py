@@ -79,16 +79,15 @@ ENDING = f"WITH written AS ({{}} RETURNING 1) SELECT {SAME_TRANSACTION}, sqrt(co
 ENDING_MANY = "WITH written AS ({} RETURNING 1) SELECT sqrt(count(*) - %s) FROM written"
 TRANSACTION = "SELECT pg_current_xact_id_if_assigned()::text"
 OWN_TRANSACTION = "SELECT pg_current_xact_id()::text"
-# After a crash, PostgreSQL may give the number of a lost transaction to another one. Everything that the lost
-# transaction wrote is lost, too: the deletion of the row, or its lock, which otherwise stays in xmax until VACUUM or a
-# write removes it. So a missing lock means something only if the server was started after the claim. Until the number
-# is given to another one, it is an error to ask for its status.
+# After a crash, PostgreSQL may give the number of a lost transaction to another one. So a number means nothing if the
+# server was started after the claim: the run is then taken for lost, as one whose process has died. Until the number is
+# given to another one, it is an error to ask for its status.
 COMMITTED = """coalesce((
     SELECT CASE WHEN own.number < pg_snapshot_xmax(pg_current_snapshot())
         THEN pg_xact_status(own.number) = 'committed' END
     FROM (SELECT %s::xid8) AS own (number)
 ), false)"""
-WAS_COMMITTED = f"{COMMITTED} AND ({TABLE}.xmax <> '0' OR pg_postmaster_start_time() < {TABLE}.locked_at)"
+WAS_COMMITTED = f"{COMMITTED} AND pg_postmaster_start_time() < {TABLE}.locked_at"
 HAS_COMMITTED = f"SELECT {COMMITTED}"
 HAS_RELEASED = f"SELECT {COMMITTED} AND coalesce(pg_postmaster_start_time() < %s::timestamptz, true)"
 
