@@ -68,6 +68,7 @@ def test_a_crashed_run_is_not_taken_for_one_that_committed_early(server, others)
                 server.kill()
                 server.start()
                 assert not others or commit_transactions_up_to(number, server) == "committed"
+                server.execute("SELECT FROM django_idempotency_record FOR UPDATE")  # as a duplicate does
             cursor.execute("INSERT INTO effect VALUES (%s)", [request.idempotency.attempt])
         return HttpResponse(status=201)
 
