@@ -125,7 +125,7 @@ class LockClaimStore(PostgreSQLStore):
         """Write nothing, except for a message whose attempts are counted and for what an operator has to decide."""
         if not claim.by_lock:
             return super().fail(claim, reason, on_hold=on_hold)
-        committed_early = self._has_committed(receipt_of(claim).transaction)
+        committed_early = self._has_committed(claim)
         held = committed_early or on_hold
         if held or claim.operation.entry_point in COUNTED:
             stored_reason = COMMITTED_EARLY if committed_early else reason

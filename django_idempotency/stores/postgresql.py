@@ -88,8 +88,7 @@ COMMITTED = """coalesce((
     FROM (SELECT %s::xid8) AS own (number)
 ), false)"""
 WAS_COMMITTED = f"{COMMITTED} AND pg_postmaster_start_time() < {TABLE}.locked_at"
-HAS_COMMITTED = f"SELECT {COMMITTED}"
-HAS_RELEASED = f"SELECT {COMMITTED} AND coalesce(pg_postmaster_start_time() < %s::timestamptz, true)"
+HAS_COMMITTED = f"SELECT {COMMITTED} AND coalesce(pg_postmaster_start_time() < %s::timestamptz, true)"
 
 # In the order of the advisory locks that the function takes, so that two batches can't wait for each other.
 CLAIM_MANY = """
@@ -265,7 +264,7 @@ class PostgreSQLStore(DatabaseStore):
 
     def complete_many(self, results: Sequence[tuple[Claimed, StoredResponse]]) -> int:
         number = receipt_of(results[0][0]).transaction
-        if not self._is_open(number) and not self._has_committed(number):
+        if not self._is_open(number) and not self._has_committed(results[0][0]):
             raise TransactionEnded
         done = [(c.id, c.token, r.status, json.dumps(r.headers), r.body) for c, r in results]
         values = (Status.COMPLETED.value, *map(list, zip(*done, strict=True)))
@@ -341,21 +340,20 @@ class PostgreSQLStore(DatabaseStore):
         return True
 
     def _was_committed(self, claim: Claimed) -> Any:
-        number = receipt_of(claim).transaction
         if self.is_distributed:
-            return Value(self._has_committed(number), output_field=BooleanField())
+            return Value(self._has_committed(claim), output_field=BooleanField())
+        number = receipt_of(claim).transaction
         return RawSQL(WAS_COMMITTED, [number], output_field=BooleanField())  # nosec B611  # a constant
 
-    def _has_committed(self, transaction: str | None) -> bool:
+    def _has_committed(self, claim: Claimed) -> bool:
         """Whether a run's transaction is committed. If the run failed, Django did not know of that COMMIT."""
-        with store_errors():
-            return execute(HAS_COMMITTED, (transaction,), self.connection).row == (True,)
-
-    def has_released(self, claim: Claimed) -> bool:
         _schemas, created, _place, number = receipt_of(claim)
         with store_errors():
-            found = execute(HAS_RELEASED, (number, created), self.connection).row
-            return found == (True,) and not self._owned_by(claim).exists()
+            return execute(HAS_COMMITTED, (number, created), self.connection).row == (True,)
+
+    def has_released(self, claim: Claimed) -> bool:
+        with store_errors():
+            return self._has_committed(claim) and not self._owned_by(claim).exists()
 
     def created_at(self, claim: Claimed) -> datetime | None:
         created = receipt_of(claim).created
