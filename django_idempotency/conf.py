@@ -136,7 +136,6 @@ class Conf:
     header: str = option("Idempotency-Key", _HEADER)
     exempt_paths: Sequence[str] = option((), _EXPRESSIONS)
     problem_type_base_url: str | None = option(None, or_none(text("the beginning of a URL")))
-    request_time_header: str | None = option(None, or_none(_HEADER))
     consumers: Sequence[str] = option((), _PATHS)
     instrumentation: Sequence[str] = option((), names_from(("prometheus", "opentelemetry")))
     metrics_tokens: Sequence[str] = option((), _TOKENS, secret=True)
@@ -195,19 +194,11 @@ class Conf:
 
     @cached_property
     def meta_name(self) -> str:
-        return _meta_name(self.header)
-
-    @cached_property
-    def request_time_meta_name(self) -> str | None:
-        return self.request_time_header and _meta_name(self.request_time_header)
+        return "HTTP_" + self.header.upper().replace("-", "_")
 
     @cached_property
     def exempt(self) -> re.Pattern[str] | None:
         return re.compile("|".join(f"(?:{path})" for path in self.exempt_paths)) if self.exempt_paths else None
-
-
-def _meta_name(header: str) -> str:
-    return "HTTP_" + header.upper().replace("-", "_")
 
 
 GLOBAL_NAMES = frozenset(rules(Conf))

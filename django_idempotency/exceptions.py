@@ -44,10 +44,6 @@ class AnonymousKey(IdempotencyError):
     """A key came from a caller who is not a user, but the view has no scope for such callers."""
 
 
-class MalformedRequestTime(MalformedInput):
-    """The header that says when the request was first sent is not a time. Send ``@`` and seconds since 1970 (UTC)."""
-
-
 class RequestIncomplete(IdempotencyError):
     """The body is shorter than its ``Content-Length``: the upload was cut off. The client must send all of it again."""
 
@@ -64,10 +60,6 @@ class NotAdmitted(IdempotencyError):
     def __init__(self, retry_after: int) -> None:
         super().__init__(f"The key is new, and no new keys are admitted for {retry_after} s.")
         self.retry_after = retry_after
-
-
-class LateRetry(IdempotencyError):
-    """The request was first sent too long ago: its key is no longer remembered, so it may have been executed then."""
 
 
 class ReplayForbidden(IdempotencyError):

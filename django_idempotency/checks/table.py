@@ -46,13 +46,6 @@ CHECKS = (
         "A waiting caller could outlive the response it waits for; lengthen `retention`.",
     ),
     Check(
-        "E002",
-        each("sources", lambda it: (it.policy.keys.max_age or 0) > it.policy.retention),
-        "{it}: the max_age of keys is {it.policy.keys.max_age:g} s, longer than the retention of "
-        "{it.policy.retention:g} s.",
-        "A request whose record has expired could run again; shorten max_age.",
-    ),
-    Check(
         "E003",
         each("sources", lambda it: not conf().encryption and EFFECTS.get(it.policy.body.encrypt)),
         "{it}: responses are to be encrypted, but there is no key: {found}.",

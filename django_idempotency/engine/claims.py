@@ -17,7 +17,6 @@ from django_idempotency.engine.digests import as_recorded
 from django_idempotency.exceptions import (
     ClaimInsideTransaction,
     DigestCollision,
-    LateRetry,
     NotAdmitted,
     ReplayForbidden,
     StoreConflict,
@@ -104,21 +103,6 @@ class Claimant:
     def bound_store(self) -> Store:
         """The store, bound to where it found the record."""
         return self.store.at(self.receipt)
-
-    def refuse_late(self) -> None:
-        """Raise ``LateRetry`` if the request is older than ``Keys.max_age`` and its key is no longer known.
-
-        The age depends on two clocks: the store's, and that of the client that stated when the request was first sent.
-        """
-        if self.policy.keys.max_age is None or self.operation.sent is None:
-            return
-        age = self.reconnecting(self.store.now) - self.operation.sent
-        if age.total_seconds() <= self.policy.keys.max_age:
-            return
-        record = self.store.read(self.operation.id)
-        if record is None or has_expired(record, record.now):
-            _reject(self.operation, Rejection.TOO_OLD, age=age.total_seconds())
-            raise LateRetry
 
     def refuse_new(self) -> None:
         """Raise ``NotAdmitted`` for a new key that is not admitted. A known key is claimed without asking.

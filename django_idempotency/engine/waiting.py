@@ -30,7 +30,7 @@ PATIENCE = 5.0
 def claim(operation: Operation, policy: Policy) -> Outcome:
     """Claim ``operation``, or return what became of it. With ``wait``, wait first.
 
-    Raises ``LateRetry``, ``NotAdmitted``, ``ReplayForbidden``, ``StoreUnavailable``, ``ClaimInsideTransaction`` or
+    Raises ``NotAdmitted``, ``ReplayForbidden``, ``StoreUnavailable``, ``ClaimInsideTransaction`` or
     ``DigestCollision``. Nothing was run in these cases.
     """
     pending = begin_claim(operation, policy)
@@ -48,7 +48,6 @@ def begin_claim(operation: Operation, policy: Policy, *, blocks: bool = True) ->
     """Do as much of ``claim`` as is possible without waiting. ``blocks``: waiting would block a thread."""
     claimant = Claimant(operation, policy)
     claimant.refuse_inside_transaction()
-    claimant.refuse_late()
     return Pending(claimant, blocks=blocks).ask()
 
 

@@ -19,10 +19,8 @@ from django_idempotency.conf import conf, language
 from django_idempotency.exceptions import (
     AnonymousKey,
     IdempotencyError,
-    LateRetry,
     MalformedInput,
     MalformedKey,
-    MalformedRequestTime,
     MissingKey,
     NotAdmitted,
     ReplayForbidden,
@@ -147,13 +145,6 @@ def problem(refusal: Refusal) -> Problem:
                 detail=_("Nothing was run. Send the whole request again with the same key."),
                 retryable=True,
             )
-        case MalformedRequestTime():
-            return Problem(
-                status=400,
-                code="request_time_malformed",
-                title=_("The header for the time of the first request contains no valid time."),
-                detail=_translated(refusal),
-            )
         case ReplayForbidden():
             return Problem(
                 status=403,
@@ -171,13 +162,6 @@ def problem(refusal: Refusal) -> Problem:
                 detail=_("Nothing was run. Wait, and send the same request with the same key again."),
                 retryable=True,
                 retry_after=jittered(retry_after),
-            )
-        case LateRetry():
-            return Problem(
-                status=410,
-                code="request_too_old",
-                title=_("The request was first sent too long ago: its key is no longer remembered."),
-                detail=_("It may have been executed then. Find out before you send it under a new key."),
             )
         case InFlight(retry_after):
             return Problem(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Collection
-from datetime import datetime
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -22,7 +21,7 @@ from django_idempotency.exceptions import AnonymousKey, MalformedKey, MissingKey
 from django_idempotency.policy import Fingerprint, Policy, is_async
 from django_idempotency.reporting.logs import log
 from django_idempotency.values import fingerprints
-from django_idempotency.values.keys import born, parse_key, parse_sent
+from django_idempotency.values.keys import parse_key
 from django_idempotency.values.outcomes import EntryPoint, Operation, StoredRecord, dotted_name
 from django_idempotency.values.scopes import CUSTOM, BuiltInScope, caller_scope
 
@@ -68,9 +67,8 @@ def identify(
     """Return the operation that ``request`` asks for; ``None`` if it is to run as if it had no key and needed none.
 
     ``caller``: the request as the view's framework has authenticated it, for the scope.
-    Raises ``MissingKey``, ``MalformedKey``, ``AnonymousKey``, ``RequestIncomplete`` and ``MalformedRequestTime``,
-    ``ImproperlyConfigured`` for what is not a scope or contains credentials, and whatever Django raises for an
-    unreadable body.
+    Raises ``MissingKey``, ``MalformedKey``, ``AnonymousKey`` and ``RequestIncomplete``, ``ImproperlyConfigured`` for
+    what is not a scope or contains credentials, and whatever Django raises for an unreadable body.
     """
     caller = caller or request
     if not is_keyed(request, policy):
@@ -90,7 +88,6 @@ def identify(
         path=request.path.replace("\0", "\N{SYMBOL FOR NULL}"),
         sender=sender,
         entry_point=entry_point,
-        sent=_sent(request, key) if policy.keys.max_age is not None else None,
         permits=_permits(caller, policy),
     )
     return keyed(operation)
@@ -244,11 +241,6 @@ def _of_content(request: HttpRequest, caller: HttpRequest, policy: Policy, leave
         return fingerprints.of_bytes(request, compared(caller))
     exclude = {*compared.exclude, *leave_out}
     return fingerprints.fingerprint(request, only=compared.only, exclude=exclude, max_fields=max_fields())
-
-
-def _sent(request: HttpRequest, key: str) -> datetime | None:
-    header = request.META.get(conf().request_time_meta_name or "")
-    return born(key) if header is None else parse_sent(header)
 
 
 def _refuse_incomplete(request: HttpRequest) -> None:

@@ -69,7 +69,6 @@ EVENTS = (
     _rejected(Rejection.WAIT_TIMEOUT, "A duplicate waited in vain, and was asked to retry later.", INFO),
     _rejected(Rejection.KEY_REUSED, "A key was sent with a different request.", WARNING),
     _rejected(Rejection.ON_HOLD, "A request was refused because its key is on hold.", WARNING),
-    _rejected(Rejection.TOO_OLD, "A request was too old: its key is no longer remembered.", INFO),
     _rejected(Rejection.FORBIDDEN, "A caller was not allowed to see the stored response.", WARNING),
     _rejected(Rejection.NOT_ADMITTED, "A new key was not admitted: nothing was run.", INFO),
     _event("key_completed", "A response was stored."),

@@ -6,14 +6,13 @@ import hashlib
 import hmac
 import re
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import http_sf
 from django.utils.translation import gettext_noop
 
-from django_idempotency.exceptions import MalformedKey, MalformedRequestTime
+from django_idempotency.exceptions import MalformedKey
 
 MAX_LENGTH = 255
 
@@ -71,36 +70,6 @@ def _parse_string(value: str) -> str:
 
 def _shown(value: str) -> str:
     return ascii(value if len(value) <= 64 else f"{value[:64]}…")
-
-
-def born(key: str) -> datetime | None:
-    """Return when a UUIDv7 key was made, by the clock of the client that made it; ``None`` for any other key."""
-    try:
-        uuid = UUID(key)
-    except ValueError:
-        return None
-    return _since_1970(milliseconds=uuid.int >> 80) if uuid.version == 7 else None
-
-
-def parse_sent(value: str) -> datetime:
-    """Return the time in the header ``value``, an RFC 9651 Date such as ``@1767225600``.
-
-    Raises ``MalformedRequestTime`` if it is not a time.
-    """
-    seconds = value.strip(" \t").removeprefix("@")
-    sent = _since_1970(seconds=int(seconds)) if re.fullmatch(r"[0-9]{1,15}", seconds) else None
-    if sent is None:
-        raise MalformedRequestTime(
-            gettext_noop("%(header)s is not a time; send one such as @1767225600."), header=_shown(value)
-        )
-    return sent
-
-
-def _since_1970(**since: int) -> datetime | None:
-    try:
-        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(**since)
-    except OverflowError:  # beyond Python's calendar
-        return None
 
 
 def record_id(scope: str, key: str) -> UUID:

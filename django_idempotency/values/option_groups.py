@@ -93,14 +93,11 @@ class Keys(Options):
     ``pattern``: a regular expression that the whole key must match.
     ``min_length``: minimum number of characters of a key.
     ``strict``: accept the header only as the draft defines it, as a quoted string.
-    ``max_age``: seconds; refuse a request that was first sent longer ago than this if nothing is known about its key
-        any more.
     """
 
     pattern: Kept[str | re.Pattern[str] | None, re.Pattern[str] | None] = option(None, or_none(_PATTERN))
     min_length: int = option(1, number(1, MAX_LENGTH))
     strict: bool = option(False, BOOLEAN)
-    max_age: Kept[Seconds | None, float | None] = option(None, or_none(seconds(1)))
 
 
 @dataclass(frozen=True, kw_only=True)

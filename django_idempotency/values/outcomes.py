@@ -93,7 +93,6 @@ class Rejection(StrEnum):
     WAIT_TIMEOUT = "wait_timeout"
     KEY_REUSED = "key_reused"
     ON_HOLD = "on_hold"
-    TOO_OLD = "too_old"
     FORBIDDEN = "forbidden"
     NOT_ADMITTED = "not_admitted"
 
@@ -124,7 +123,6 @@ class Operation:
     path: str = ""
     sender: object = field(default=None, compare=False)  # the view or consumer, for signals
     entry_point: EntryPoint | None = field(default=None, compare=False)
-    sent: datetime | None = field(default=None, compare=False)  # when the client says that it first sent it
     database: str | None = field(default=None, compare=False)  # the alias that a callable ``using`` chose for its claim
     permits: Callable[[StoredRecord], object] | None = field(default=None, compare=False, repr=False)
     digest: bytes | None = field(default=None, compare=False, repr=False)

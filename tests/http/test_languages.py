@@ -13,7 +13,7 @@ from django_idempotency import exceptions as errors
 from django_idempotency.decorators import idempotent
 from django_idempotency.http.problems import NOT_STORED, problem, problem_response
 from django_idempotency.policy import Fingerprint
-from django_idempotency.values.keys import parse_key, parse_sent
+from django_idempotency.values.keys import parse_key
 from tests.http.test_problems import REFUSALS
 from tests.support.callers import is_replay
 from tests.support.views import Runs, api_class, code
@@ -84,7 +84,6 @@ def test_a_stored_language_is_that_of_the_response(call):
         (parse_key, "x" * 256, "has 256 characters; at most 255", "hat 256 Zeichen; höchstens 255"),
         (parse_key, "50%-off\xe9", r"key '50%-off\xe9' contains", r"Idempotenzschlüssel '50%-off\xe9' enthält"),
         (parse_key, '"unfinished', "is not one quoted string", "keine einzelne Zeichenkette"),
-        (parse_sent, "noon", "'noon' is not a time", "'noon' ist keine Zeit"),
     ],
 )
 def test_an_error_is_in_english_and_its_problem_is_not(parse, header, english, german):

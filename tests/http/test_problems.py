@@ -18,8 +18,6 @@ REFUSALS = [
     errors.MissingKey(),
     errors.MalformedKey("The Idempotency-Key header is empty.", never_used=True),
     errors.AnonymousKey(),
-    errors.MalformedRequestTime("'x' is no time"),
-    errors.LateRetry(),
     errors.ReplayForbidden(),
     errors.NotAdmitted(1),
     errors.StoreUnavailable(),

@@ -24,9 +24,7 @@ from django_idempotency.decorators import idempotent
 from django_idempotency.exceptions import (
     AnonymousKey,
     DigestCollision,
-    LateRetry,
     MalformedKey,
-    MalformedRequestTime,
     MissingKey,
     NotAdmitted,
     ReplayForbidden,
@@ -282,7 +280,6 @@ def test_a_view_can_have_other_statuses_released_or_retried():
     ("refusal", "status", "name", "retryable", "safe_new_key", "retry_after"),
     [
         (RequestIncomplete(10, 100), 400, "request_incomplete", True, False, None),
-        (MalformedRequestTime("'x' is no time"), 400, "request_time_malformed", False, False, None),
         (MalformedKey("no good", never_used=True), 400, "idempotency_key_malformed", False, True, None),
         (MissingKey(), 400, "idempotency_key_missing", False, True, None),
         (MalformedKey("no good"), 400, "idempotency_key_malformed", False, False, None),
@@ -291,7 +288,6 @@ def test_a_view_can_have_other_statuses_released_or_retried():
         (OnHold("why"), 409, "idempotency_key_on_hold", False, False, None),
         (ReplayForbidden(), 403, "replay_forbidden", False, False, None),
         (NotAdmitted(60), 429, "idempotency_key_not_admitted", True, False, range(60, 91)),
-        (LateRetry(), 410, "request_too_old", False, False, None),
         (Mismatch(), 422, "idempotency_key_reused", False, False, None),
         (StoreUnavailable(), 503, "idempotency_store_unavailable", True, False, range(1, 3)),
         (StoreConflict(), 503, "idempotency_store_unavailable", True, False, range(1, 3)),

@@ -11,11 +11,10 @@ import pytest
 from django.db import connection, connections
 
 from django_idempotency import engine
-from django_idempotency.decorators import idempotent
 from django_idempotency.maintenance import decisions
-from django_idempotency.policy import Keys, Lease, Policy
+from django_idempotency.policy import Lease, Policy
 from django_idempotency.values.outcomes import InFlight
-from tests.support.callers import claim, entry_point, operation, paying, post, record
+from tests.support.callers import claim, entry_point, operation, paying, record
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("payer")]
 
@@ -103,20 +102,6 @@ def test_a_response_is_replayed_until_it_expires(stored, asked, is_kept):
         first = send()
     with at(ONCE + minutes(asked)):
         assert (send().content == first.content) == is_kept
-
-
-@pytest.mark.usefixtures("clock")
-def test_a_request_is_as_old_as_it_is(settings):
-    settings.IDEMPOTENCY = {"REQUEST_TIME_HEADER": "X-Sent", "KEYS": Keys(max_age=600)}
-
-    def sent(time: datetime.datetime) -> int:
-        request = post("late")
-        request.META["HTTP_X_SENT"] = f"@{int(time.timestamp())}"
-        return idempotent(scope="public")(paying)(request).status_code
-
-    with at(ONCE + minutes(12)):
-        assert sent(ONCE) == 410
-        assert sent(ONCE + minutes(8)) == 201
 
 
 @pytest.mark.usefixtures("clock")

@@ -23,9 +23,7 @@ from django_idempotency.contrib.outbox import signals as outbox_signals
 from django_idempotency.decorators import idempotent
 from django_idempotency.exceptions import (
     AnonymousKey,
-    LateRetry,
     MalformedKey,
-    MalformedRequestTime,
     MissingKey,
     NotAdmitted,
     ReplayForbidden,
@@ -45,7 +43,7 @@ PACKAGE = ROOT / "django_idempotency"
 OF_ONE_EVENT = {"event_published", "event_failed", "event_dead_lettered"}  # docs/outbox.md has these
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 REFUSALS = [
-    *(MissingKey(), MalformedKey(), AnonymousKey(), MalformedRequestTime(), LateRetry(), StoreUnavailable()),
+    *(MissingKey(), MalformedKey(), AnonymousKey(), StoreUnavailable()),
     *(InFlight(1), OnHold(""), Mismatch(), RequestIncomplete(1, 2), ReplayForbidden(), NotAdmitted(1)),
 ]
 

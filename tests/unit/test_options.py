@@ -97,7 +97,6 @@ def test_a_value_that_is_not_a_duration_is_refused(wrong):
         (lambda day: Policy(retention=day).retention, 86_400),
         (lambda day: Policy(audit_retention=day).audit_retention, 86_400),
         (lambda day: Policy(wait=day).wait, 86_400),
-        (lambda day: Keys(max_age=day).max_age, 86_400),
         (lambda day: Lease(seconds=day).seconds, 86_400),
         (lambda day: Atomic(takeover_grace=day).takeover_grace, 86_400),
         (lambda day: Conf(sweep_pause=day).sweep_pause, 86_400),

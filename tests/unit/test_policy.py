@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_idempotency.policy import NAMES, Atomic, Body, Fingerprint, Keys, Lease, Limits, Policy
+from django_idempotency.policy import NAMES, Atomic, Body, Fingerprint, Keys, Lease, Limits, Policy, retention_for
 from django_idempotency.values.options import LONGEST
 
 
@@ -61,7 +61,7 @@ def test_options_that_are_stated_nowhere_have_their_documented_defaults():
         "audit_retention": None,
         "scope": None,
         "anonymous": None,
-        "keys": Keys(pattern=None, min_length=1, strict=False, max_age=None),
+        "keys": Keys(pattern=None, min_length=1, strict=False),
         "fingerprint": Fingerprint(only=None, exclude=(), headers=()),
         "body": Body(limit=1_048_576, store=True, redact=None, encrypt=False, padding=0),
         "store_cookies": False,
@@ -165,3 +165,29 @@ def test_an_audit_copy_is_kept_at_least_as_long_as_the_key():
     assert Policy(retention=100).kept_for == 100
     assert Policy(retention=100, audit_retention=500).kept_for == 500
     assert Policy(retention=100, audit_retention=5).kept_for == 100
+
+
+@pytest.mark.parametrize(
+    ("schedule", "seconds"),
+    [
+        ({"attempts": 1, "base": 5, "timeout": 30}, 30),
+        ({"attempts": 3, "base": 1}, 1 + 2),
+        ({"attempts": 5, "base": 1, "factor": 3, "cap": 10, "timeout": 2}, 5 * 2 + 1 + 3 + 9 + 10),
+        ({"attempts": 4, "base": 60, "factor": 1}, 180),
+        ({"attempts": 10_000, "base": 1, "cap": 60}, 1 + 2 + 4 + 8 + 16 + 32 + 60 * 9993),  # no overflow on the way
+    ],
+)
+def test_the_window_outlasts_a_clients_retries(schedule, seconds):
+    assert retention_for(**schedule, margin=0) == seconds
+    assert retention_for(**schedule, margin=300) == seconds + 300
+    assert Policy(retention=retention_for(**schedule))
+
+
+@pytest.mark.parametrize("wrong", [{"attempts": 0}, {"base": -1}, {"timeout": -1}, {"cap": -1}, {"margin": -1}])
+def test_a_schedule_that_can_not_be_is_refused(wrong):
+    with pytest.raises(ValueError, match="at least 1, and no time may be negative"):
+        retention_for(**{"attempts": 3, "base": 1} | wrong)
+
+
+def test_a_schedule_gets_a_minute_s_margin_unless_it_is_stated():
+    assert retention_for(attempts=1, base=1) == 60

@@ -33,7 +33,6 @@ EVENTS: Mapping[str, tuple[str, ...]] = {
     "mismatches": (_rejected(Rejection.KEY_REUSED),),
     "takeovers": ("key_taken_over",),
     "on_hold": (_rejected(Rejection.ON_HOLD),),
-    "too_old": (_rejected(Rejection.TOO_OLD),),
     "forbidden": (_rejected(Rejection.FORBIDDEN),),
     "not_admitted": (_rejected(Rejection.NOT_ADMITTED),),
     "completed": ("key_completed",),

@@ -38,7 +38,6 @@ NAMES: Mapping[str, str | Promise] = {
     "mismatches": gettext_lazy("mismatches"),
     "takeovers": gettext_lazy("takeovers"),
     "on_hold": gettext_lazy("refused while on hold"),
-    "too_old": gettext_lazy("refused as too old"),
     "forbidden": gettext_lazy("replays forbidden"),
     "not_admitted": gettext_lazy("new keys not admitted"),
     "completed": gettext_lazy("responses stored"),

@@ -36,11 +36,10 @@ WITH_RETRY_AFTER = ("409", "429", "503")
 CODES = {
     "400": (
         *("idempotency_key_missing", "idempotency_key_malformed", "idempotency_key_anonymous"),
-        *("request_incomplete", "request_time_malformed"),
+        "request_incomplete",
     ),
     "403": ("replay_forbidden",),
     "409": ("idempotency_key_in_use", "idempotency_key_on_hold"),
-    "410": ("request_too_old",),
     "422": ("idempotency_key_reused",),
     "429": ("idempotency_key_not_admitted",),
     "503": ("idempotency_store_unavailable",),
@@ -93,8 +92,6 @@ def own_responses(policy: Policy) -> dict[str, str]:
         responses["403"] = "The operation was executed, and the caller may not see its response."
     if policy.admit is not None:
         responses["429"] = "The key is new, and no new keys are admitted now. Retry with the same key."
-    if policy.keys.max_age is not None:
-        responses["410"] = "The request was first sent too long ago: its key is no longer remembered."
     if not policy.fail_open:
         responses["503"] = "The idempotency store can't be reached. Retry with the same key."
     return {status: f"{text} {_codes(status, policy)}" for status, text in responses.items()}
@@ -117,7 +114,6 @@ def describe(responses: dict[str, Any], policy: Policy, problem: dict[str, Any])
 
 def _codes(status: str, policy: Policy) -> str:
     never = {"idempotency_key_missing"} if not policy.required else set()
-    never |= {"request_time_malformed"} if policy.keys.max_age is None else set()
     codes = [code for code in CODES[status] if code not in never]
     return f"Code{'s' * (len(codes) > 1)}: {', '.join(codes)}."
 

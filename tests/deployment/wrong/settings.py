@@ -42,12 +42,6 @@ table(
         views(mode=Lease(seconds=50), retention=60),
         "wrong.view: the retention of 60 s is shorter than the lease and the wait together.",
     ),
-    (
-        "E002",
-        Given(KEYS=Keys(max_age=61), RETENTION=60),
-        Given(KEYS=Keys(max_age=60), RETENTION=60),
-        "The IDEMPOTENCY setting: the max_age of keys is 61 s, longer than the retention of 60 s.",
-    ),
     ("E003", Given(BODY=ENCRYPTED), Given(BODY=ENCRYPTED, ENCRYPTION_KEYS=[WEAK]), "there is no key: no response is"),
     (
         "E005",
