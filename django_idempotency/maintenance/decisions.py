@@ -315,8 +315,7 @@ class _Decision:
         if self.response is None:
             return ended | {"reason": ALLOWED}
         # The policy of the key's view is not known here, so encrypt whenever there is a key to encrypt with.
-        padding = conf().policy.body.padding
-        stored = encrypted(self.response, life_of(record), padding) if conf().encryption else self.response
+        stored = encrypted(self.response, life_of(record)) if conf().encryption else self.response
         if stored is None:
             raise _NotEncryptedError
         return ended | {

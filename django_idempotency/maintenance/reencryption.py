@@ -14,17 +14,8 @@ from django_idempotency.conf import conf
 from django_idempotency.engine.digests import key_id_of
 from django_idempotency.maintenance.records import HAS_BODY, Records, records
 from django_idempotency.maintenance.sweep import Batch, Bounds, Pages, Swept, stepwise, sweep
-from django_idempotency.models import TERMINAL, IdempotencyRecord
-from django_idempotency.stores.codec import (
-    OVERHEAD,
-    encrypted,
-    encryption_key_of,
-    is_encrypted,
-    key_id,
-    life_of,
-    stored_response,
-)
-from django_idempotency.values.outcomes import StoredResponse
+from django_idempotency.models import TERMINAL
+from django_idempotency.stores.codec import encrypted, encryption_key_of, key_id, life_of, stored_response
 
 PAGE = 500
 IN_CLEAR = ""
@@ -89,20 +80,13 @@ def _reencrypt(rows: Records) -> Batch:
     return Batch(changed=[_reencrypt_one(records(rows.db).filter(pk=id)) for id in ids], picked=len(ids))
 
 
-def _padded_to(record: IdempotencyRecord) -> int:
-    """Return the length in bytes of what is encrypted, with the padding that a view's policy may have asked for."""
-    if not is_encrypted(StoredResponse.of(0, record.response_headers, None)):
-        return 0
-    return max(0, len(record.response_body or b"") - OVERHEAD)
-
-
 def _reencrypt_one(row: Records) -> bool:
     """Encrypt the response of a record whose row is locked. Return false if it can't be read or encrypted."""
     record = row.get()
     response = stored_response(record)
     if response is None or not response.has_content:
         return False
-    again = encrypted(response, life_of(record), conf().policy.body.padding, least=_padded_to(record))
+    again = encrypted(response, life_of(record))
     if again is None:
         return False
     row.update(response_headers=again.headers, response_body=again.body)

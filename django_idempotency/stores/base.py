@@ -265,7 +265,7 @@ class Store(ABC):
             record = self.read(claim.id)
             created_at = EPOCH if record is None else record.created_at  # without a record, the claim is lost
         life = Life.of(claim.operation, created_at)
-        return encrypted(response, life, self.policy.body.padding) or response.without_content()
+        return encrypted(response, life) or response.without_content()
 
     def decode(self, response: StoredResponse, record: Snapshot) -> StoredResponse:
         """Return what ``encode`` was given, unless the policy does not let it be replayed."""

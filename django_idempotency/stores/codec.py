@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import math
 import os
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -65,16 +64,13 @@ def lack_of_encryption() -> str | None:
     return None if find_spec("cryptography") else "the package cryptography is not installed"
 
 
-def encrypted(response: StoredResponse, life: Life, padding: float, least: int = 0) -> StoredResponse | None:
-    """Return a response, headers included, encrypted with the newest key for ``life``; ``None`` if it can't be.
-
-    The content is padded to at least ``least`` bytes, and then to a multiple of ``padding`` bytes, unless that is 0.
-    """
+def encrypted(response: StoredResponse, life: Life) -> StoredResponse | None:
+    """Return a response, headers included, encrypted with the newest key for ``life``; ``None`` if it can't be."""
     if not response.has_content:
         return response
     try:
         key = conf().encryption[0]
-        text = encrypt(_padded(_packed(response), padding, least), key, _bound(response, life))
+        text = encrypt(_packed(response), key, _bound(response, life))
         return StoredResponse(response.status, ((ENCRYPTED, key_id(key)),), text)
     except Exception as error:  # a replay without its content is better than a lost response
         log_lost_response("could not be encrypted, and is not stored", life.id, error)
@@ -145,11 +141,6 @@ def _packed(response: StoredResponse) -> bytes:
     return len(head).to_bytes(LENGTH, "big") + head + (response.body or b"")
 
 
-def _padded(packed: bytes, padding: float, least: int) -> bytes:
-    size = max(len(packed), least)
-    return packed.ljust(int(math.ceil(size / padding) * padding) if padding else size, b"\0")
-
-
 def _unpacked(status: int, packed: bytes) -> StoredResponse:
     end = LENGTH + int.from_bytes(packed[:LENGTH], "big")
     headers, size = json.loads(packed[LENGTH:end])
@@ -166,8 +157,7 @@ def _bound(response: StoredResponse, life: Life) -> bytes:
 
 # --- AES-256-GCM, which needs the extra ``cryptography`` -------------------------------------------------------------
 
-SALT, NONCE, TAG = 32, 12, 16
-OVERHEAD = SALT + NONCE + TAG  # bytes that encryption adds to a text
+SALT, NONCE = 32, 12
 PURPOSE = b"django-idempotency response"
 
 

@@ -122,20 +122,12 @@ class Body(Options):
     ``redact``: a callable that takes the response and returns what to store and replay. It must not make queries.
     ``encrypt``: encrypt headers and body, with the newest of ``ENCRYPTION_KEYS``. With ``"require"``, run nothing that
         could not be encrypted, and never replay a response that was not.
-    ``padding``: bytes; pad what is encrypted to a multiple of this, so that its length reveals less.
     """
 
     limit: int = option(1024 * 1024, number(0, math.inf))
     store: bool = option(True, BOOLEAN)
     redact: Kept[Redact | str | None, Redact | None] = option(None, or_none(_REDACT))
     encrypt: Encrypt = option(False, _ENCRYPT)
-    padding: int = option(0, number(0, 2**24))
-
-    def over(self, defaults: Body) -> Body:
-        body = super().over(defaults)
-        if body.padding and not body.encrypt:
-            raise ImproperlyConfigured(f"Body.padding is {body.padding!r}; it needs encrypt=True.")
-        return body
 
 
 @dataclass(frozen=True, kw_only=True)

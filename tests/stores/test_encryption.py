@@ -17,18 +17,15 @@ from django.contrib.auth.models import Permission
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
-from django.http import HttpResponse
 from django.urls import path
 
 from django_idempotency import conf
-from django_idempotency.maintenance import reencrypt
 from django_idempotency.maintenance.cleaner import drop_bodies
 from django_idempotency.maintenance.decisions import Done, Refusal, Refused, fail, resolve
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Body, Policy
 from django_idempotency.reporting import logs
 from django_idempotency.stores.codec import (
-    OVERHEAD,
     Life,
     decoded,
     decrypt,
@@ -116,58 +113,18 @@ def test_a_replay_is_exact_and_the_table_shows_nothing_of_it(mode):
         StoredResponse(200, (), b"\0" * 100),
     ],
 )
-@pytest.mark.parametrize("padding", [0, 1, 7.5, 1000])
-def test_an_encrypted_response_is_decrypted_unchanged(response, padding):
-    stored = encrypted(response, LIFE, padding)
+def test_an_encrypted_response_is_decrypted_unchanged(response):
+    stored = encrypted(response, LIFE)
     assert is_encrypted(stored)
     assert decoded(stored, LIFE) == response
-    assert stored.body != encrypted(response, LIFE, padding).body, "never twice the same"
+    assert stored.body != encrypted(response, LIFE).body, "never twice the same"
 
 
 def test_where_there_is_nothing_to_hide_nothing_is_encrypted():
     nothing = StoredResponse(200, (), None)
-    assert encrypted(nothing, LIFE, 0) == nothing
+    assert encrypted(nothing, LIFE) == nothing
     plain = StoredResponse(200, (("A", "b"),), b"x")
     assert decoded(plain, LIFE) is plain
-
-
-def stored_lengths():
-    return [len(body) for body in IdempotencyRecord.objects.order_by("key").values_list("response_body", flat=True)]
-
-
-@modes
-@pytest.mark.parametrize(("padding", "lengths"), [(0, 4), (512, 2)])
-def test_with_padding_a_length_tells_less(mode, padding, lengths):
-    texts = {"a": b"approved", "b": b"declined: no funds", "c": b"", "d": b"x" * 512}
-
-    def view(request):
-        return HttpResponse(texts[request.idempotency.key])
-
-    send = entry_point(view, mode=mode, body=Body(encrypt=True, padding=padding))
-    for _time in range(2):
-        assert [send(key).content for key in texts] == [*texts.values()]
-    assert len(set(stored_lengths())) == lengths
-    assert {length - OVERHEAD for length in stored_lengths()} == {512, 1024} or not padding
-
-
-def test_an_operators_response_is_padded_by_the_setting(settings):
-    settings.IDEMPOTENCY |= {"BODY": Body(encrypt=True, padding=2048)}
-    claim(policy=Policy(mode="lease"))
-    shift(locked_until=-1)
-    assert isinstance(resolve(record().pk, StoredResponse(201, TEXT, b"done")), Done)
-    assert stored_lengths() == [2048 + OVERHEAD]
-    assert stored_response(record()).body == b"done"
-
-
-@pytest.mark.parametrize(("padding", "length"), [(0, 512), (100, 600), (512, 512), (4096, 4096)])
-def test_a_reencrypted_response_keeps_at_least_its_padding(keys, settings, padding, length):
-    send = entry_point(paying, body=Body(encrypt=True, padding=512))
-    first = send()
-    keys(NEW, OLD)
-    settings.IDEMPOTENCY |= {"BODY": Body(encrypt=True, padding=padding)}
-    assert reencrypt().rows == 1
-    assert stored_lengths() == [length + OVERHEAD]
-    assert send().content == first.content
 
 
 def test_a_new_key_in_front_encrypts_and_the_old_one_still_opens(keys):
@@ -242,7 +199,7 @@ OTHER_LIVES = [
 
 @pytest.mark.parametrize("other", OTHER_LIVES)
 def test_another_life_of_a_record_does_not_open_a_response(other):
-    stored = encrypted(StoredResponse(201, (("A", "b"),), b"x"), LIFE, 0)
+    stored = encrypted(StoredResponse(201, (("A", "b"),), b"x"), LIFE)
     assert decoded(stored, other) == StoredResponse(201, (), None)
 
 

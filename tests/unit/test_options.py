@@ -123,11 +123,6 @@ def test_a_timedelta_goes_wherever_a_duration_goes(policy, kept):
         (Body, {"limit": -1}, "Body.limit is -1; it must be a number of at least 0."),
         (Body, {"encrypt": "required"}, "Body.encrypt is 'required'; it must be True, False or \"require\"."),
         (Body, {"redact": "cut"}, "Body.redact is 'cut'; it must be a callable, or in the settings its dotted path"),
-        (
-            Body,
-            {"padding": 2**25, "encrypt": True},
-            "Body.padding is 33554432; it must be a number from 0 to 16777216.",
-        ),
         (Limits, {"new_keys": 0}, "Limits.new_keys is 0; it must be a number from 1 to 1000000000, or None."),
         (Limits, {"bytes": "1MB"}, "Limits.bytes is '1MB'; it must be a number of at least 1, or None."),
     ],
@@ -145,11 +140,8 @@ def test_a_wrong_name_in_a_group_is_an_error_that_names_the_group(group):
 
 
 def test_options_without_effect_in_a_group_are_refused():
-    with pytest.raises(ImproperlyConfigured, match=r"Body\.padding is 16; it needs encrypt=True\."):
-        Body(padding=16).over(Body())
     with pytest.raises(ImproperlyConfigured, match=r"Limits\(\) limits nothing; set new_keys, bytes or both\."):
         Limits()
-    assert Body(padding=16).over(Body(encrypt="require")) == Body(padding=16, encrypt="require")
     assert Fingerprint() == Fingerprint(only=None)
 
 

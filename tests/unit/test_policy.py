@@ -63,7 +63,7 @@ def test_options_that_are_stated_nowhere_have_their_documented_defaults():
         "anonymous": None,
         "keys": Keys(pattern=None, min_length=1, strict=False),
         "fingerprint": Fingerprint(only=None, exclude=(), headers=()),
-        "body": Body(limit=1_048_576, store=True, redact=None, encrypt=False, padding=0),
+        "body": Body(limit=1_048_576, store=True, redact=None, encrypt=False),
         "store_cookies": False,
         "cacheable_replays": False,
         "may_replay": None,

@@ -188,7 +188,7 @@ def sealed(event_id: UUID, payload: bytes, headers: Mapping[str, str]) -> Conten
     body = conf().policy.body
     if not body.encrypt:
         return payload, dict(headers)
-    stored = encrypted(_content(payload, headers), _life(event_id), body.padding)
+    stored = encrypted(_content(payload, headers), _life(event_id))
     return None if stored is None else (stored.body or b"", dict(stored.headers))
 
 
