@@ -11,7 +11,7 @@ from django_idempotency.engine.beginning import begin, begin_again, begin_claime
 from django_idempotency.engine.claims import claim_many, duplicate, in_transaction
 from django_idempotency.engine.run import Context, Run
 from django_idempotency.engine.shielding import shielded
-from django_idempotency.engine.waiting import Pending, begin_claim, claim, until_due
+from django_idempotency.engine.waiting import Pending, begin_claim, claim
 from django_idempotency.stores.connections import alias
 
 __all__ = [
@@ -33,5 +33,4 @@ __all__ = [
     "in_transaction",
     "place",
     "shielded",
-    "until_due",
 ]

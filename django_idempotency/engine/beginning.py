@@ -46,7 +46,7 @@ def begin(operation: Operation, policy: Policy) -> Run | Duplicate:
 
 def begin_or_wait(operation: Operation, policy: Policy) -> Run | Duplicate | Pending:
     """Do as much of ``begin`` as is possible without waiting. Go on with ``begin_again`` once it is due."""
-    return _begun(operation, policy, lambda: begin_claim(operation, policy, blocks=False))
+    return _begun(operation, policy, lambda: begin_claim(operation, policy))
 
 
 def begin_again(pending: Pending) -> Run | Duplicate | Pending:

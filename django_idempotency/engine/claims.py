@@ -225,22 +225,6 @@ class Claimant:
         except StoreConflict:
             return ASK_AGAIN
 
-    def sees_owner(self) -> bool:
-        """Return whether the record has a live owner, as far as that is known without a claim."""
-        record = self.store.read(self.operation.id)
-        if record is None:
-            return self.store.has_owner(self.operation)
-        decision = _decide(record, self.operation, self.policy)
-        if not isinstance(decision, Available) or record.token is None:
-            return isinstance(decision, InFlight)
-        if decision.after:
-            return True
-        try:
-            with self.store.try_lock(self.operation.id) as locked:
-                return locked is Unlocked.BUSY
-        except StoreConflict:
-            return True
-
     def _decide(self, record: Snapshot) -> Duplicate | Available:
         if (record.scope, record.key) != (self.operation.scope, self.operation.key):
             raise DigestCollision(f"The record {record.id} belongs to another key.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import ExitStack, closing, nullcontext
@@ -149,7 +150,7 @@ class RequestRun:
             begun = await engine.shielded(partial(self._begin, engine.begin_or_wait), undo=engine.give_back)
         with closing(begun) if isinstance(begun, engine.Pending) else nullcontext():
             while isinstance(begun, engine.Pending):
-                await engine.until_due(begun)
+                await asyncio.sleep(begun.pause)
                 again = partial(self._unless_refused, begun.operation, partial(engine.begin_again, begun))
                 begun = await engine.shielded(again, undo=engine.give_back)
         refused = self._enter(begun)

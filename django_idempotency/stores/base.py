@@ -140,13 +140,6 @@ class Store(ABC):
         """Drop a connection that may be stale; return false if that would not help."""
         return False
 
-    def give_back(self) -> bool:
-        """Give back this thread's connection while it waits. The next call takes one.
-
-        Return false if the thread has none, or if another connection would not be the same.
-        """
-        return False
-
     @abstractmethod
     def try_lock(self, id: UUID) -> AbstractContextManager[Snapshot | Unlocked]:
         """Show the record, and let ``reassign`` or ``hold`` change it unless it changes first. Never wait for an owner.

@@ -141,9 +141,6 @@ class DatabaseStore(TransactionalStore):
         connection.close()
         return True
 
-    def give_back(self) -> bool:
-        return self.reconnect()
-
     @contextmanager
     def try_lock(self, id: UUID) -> Iterator[Snapshot | Unlocked]:
         rows = self.rows.filter(pk=id)

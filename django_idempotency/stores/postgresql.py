@@ -116,11 +116,6 @@ FROM unnest(%s::uuid[], %s::uuid[], %s::smallint[], %s::text[], %s::bytea[])
 WHERE record.id = done.id AND record.token = done.token
 """
 
-# Whether the application has changed the session: in another one, the records may be those of another tenant.
-IS_CHANGED = """
-SELECT current_user <> session_user OR (SELECT source = 'session' FROM pg_settings WHERE name = 'search_path')
-"""
-
 # All processes lock rows in the same order, so they may wait for each other but never deadlock.
 COUNT_REPLAYS = f"""
 WITH locked AS MATERIALIZED (SELECT id FROM {TABLE} WHERE id = ANY(%(ids)s) ORDER BY id FOR NO KEY UPDATE)
@@ -236,15 +231,6 @@ class PostgreSQLStore(DatabaseStore):
         except (IntegrityError, ProgrammingError) as error:
             _expect_made_meanwhile(error)
         return found
-
-    def give_back(self) -> bool:
-        connection = self.connection
-        if connection.in_atomic_block or connection.connection is None or self._ask(IS_CHANGED, ()) == (True,):
-            return False
-        pool = connection.settings_dict["OPTIONS"].get("pool")
-        if not (isinstance(pool, dict) and pool.get("reset")):
-            connection.connection.close()  # the pool's next user of it would get what was set for the session
-        return self.reconnect()
 
     @property
     def is_distributed(self) -> bool:

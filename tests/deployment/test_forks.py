@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 import pytest
 from django.db.models.functions import Now
 
-from django_idempotency.engine.shielding import PATIENCE
 from django_idempotency.models import IdempotencyRecord
 from tests.support.callers import record
 from tests.support.databases import environment
@@ -57,7 +56,7 @@ def test_a_child_renews_its_leases_and_leaves_those_of_its_parent(how):
 
 
 def test_a_child_waits_although_its_parent_does():
-    """Neither the count of those who wait is its own, nor the thread that looks for them."""
+    """The count of those who wait is not its own."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.support.forked_waiters"]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -67,4 +66,4 @@ def test_a_child_waits_although_its_parent_does():
         finally:
             parent.kill()
     assert status == "409"
-    assert WAIT <= float(seconds) < PATIENCE
+    assert float(seconds) >= WAIT

@@ -145,8 +145,6 @@ class World:
         self.keeper = keeper_of(self.store)
         monkeypatch.setattr(Worker, "wake", lambda worker: None)  # no thread: it renews when an actor makes it renew
         monkeypatch.setattr(DatabaseStore, "own_connection", lambda store, **limits: nullcontext())  # the actor's
-        # An actor that waits asks again at every time there is: the shared thread's looks only change when it does.
-        monkeypatch.setattr(type(self.store), "give_back", lambda store: False)
         for module in (engine.waiting, engine.atomic_runs):
             monkeypatch.setattr(module, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
         monkeypatch.setattr(engine.claims, "uuid4", token)

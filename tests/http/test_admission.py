@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import pytest
-from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
-from django.http import HttpResponse
 
 from django_idempotency import signals
 from django_idempotency.decorators import idempotent
@@ -18,7 +15,7 @@ from django_idempotency.engine.waiting import waiters
 from django_idempotency.http.problems import jittered
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Keys
-from tests.support.callers import SCOPE, Gate, entry_point, heard, is_replay, paying, post
+from tests.support.callers import Gate, entry_point, heard, is_replay, paying
 from tests.support.views import Runs, code
 from tests.support.waiting import eventually
 
@@ -112,36 +109,6 @@ def test_a_caller_that_is_interrupted_waits_no_more(monkeypatch, raised):
         with pytest.raises(raised):
             entry_point(paying, **WAIT)()
     assert len(waiters) == 0
-
-
-@pytest.mark.usefixtures("payer")
-def test_in_an_event_loop_each_key_has_a_count_of_its_own(settings):
-    settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "MAX_WAITERS": 1}
-
-    async def main():
-        entered, let_go = asyncio.Semaphore(0), asyncio.Event()
-
-        async def view(request):
-            entered.release()
-            await let_go.wait()
-            return HttpResponse(b"done")
-
-        send = idempotent(scope=SCOPE, **WAIT)(view)
-        owners = [asyncio.ensure_future(send(post(key))) for key in ("a", "b")]
-        for _owner in owners:
-            await asyncio.wait_for(entered.acquire(), 30)
-        retries = [asyncio.ensure_future(send(post(key))) for key in ("a", "b")]
-        while len(waiters) < 2:
-            await asyncio.sleep(0.01)
-        refused = await send(post("a"))
-        let_go.set()
-        answers = await asyncio.gather(*owners, *retries)
-        await sync_to_async(connections.close_all)()
-        return refused.status_code, [is_replay(answer) for answer in answers]
-
-    assert asyncio.run(main()) == (409, [False, False, True, True])
-    assert len(waiters) == 0
-    assert not waiters._waiting, "an id stays in memory"
 
 
 @pytest.mark.parametrize(("seconds", "latest"), [(1, 2), (2, 3), (7, 10), (30, 45)])

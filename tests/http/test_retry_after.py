@@ -6,13 +6,12 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from asgiref.sync import ThreadSensitiveContext, sync_to_async
-from django.db import connection, connections
+from asgiref.sync import sync_to_async
+from django.db import connections
 from django.http import HttpResponse
 
 from django_idempotency import engine
 from django_idempotency.decorators import idempotent
-from django_idempotency.engine.waiting import waiters as counted
 from django_idempotency.policy import Lease, Policy
 from tests.support.callers import SCOPE, Gate, entry_point, is_replay, operation, post, shift
 from tests.support.loops import waiting_for_an_owner
@@ -44,9 +43,6 @@ def test_retry_after_is_short_at_first_and_stays_well_below_the_lease(lease):
         assert 1 <= retry_after(mode=Lease(seconds=lease)) <= max(2, lease / 4)
 
 
-WAITERS = 20
-
-
 class Slow:
     """An async view that stays until it is let go."""
 
@@ -65,46 +61,6 @@ def waiting(view):
         return await view(request)
 
     return idempotent(scope=SCOPE, mode="lease", wait=60)(answer)
-
-
-async def served(view):
-    """As Django's ASGI handler does: what is sync in a request has a thread of its own."""
-    async with ThreadSensitiveContext():
-        try:
-            return await view(post())
-        finally:
-            await sync_to_async(connections.close_all)()
-
-
-def backends():
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
-        return cursor.fetchone()[0]
-
-
-@pytest.mark.postgresql
-def test_waiters_have_no_connection_each(settings):
-    settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "MAX_WAITERS": WAITERS}
-
-    async def main():
-        view = Slow()
-        before = await sync_to_async(backends)()
-        owner = asyncio.ensure_future(served(waiting(view)))
-        await asyncio.wait_for(view.entered.wait(), 30)
-        waiters = [asyncio.ensure_future(served(waiting(view))) for _ in range(WAITERS)]
-
-        async with asyncio.timeout(30):
-            while len(counted) < WAITERS or await sync_to_async(backends)() > before + 4:
-                await asyncio.sleep(0.05)
-        assert not any(waiter.done() for waiter in waiters)
-        view.let_go.set()
-        answers = await asyncio.wait_for(asyncio.gather(owner, *waiters), 60)
-        await sync_to_async(connections.close_all)()
-        return answers, view.runs
-
-    answers, runs = asyncio.run(main())
-    assert ([answer.status_code for answer in answers], runs) == ([201] * (WAITERS + 1), 1)
-    assert sum(map(is_replay, answers)) == WAITERS
 
 
 def test_a_waiter_in_a_shared_thread_does_not_block_the_owner(monkeypatch):

@@ -92,16 +92,6 @@ def test_a_caller_that_waits_for_a_lock_claim_gets_the_response(other):
     assert (effects(), rejected) == (1, [])
 
 
-def test_a_waiter_leaves_the_key_alone_until_the_owner_has_ended():
-    policy = Policy(mode=Atomic(claim="lock"), scope="public", wait=10)
-    with Gate().running(mode=Atomic(claim="lock")):
-        pending = elsewhere(engine.begin_claim, operation(), policy)
-        assert isinstance(pending, engine.Pending)
-        assert elsewhere(pending.claimant.sees_owner)
-    assert not pending.claimant.sees_owner()
-    pending.close()
-
-
 def test_a_request_has_one_lock_whatever_key_digests_it(settings):
     settings.IDEMPOTENCY = {"DIGEST_KEYS": ["aGVsbG8gd29ybGQsIHRoaXMgaXMgYSBrZXkuLi4uLi4="]}
     under_a_key = operation()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +13,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, connections
 from django.http import HttpResponse
 
-from django_idempotency.engine.waiting import waiters
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Atomic, Lease
 from tests.support.aliases import another_alias
@@ -133,25 +131,6 @@ def test_a_lease_is_renewed_in_the_schema_of_its_claim(tenants):
         alias, switch = tenants
         switch(alias)
         assert entry_point(never, mode=Lease(seconds=LEASE), using=alias)().status_code == 409
-
-
-def test_a_caller_that_waits_comes_back_to_its_schema(tenants):
-    """It gives no connection back that looks into a schema by itself: another one would find no record, and run."""
-
-    def wait():
-        try:
-            alias, switch = tenants
-            switch(alias)
-            return entry_point(never, mode=Lease(seconds=LEASE), using=alias, wait=60)()
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(1) as pool:
-        with in_the_view(tenants) as answers:
-            waiter = pool.submit(wait)
-            eventually(lambda: len(waiters) == 1)
-        assert is_replay(waiter.result(60))
-    assert [answer.status_code for answer in answers] == [201]
 
 
 def test_a_late_completion_goes_to_the_schema_of_its_claim(proxy, tenants):

@@ -10,8 +10,6 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import connections
 
-from django_idempotency import engine
-
 
 def run(main: Callable[[], Awaitable[Any]]) -> Any:
     """Run ``main`` in a loop of its own."""
@@ -27,11 +25,11 @@ def run(main: Callable[[], Awaitable[Any]]) -> Any:
 
 def waiting_for_an_owner(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """An event that is set once a caller waits for the owner of its key."""
-    waits, until_due = asyncio.Event(), engine.until_due
+    waits, sleep = asyncio.Event(), asyncio.sleep
 
-    async def wait(pending: engine.Pending) -> None:
+    async def wait(seconds: float) -> None:
         waits.set()
-        await until_due(pending)
+        await sleep(seconds)
 
-    monkeypatch.setattr(engine, "until_due", wait)
+    monkeypatch.setattr("django_idempotency.http.run.asyncio.sleep", wait)
     return waits

@@ -226,7 +226,7 @@ DDL = {
     "stores.claim_function",
 }
 THREADS = {
-    *("engine.shielding", "engine.workers", "messages.runner"),
+    *("engine.workers", "messages.runner"),
     *("contrib.nats", "contrib.outbox", "contrib.testing"),
 }
 CLIENTS = {
