@@ -341,7 +341,6 @@ class StoreContract(StoreCase):
         waiting = engine.begin_claim(owner.operation, self.policy(wait=PATIENCE))
         assert isinstance(waiting, engine.Pending)
         with closing(waiting):
-            assert waiting.in_flight
             assert self.store().complete(owner, RESPONSE)
             assert waiting.ask() == Replay(RESPONSE)
 
