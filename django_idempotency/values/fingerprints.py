@@ -12,7 +12,6 @@ import json
 import math
 from collections.abc import Collection, Iterable
 from copy import copy
-from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, DecimalException, Inexact, InvalidOperation, Overflow
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -27,14 +26,11 @@ CHUNK = 64 * 1024
 MAX_FIELDS = 1000  # Django's default for DATA_UPLOAD_MAX_NUMBER_FIELDS
 MAX_DEPTH = 100  # levels of nested arrays and objects; far below the limit of Python's stack
 MAX_FRACTIONS = 1000
-LONGEST_FRACTION = 1000  # characters, of all numbers together that are not read as a double
-EXACT_DIGITS = 15  # digits that every double keeps
 VISITS = 1000  # elements that may be looked at one by one, and more in a long body:
 PER_VISIT, PER_EXCLUDED = 6, 128  # bytes; shorter elements are parsed much faster than they are looked at
 LONGEST_NAME = 100  # characters of a form's field that may name a nested one
 CONTAINERS = (dict, list)
 FEW = 1000
-LONGEST_INTEGER = 30  # digits that a number written with a fraction or an exponent may have as an integer
 
 Fields = Iterable[tuple[str, bytes]]
 
@@ -248,21 +244,22 @@ def _tree(paths: Iterable[str]) -> Tree:
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 # json's parser and encoder, which are written in C, do nearly all of the work. Only numbers with a fraction or an
-# exponent are handled one by one in Python, at most MAX_FRACTIONS of them, and those that no double keeps at a length.
+# exponent are handled one by one in Python, at most MAX_FRACTIONS of them.
 _encode = json.JSONEncoder(ensure_ascii=False, check_circular=False, sort_keys=True, separators=(",", ":")).encode
 _encode_as_it_is = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
-_EXACT = Context(prec=LONGEST_FRACTION, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[InvalidOperation, Overflow, Inexact])
 
 
 def canonical_json(body: bytes, selection: Selection | None = None) -> bytes:
-    """Return the same bytes for all JSON texts with the same meaning, in time linear in their length.
+    """Return the same bytes for JSON texts with the same meaning, in time linear in their length.
+
+    Numbers are the same without the zeros at the end of a fraction. An exponent counts as it is written.
 
     ``selection``: which fields count; all by default.
 
     Raises ``ValueError`` if the text is not JSON, if it has no agreed meaning (``NaN``, or a name that is repeated in
     one object, RFC 8259 section 4), or if it would cost too much: more than ``MAX_DEPTH`` levels of nested arrays and
-    objects, more than ``MAX_FRACTIONS`` numbers with a fraction or an exponent, long ones, or many short elements that
-    would have to be walked through.
+    objects, more than ``MAX_FRACTIONS`` numbers with a fraction or an exponent, or many short elements that would have
+    to be walked through.
     """
     text = body.decode(json.detect_encoding(body), "surrogatepass")
     fractions = _Fractions()
@@ -280,7 +277,8 @@ def canonical_json(body: bytes, selection: Selection | None = None) -> bytes:
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     # The parser drops a name that is repeated in an object, so its quotation marks are missing.
-    if "{" in text and quotes != _count_quotes(text) + ("\\" in text and text.count("\\u0022")):
+    expected = _count_quotes(text) + ("\\" in text and text.count("\\u0022")) + fractions.quotes
+    if "{" in text and quotes != expected:
         raise ValueError("a name occurs twice in one object")
     return canonical.encode("utf-8", "surrogatepass")
 
@@ -315,45 +313,18 @@ def _refuse_constant(name: str) -> None:
 
 
 class _Fractions:
-    """Reads the numbers that have a fraction or an exponent, and counts them."""
+    """Reads the numbers that have a fraction or an exponent, and counts them and the quotation marks it adds."""
 
     def __init__(self) -> None:
-        self.count = self.length = 0
+        self.count = self.quotes = 0
 
-    def read(self, text: str) -> Any:
+    def read(self, text: str) -> int | list[Any]:
         self.count += 1
         if self.count > MAX_FRACTIONS:
             raise ValueError(f"more than {MAX_FRACTIONS} numbers with a fraction or an exponent")
-        double = float(text)
-        if len(text) <= EXACT_DIGITS + 1 and (
-            1e-300 < abs(double) < 10**EXACT_DIGITS or text.strip("-.0123456789") == ""
-        ):
-            return int(double) if double.is_integer() else double
-        if repr(double) == text and not double.is_integer():
-            return double
-        self.length += len(text) + LONGEST_INTEGER
-        if self.length > LONGEST_FRACTION + LONGEST_INTEGER:
-            raise ValueError("numbers with too many digits")
-        return _fraction(text)
-
-
-def _fraction(text: str) -> int | float | list[Any]:
-    """Return the number as an integer or a double if that is exact, else its digits and exponent.
-
-    A double distinguishes numbers of up to 15 digits and is written with its shortest digits. If these digits don't
-    equal the number, the double is another number.
-    """
-    try:
-        number = _EXACT.normalize(_EXACT.create_decimal(text))
-    except DecimalException as error:
-        raise ValueError("an exponent is too large") from error
-    sign, digits, exponent = number.as_tuple()
-    assert isinstance(exponent, int)
-    if exponent >= 0 and len(digits) + exponent <= LONGEST_INTEGER:
-        return int(number)
-    double = float(text)
-    if math.isfinite(double) and Decimal(repr(double)) == number:
-        return double
-    # A client can't send ``Infinity``, so it marks the numbers that are neither an integer nor a double.
-    significand = int("".join(map(str, digits)))
-    return [math.inf, -significand if sign else significand, exponent]
+        if "e" not in text and "E" not in text:
+            text = text.rstrip("0").removesuffix(".")
+            if "." not in text:
+                return int(text)
+        self.quotes += 2
+        return [math.inf, text]  # a client can't send ``Infinity``, so this is no array of its own

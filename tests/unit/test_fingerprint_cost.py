@@ -138,17 +138,6 @@ def test_a_deeply_nested_name_takes_no_memory(part, exclude):
     assert memory_of(lambda: of(body, FORM, exclude=exclude)) < 40 * len(body) + 100_000
 
 
-def test_the_work_that_is_not_the_parsers_is_bounded(monkeypatch):
-    read = []
-    fraction = fingerprints._fraction
-    monkeypatch.setattr(fingerprints, "_fraction", lambda text: read.append(text) or fraction(text))
-    of(listed("1e999"))
-    assert 10 < len(read) < 40
-    read.clear()
-    of(listed("1.50"))
-    assert read == []
-
-
 def test_fractions_count_by_value_up_to_the_limit():
     assert of(listed("1.50", MAX_FRACTIONS)) == of(listed("1.5", MAX_FRACTIONS))
     assert of(listed("1.50", MAX_FRACTIONS + 1)) != of(listed("1.5", MAX_FRACTIONS + 1))
