@@ -30,65 +30,46 @@ PREFIX = "idempotency:count:"
 REQUESTS = (EntryPoint.MIXIN, EntryPoint.DECORATOR, EntryPoint.MIDDLEWARE)
 
 
-def admission_of(operation: Operation, policy: Policy) -> Admission | None:
-    """Return what decides about the key of a request; ``None`` without limits, and for messages."""
-    return Admission(policy) if policy.admit is not None and operation.entry_point in REQUESTS else None
+def asks_admission(operation: Operation, policy: Policy) -> bool:
+    """Whether a new key of ``operation`` has to be admitted: those of requests, by a policy with ``admit``."""
+    return policy.admit is not None and operation.entry_point in REQUESTS
 
 
-class Admission:
-    """Decides about the key of one request, and counts it."""
+def refused_for(operation: Operation, policy: Policy) -> int | None:
+    """Return the seconds to wait before asking again. If a new key is admitted, count it and return ``None``."""
+    limits: Any = policy.admit
+    if isinstance(limits, Limits):
+        return _stored_too_much(operation, policy, limits) or _too_many(operation, limits)
+    answer = (async_to_sync(limits) if is_async(limits) else limits)(operation)
+    if answer is True:
+        return None
+    is_time = isinstance(answer, int | float) and not isinstance(answer, bool) and 0 < answer < math.inf
+    return math.ceil(answer) if is_time else MINUTE
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.new_keys, self.bytes = None, None
-        if isinstance(policy.admit, Limits):
-            self.new_keys, self.bytes = policy.admit.new_keys, policy.admit.bytes
-        self.counted: Count | None = None
 
-    def refused_for(self, operation: Operation) -> int | None:
-        """Return the seconds to wait before asking again. If a new key is admitted, count it and return ``None``."""
-        return self._stored_too_much(operation) or self._not_admitted(operation) or self._too_many(operation)
+def count_stored(operation: Operation, policy: Policy, response: StoredResponse) -> None:
+    """Count the bytes of a response that was stored, if the policy limits them."""
+    if isinstance(policy.admit, Limits) and policy.admit.bytes is not None and asks_admission(operation, policy):
+        bytes_in_headers = sum(len(name) + len(value) for name, value in response.headers)
+        bytes_of(operation, policy, policy.admit.bytes).add(len(response.body or b"") + bytes_in_headers)
 
-    def give_back(self) -> None:
-        """Stop counting the key, which turned out not to be new."""
-        if self.counted is not None:
-            self.counted.add(-1)
-            self.counted = None
 
-    def stored(self, operation: Operation, response: StoredResponse) -> None:
-        if self.bytes is not None:
-            bytes_in_headers = sum(len(name) + len(value) for name, value in response.headers)
-            self._bytes_of(operation).add(len(response.body or b"") + bytes_in_headers)
+def bytes_of(operation: Operation, policy: Policy, limit: int) -> Count:
+    return Count("bytes", operation.scope, limit, policy.kept_for)
 
-    def _stored_too_much(self, operation: Operation) -> int | None:
-        if self.bytes is None:
-            return None
-        count = self._bytes_of(operation)
-        return count.ends_in if count.read() >= self.bytes else None
 
-    def _bytes_of(self, operation: Operation) -> Count:
-        return Count("bytes", operation.scope, self.bytes, self.policy.kept_for)
+def _stored_too_much(operation: Operation, policy: Policy, limits: Limits) -> int | None:
+    if limits.bytes is None:
+        return None
+    count = bytes_of(operation, policy, limits.bytes)
+    return count.ends_in if count.read() >= limits.bytes else None
 
-    def _not_admitted(self, operation: Operation) -> int | None:
-        admit: Any = self.policy.admit
-        if not callable(admit):
-            return None
-        answer = (async_to_sync(admit) if is_async(admit) else admit)(operation)
-        if answer is True:
-            return None
-        is_time = isinstance(answer, int | float) and not isinstance(answer, bool) and 0 < answer < math.inf
-        return math.ceil(answer) if is_time else MINUTE
 
-    def _too_many(self, operation: Operation) -> int | None:
-        if self.new_keys is None:
-            return None
-        count = Count("keys", operation.scope, self.new_keys, MINUTE)
-        keys = count.add(1)
-        self.counted = count if keys else None
-        if keys <= self.new_keys:
-            return None
-        self.give_back()
-        return count.ends_in
+def _too_many(operation: Operation, limits: Limits) -> int | None:
+    if limits.new_keys is None:
+        return None
+    count = Count("keys", operation.scope, limits.new_keys, MINUTE)
+    return count.ends_in if count.add(1) > limits.new_keys else None
 
 
 class Count:
@@ -110,8 +91,8 @@ class Count:
 
     def _add(self, amount: int, cache: Any) -> int:
         with suppress(ValueError):  # nothing is counted yet
-            return int(cache.incr(self.key, amount) if amount > 0 else cache.decr(self.key, -amount))
-        if amount <= 0 or cache.add(self.key, amount, math.ceil(self.seconds) + MINUTE):
+            return int(cache.incr(self.key, amount))
+        if cache.add(self.key, amount, math.ceil(self.seconds) + MINUTE):
             return amount
         return int(cache.incr(self.key, amount))
 

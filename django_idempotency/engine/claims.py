@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from django_idempotency import signals
 from django_idempotency.engine import leases
-from django_idempotency.engine.admission import admission_of
+from django_idempotency.engine.admission import asks_admission, refused_for
 from django_idempotency.engine.background import background
 from django_idempotency.engine.decisions import ASK_AGAIN, LEASE_LAPSED, decide, has_expired, lapsed_just_now
 from django_idempotency.engine.digests import as_recorded
@@ -90,8 +90,7 @@ class Claimant:
             self.operation = replace(self.operation, trace=trace)
         self.token = uuid4()
         self.receipt: Any = None
-        self.admission = admission_of(operation, policy)
-        self.may_claim = self.admission is None
+        self.may_claim = not asks_admission(operation, policy)
 
     def refuse_inside_transaction(self) -> None:
         """Raise ``ClaimInsideTransaction`` if others would not see the claim."""
@@ -107,12 +106,12 @@ class Claimant:
     def refuse_new(self) -> None:
         """Raise ``NotAdmitted`` for a new key that is not admitted. A known key is claimed without asking.
 
-        The key may become known between the look and the claim. Then it is given back, or counts as one more key.
+        A key that becomes known between the look and the claim counts as one more key.
         """
-        if self.may_claim or self.admission is None:
+        if self.may_claim:
             return
         if self._is_new():
-            seconds = self.admission.refused_for(self.operation)
+            seconds = refused_for(self.operation, self.policy)
             # Another caller may have claimed it meanwhile, or hold a claim by lock.
             if seconds is not None and self._is_new() and not self.store.has_owner(self.operation):
                 _reject(self.operation, Rejection.NOT_ADMITTED, retry_after=seconds)
@@ -125,15 +124,8 @@ class Claimant:
 
     def announce(self, outcome: Outcome, *, waited: bool = False) -> Outcome:
         """Send the signals for ``outcome`` and return it. Raises ``ReplayForbidden``."""
-        if not isinstance(outcome, Claimed):
-            self.give_back()
         _announce(outcome, self.operation, self.bound_store, waited=waited)
         return outcome
-
-    def give_back(self) -> None:
-        """Stop counting the key if it was counted as a new one."""
-        if self.admission is not None:
-            self.admission.give_back()
 
     def ask(self) -> Outcome | Available | None:
         """Return an outcome, or when the record will be available, or ``None`` if it was just made or deleted.
@@ -141,11 +133,7 @@ class Claimant:
         Raises ``NotAdmitted``.
         """
         self.refuse_new()
-        try:
-            return self.interpret(self._claim())
-        except StoreUnavailable:  # nothing is stored, and the retry will be counted
-            self.give_back()
-            raise
+        return self.interpret(self._claim())
 
     def interpret(self, seen: Claimed | Seen | Owned | None) -> Outcome | Available | None:
         """Return what the store's result of a claim means, and take over if necessary."""

@@ -14,7 +14,7 @@ from django.db import DatabaseError, connections
 from django.dispatch import Signal
 
 from django_idempotency import signals
-from django_idempotency.engine.admission import admission_of
+from django_idempotency.engine.admission import count_stored
 from django_idempotency.engine.claims import duplicate
 from django_idempotency.engine.digests import child_key
 from django_idempotency.exceptions import ClaimLost, StoreUnavailable
@@ -226,8 +226,7 @@ class Run(ABC):
         operation, seconds = self.claim.operation, time.monotonic() - self.began
         match verdict:
             case Keep(response):
-                if (admission := admission_of(operation, self.policy)) is not None:
-                    admission.stored(operation, response)
+                count_stored(operation, self.policy, response)
                 send(signals.key_completed, operation, response=response, seconds=seconds)
             case Fail(reason):
                 send(signals.key_failed, operation, reason=reason, seconds=seconds)

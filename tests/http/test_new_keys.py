@@ -15,7 +15,6 @@ from django.http import HttpResponse
 from django_idempotency import signals
 from django_idempotency.decorators import idempotent
 from django_idempotency.engine import admission
-from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.messages import AlreadyDone, Done, Message, consume
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Atomic, Lease, Limits, Policy
@@ -173,23 +172,6 @@ def test_a_key_that_becomes_known_while_it_is_asked_for_is_not_refused(answer):
     assert is_replay(entry_point(paying, admit=admit)())
 
 
-@pays
-def test_a_key_that_becomes_known_while_it_is_counted_counts_no_more(counts, monkeypatch):
-    raced, read = [], admission.Count.add
-
-    def add(count, amount):
-        if not raced:
-            raced.append(amount)
-            with ThreadPoolExecutor(1) as pool:
-                assert pool.submit(other_request).result(30).status_code == 201
-        return read(count, amount)
-
-    monkeypatch.setattr(admission.Count, "add", add)
-    send = entry_point(paying, admit=Limits(new_keys=2))
-    assert is_replay(send())
-    assert [send(key).status_code for key in ("a", "b", "c")] == [201, 201, 429]
-
-
 class Vanishing(MemoryStore):
     """Whose records go as soon as they have been looked at."""
 
@@ -247,36 +229,6 @@ def test_concurrent_callers_get_no_more_new_keys_than_max_new_keys(counts):
     assert IdempotencyRecord.objects.count() == most
 
 
-def test_a_key_that_was_refused_does_not_count(counts):
-    policy = Policy(admit=Limits(new_keys=1))
-    first, second, third = (admission.Admission(policy) for _ in range(3))
-    assert first.refused_for(operation()) is None
-    assert second.refused_for(operation("other")) == 60
-    first.give_back()
-    assert third.refused_for(operation("other")) is None
-
-
-class ReadOnly(MemoryStore):
-    """As a database in a failover may be for a while: it can be read, and not be written."""
-
-    is_over = False
-
-    def claim(self, operation, token):
-        if not self.is_over:
-            raise StoreUnavailable("read-only")
-        return super().claim(operation, token)
-
-
-@pays
-def test_retries_while_nothing_can_be_stored_do_not_count(counts, settings, monkeypatch):
-    settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "STORES": {"default": {"BACKEND": f"{__name__}.ReadOnly"}}}
-    MemoryStore.rows.clear()
-    send = entry_point(paying, mode="lease", admit=Limits(new_keys=2))
-    assert [send().status_code for _retry in range(3)] == [503] * 3
-    monkeypatch.setattr(ReadOnly, "is_over", True)
-    assert [send(key).status_code for key in ("k", "other", "third")] == [201, 201, 429]
-
-
 def test_a_scope_stores_so_many_bytes(call, counts):
     """More than that by the last response, as its size is not known before."""
     runs = Runs(lambda request: HttpResponse(b"x" * 1000))
@@ -299,7 +251,7 @@ def test_a_cache_that_fails_limits_nothing(call, settings, caplog):
 def test_a_cached_count_that_is_not_a_number_limits_nothing(call, counts, caplog):
     """Another program writes to the same cache, or another version of the cache's client."""
     policy = Policy(admit=Limits(bytes=100), retention=3600)
-    key = admission.Admission(policy)._bytes_of(operation()).key
+    key = admission.bytes_of(operation(), policy, 100).key
     caches["counts"].set(key, "no number")
     limited = idempotent(policy=policy.derive(scope="public"))(Runs().view)
     assert call(limited).status_code == 200
