@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from copy import copy
+from functools import reduce
 from itertools import chain
-from operator import itemgetter
+from operator import getitem, itemgetter
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -27,9 +28,8 @@ MAX_FIELDS = 1000  # Django's default for DATA_UPLOAD_MAX_NUMBER_FIELDS
 MAX_DEPTH = 100  # levels of nested arrays and objects; far below the limit of Python's stack
 MAX_FRACTIONS = 1000
 VISITS = 1000  # elements that may be looked at one by one, and more in a long body:
-PER_VISIT, PER_EXCLUDED = 6, 128  # bytes; shorter elements are parsed much faster than they are looked at
+PER_VISIT = 6  # bytes; shorter elements are parsed much faster than they are looked at
 LONGEST_NAME = 100  # characters of a form's field that may name a nested one
-CONTAINERS = (dict, list)
 FEW = 1000
 
 Fields = Iterable[tuple[str, bytes]]
@@ -45,7 +45,7 @@ def fingerprint(
     """Return the fingerprint of ``request``'s method, path, query and body.
 
     ``only`` and ``exclude`` name fields of a JSON object or a form, nested ones as ``card.cvv``; they don't affect
-    other bodies. For an array they name the fields of its objects. In a form, ``card.cvv`` also names ``card[cvv]``. A
+    other bodies, and don't lead into arrays, which count whole. In a form, ``card.cvv`` also names ``card[cvv]``. A
     query or a form with more than ``max_fields`` fields is compared by its bytes; ``None`` means no limit. Errors that
     Django raises while it reads the body (too large, malformed multipart) are not caught.
     """
@@ -149,8 +149,6 @@ def _file_digest(file: UploadedFile[Any]) -> bytes:
 
 # --- Fields ----------------------------------------------------------------------------------------------------------
 
-Tree = dict[str, Any]  # by name: the tree of what is inside, or ``None`` for all of it
-
 
 class Selection:
     """Which fields count: those that ``only`` names, with everything in them, except those that ``exclude`` names."""
@@ -161,9 +159,13 @@ class Selection:
         self._above_only = tuple(f"{path}." for path in only or ())
         self._above_excluded = tuple(f"{path}." for path in exclude)
 
+    @property
+    def is_partial(self) -> bool:
+        return self.only is not None or bool(self.exclude)
+
     def has_field(self, name: str) -> bool:
         """Return whether the field ``name`` of a form counts. Takes linear time: a client chooses the length."""
-        if self.only is None and not self.exclude:
+        if not self.is_partial:
             return True
         path = name
         if name.endswith("]") and len(name) <= LONGEST_NAME:
@@ -173,72 +175,48 @@ class Selection:
             return False
         return names.isdisjoint(self.exclude) and not path.startswith(self._above_excluded)
 
-    def of_json(self, value: Any, visits: _Visits) -> list[Any]:
-        """Remove from a JSON value what does not count, and return that."""
-        removed: list[Any] = []
-        if isinstance(value, dict):
-            if self.only is not None:
-                _keep([value], _tree(self.only), removed, visits)
-            _remove([value], _tree(self.exclude), removed, visits)
-        return removed
+    def of_json(self, value: Any) -> Any:
+        """Return what counts of a JSON value. Removes the rest of an object from it."""
+        if not isinstance(value, dict):
+            return value
+        if self.only is not None:
+            value = _kept(value, self.only)
+        for path in self.exclude:
+            for way, left in [*_ways(value, path)]:
+                if not left:
+                    _at(value, way[:-1]).pop(way[-1])
+        return value
 
 
-class _Visits:
-    """Counts the elements that are looked at one by one. Raises ``ValueError`` if they are too many."""
+def _ways(value: Any, path: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the names on each way that ``path`` leads in objects, and what is left of it where there is another value.
 
-    def __init__(self, most: int) -> None:
-        self.left = most
-
-    def count(self, visited: int) -> None:
-        self.left -= visited
-        if self.left < 0:
-            raise ValueError("too many elements to look at")
-
-
-def _remove(objects: list[Any], tree: Tree, removed: list[Any], visits: _Visits) -> None:
-    for name, inside in tree.items():
-        having = [each for each in objects if name in each]
-        if inside is None:
-            removed += [name] * len(having)
-            removed += [each.pop(name) for each in having]
-        else:
-            _remove(_objects([each[name] for each in having], visits), inside, removed, visits)
+    A name may have a dot itself, so the path is divided at each of its dots.
+    """
+    if not isinstance(value, dict):
+        yield (), path
+        return
+    if path in value:
+        yield (path,), ""
+    for place, letter in enumerate(path):
+        if letter == "." and path[:place] in value:
+            name = path[:place]
+            yield from (((name, *way), left) for way, left in _ways(value[name], path[place + 1 :]))
 
 
-def _keep(objects: list[Any], tree: Tree, removed: list[Any], visits: _Visits) -> None:
-    for each in objects:
-        kept = {
-            name: each.pop(name)
-            for name, inside in tree.items()
-            if name in each and (inside is None or type(each[name]) in CONTAINERS)
-        }
-        if each:
-            removed += each
-            removed += each.values()
-            each.clear()
-        each |= kept
-    for name, inside in tree.items():
-        if inside is not None:
-            _keep(_objects([each[name] for each in objects if name in each], visits), inside, removed, visits)
-
-
-def _objects(values: list[Any], visits: _Visits) -> list[Any]:
-    objects = []
-    while values:
-        visits.count(len(values))
-        objects += [each for each in values if type(each) is dict]
-        values = [*chain.from_iterable([each for each in values if type(each) is list])]
-    return objects
-
-
-def _tree(paths: Iterable[str]) -> Tree:
-    """Return the names on ``paths``; a name may have a dot itself, so a path is divided at each of its dots."""
-    inside: dict[str, list[str]] = {}
+def _kept(value: dict[str, Any], paths: Collection[str]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
     for path in paths:
-        for place, letter in enumerate(path):
-            if letter == ".":
-                inside.setdefault(path[:place], []).append(path[place + 1 :])
-    return {name: _tree(rest) for name, rest in inside.items()} | dict.fromkeys(paths)
+        for way, _left in _ways(value, path):
+            inside = kept
+            for name in way[:-1]:
+                inside = inside.setdefault(name, {})
+            inside[way[-1]] = _at(value, way)
+    return kept
+
+
+def _at(value: Any, way: tuple[str, ...]) -> Any:
+    return reduce(getitem, way, value)
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
@@ -246,7 +224,6 @@ def _tree(paths: Iterable[str]) -> Tree:
 # json's parser and encoder, which are written in C, do nearly all of the work. Only numbers with a fraction or an
 # exponent are handled one by one in Python, at most MAX_FRACTIONS of them.
 _encode = json.JSONEncoder(ensure_ascii=False, check_circular=False, sort_keys=True, separators=(",", ":")).encode
-_encode_as_it_is = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
 
 
 def canonical_json(body: bytes, selection: Selection | None = None) -> bytes:
@@ -268,18 +245,15 @@ def canonical_json(body: bytes, selection: Selection | None = None) -> bytes:
         _refuse_depth(body, value)
         if not fractions.count and not any(part in text for part in _VARYING):  # the encoder would reproduce it
             return text.encode("utf-8", "surrogatepass")
-        removed = []
-        if selection is not None:
-            more = len(body) // PER_EXCLUDED if selection.only is None else 0
-            removed = selection.of_json(value, _Visits(VISITS + more))
         canonical = _encode(value)
-        quotes = _count_quotes(canonical) + (_encode_as_it_is(removed).count('"') if removed else 0)
+        # The parser drops a name that is repeated in an object, so its quotation marks are missing.
+        expected = _count_quotes(text) + ("\\" in text and text.count("\\u0022")) + fractions.quotes
+        if "{" in text and _count_quotes(canonical) != expected:
+            raise ValueError("a name occurs twice in one object")
+        if selection is not None and selection.is_partial:
+            canonical = _encode(selection.of_json(value))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    # The parser drops a name that is repeated in an object, so its quotation marks are missing.
-    expected = _count_quotes(text) + ("\\" in text and text.count("\\u0022")) + fractions.quotes
-    if "{" in text and quotes != expected:
-        raise ValueError("a name occurs twice in one object")
     return canonical.encode("utf-8", "surrogatepass")
 
 
@@ -297,14 +271,16 @@ def _refuse_depth(body: bytes, value: Any) -> None:
     """Enforce a fixed limit: how much of the stack is left differs between a request and its retry."""
     if sum(len(body.split(bracket, MAX_DEPTH + 1)) - 1 for bracket in (b"[", b"{")) <= MAX_DEPTH:
         return
-    visits, level = _Visits(VISITS + len(body) // PER_VISIT), [value]
+    visits, level = VISITS + len(body) // PER_VISIT, [value]
     for _depth in range(MAX_DEPTH + 1):
         objects = [each for each in level if type(each) is dict]
         arrays = [each for each in level if type(each) is list]
         if not objects and not arrays:
             return
         level = [*chain.from_iterable(map(dict.values, objects)), *chain.from_iterable(arrays)]
-        visits.count(len(level))
+        visits -= len(level)
+        if visits < 0:
+            raise ValueError("too many elements to look at")
     raise ValueError(f"more than {MAX_DEPTH} levels of arrays and objects")
 
 
