@@ -64,36 +64,23 @@ _TRACE_URL = text(
     "an http or https URL with {trace_id}, such as 'https://traces.example.com/trace/{trace_id}'",
     lambda url: re.match(r"https?://[^/\s]", url) is not None and "{trace_id}" in url and not re.search(r"\s", url),
 )
-_EXPRESSIONS = listed(
-    "regular expressions",
-    lambda value: isinstance(value, str) and is_expression(value),
-    lambda _index, item: f"{item!r} is not a regular expression.",
-)
-_PATHS = listed(
-    "dotted paths",
-    lambda path: isinstance(path, str) and "." in path,
-    lambda _index, item: f"{item!r} is not a dotted path, such as 'shop.consumers.receipts'.",
-)
+_EXPRESSIONS = listed("regular expressions", lambda value: isinstance(value, str) and is_expression(value))
+_PATHS = listed("dotted paths, such as 'shop.consumers.receipts'", lambda path: isinstance(path, str) and "." in path)
 OBSERVE = or_none(seconds(10))  # an option of the dashboard that switches the entry points
 _SHARDS = listed("aliases in DATABASES", lambda alias: isinstance(alias, str) and bool(alias))
 _MEDIA_TYPES = listed(
-    "media types",
+    "media types in lower case, such as 'text/csv'",
     lambda kind: isinstance(kind, str) and re.fullmatch(r"[a-z0-9.+-]+/[a-z0-9.+-]+", kind) is not None,
-    lambda _index, item: f"{item!r} is not a media type in lower case, such as 'text/csv'.",
 )
 _TOKENS = listed(
     f"strings of at least {SHORTEST_TOKEN} visible characters each",
     lambda token: isinstance(token, str) and re.fullmatch(f"[!-~]{{{SHORTEST_TOKEN},}}", token) is not None,
-    lambda index, _token: f"the token at index {index} must have at least {SHORTEST_TOKEN} visible characters.",
 )
 _KEYS = listed(
     f"strings, each {KEY_LENGTH} bytes in base64",
     lambda key: isinstance(key, str) and len(decoded_key(key)) == KEY_LENGTH,
-    lambda index, _key: f"the key at index {index} must be {KEY_LENGTH} bytes in base64.",
 )
-_KEYS_OR_PROVIDER = CallableRule(
-    f"a list of {_KEYS.what}, or a callable", lambda keys: callable(keys) or _KEYS.accepts(keys), explain=_KEYS.sentence
-)
+_KEYS_OR_PROVIDER = CallableRule(f"{_KEYS.what}, or a callable", lambda keys: callable(keys) or _KEYS.accepts(keys))
 SecretKeys = Sequence[str] | Callable[[], Sequence[str | bytes]]
 
 

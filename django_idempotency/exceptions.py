@@ -12,27 +12,17 @@ class IdempotencyError(Exception):
     """The base class of this package's errors."""
 
 
-class MalformedInput(IdempotencyError, ValueError):
-    """What the client sent can't be used.
-
-    ``str()`` is in English; a problem response is in the request's language.
-    ``template``: the English text, with a placeholder for each of ``values``.
-    """
-
-    def __init__(self, template: str = "", **values: object) -> None:
-        super().__init__(template % values if values else template)
-        self.template, self.values = template, values
-
-
-class MalformedKey(MalformedInput):
+class MalformedKey(IdempotencyError, ValueError):
     """The header has no usable key. The client must send 1 to 255 visible ASCII characters.
 
-    ``never_used``: whether no record can have this key. It is false if the header may be the garbled form of a key that
-    an earlier request used.
+    ``str()`` is in English; a problem response is in the request's language.
+    ``template``: the English text, with a placeholder for each of ``values``. ``never_used``: whether no record can
+    have this key. It is false if the header may be the garbled form of a key that an earlier request used.
     """
 
     def __init__(self, template: str = "", *, never_used: bool = False, **values: object) -> None:
-        super().__init__(template, **values)
+        super().__init__(template % values if values else template)
+        self.template, self.values = template, values
         self.never_used = never_used
 
 

@@ -32,7 +32,6 @@ from django_idempotency.values.options import (
     Rule,
     an,
     many,
-    nearest,
     one_of,
     option,
     or_none,
@@ -69,7 +68,6 @@ _MODE = Rule(
     '"atomic", "lease", Atomic(…) or Lease(…)',
     lambda value: isinstance(value, Atomic | Lease) or (isinstance(value, str) and value in MODES),
     lambda value: MODES[value] if isinstance(value, str) else value,
-    lambda value: nearest(value, MODES) if isinstance(value, str) else 'it must be "atomic", "lease" or an object.',
 )
 _STATUSES = many("HTTP statuses", lambda value: isinstance(value, int) and 100 <= value <= 599)
 _FINGERPRINT = CallableRule(

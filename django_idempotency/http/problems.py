@@ -19,7 +19,6 @@ from django_idempotency.conf import conf, language
 from django_idempotency.exceptions import (
     AnonymousKey,
     IdempotencyError,
-    MalformedInput,
     MalformedKey,
     MissingKey,
     NotAdmitted,
@@ -201,7 +200,7 @@ def problem(refusal: Refusal) -> Problem:
     raise refusal
 
 
-def _translated(error: MalformedInput) -> str:
+def _translated(error: MalformedKey) -> str:
     text = gettext(error.template)
     return text % error.values if error.values else text
 

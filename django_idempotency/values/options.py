@@ -23,16 +23,12 @@ class Rule:
     """What the value of an option has to be.
 
     ``what``: completes "it must be …". ``accepts``: returns whether a value is valid. ``convert``: converts a valid
-    value to the one that is kept. ``explain``: returns a sentence for a wrong value if ``what`` does not say enough.
+    value to the one that is kept.
     """
 
     what: str
     accepts: Callable[[Any], bool]
     convert: Callable[[Any], Any] = lambda value: value
-    explain: Callable[[Any], str] | None = None
-
-    def sentence(self, wrong: Any) -> str:
-        return self.explain(wrong) if self.explain else f"it must be {self.what}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +101,7 @@ def conform(name: str, value: Any, rule: Rule, *, secret: bool = False) -> Any:
     """Return ``value`` as it is kept. Raises ``ImproperlyConfigured``, which says what it must be, if it is wrong."""
     if not rule.accepts(value):
         subject = f"{name}:" if secret else f"{name} is {value!r};"
-        raise ImproperlyConfigured(f"{subject} {rule.sentence(value)}")
+        raise ImproperlyConfigured(f"{subject} it must be {rule.what}.")
     return rule.convert(value)
 
 
@@ -121,18 +117,9 @@ def _is_backend(value: object) -> bool:
     return isinstance(value, Mapping) and isinstance(value.get("BACKEND"), str) and not value.keys() - BACKEND_KEYS
 
 
-def _explain_backends(value: object) -> str:
-    items = value.items() if isinstance(value, Mapping) else ()
-    wrong = next((alias for alias, backend in items if not _is_backend(backend)), None)
-    if wrong is None:
-        return "it must be a dict of dicts."
-    return f"{wrong!r} must be a dict with BACKEND, the path of a class, and OPTIONS, its arguments."
-
-
 BACKENDS = Rule(
-    "a dict of dicts",
+    "a dict of dicts with BACKEND, the path of a class, and OPTIONS, its arguments",
     lambda value: isinstance(value, Mapping) and all(map(_is_backend, value.values())),
-    explain=_explain_backends,
 )
 
 
@@ -173,7 +160,7 @@ def an(group: type[Options]) -> Rule:
 
 def one_of(choices: Iterable[str]) -> Rule:
     words = tuple(choices)
-    return Rule(f"one of {', '.join(words)}", lambda value: value in words, explain=lambda value: nearest(value, words))
+    return Rule(f"one of {', '.join(words)}", lambda value: value in words)
 
 
 def many(what: str, is_right: Callable[[Any], bool]) -> Rule:
@@ -185,26 +172,13 @@ def many(what: str, is_right: Callable[[Any], bool]) -> Rule:
     return Rule(f"a list, tuple or set of {what}", are_right, frozenset)
 
 
-def listed(what: str, is_right: Callable[[Any], bool], explain_item: Callable[[int, Any], str] | None = None) -> Rule:
-    """Return the rule for a list or tuple, whose order counts.
-
-    ``explain_item``: returns a sentence for the first wrong item, given its index and the item.
-    """
-
-    def is_list(values: Any) -> bool:
-        return isinstance(values, list | tuple)
-
-    def explain(values: Any) -> str:
-        if explain_item is None or not is_list(values):
-            return f"it must be a list of {what}."
-        return next(explain_item(index, item) for index, item in enumerate(values) if not is_right(item))
-
-    return Rule(f"a list of {what}", lambda values: is_list(values) and all(map(is_right, values)), explain=explain)
+def listed(what: str, is_right: Callable[[Any], bool]) -> Rule:
+    """Return the rule for a list or tuple, whose order counts."""
+    return Rule(f"a list of {what}", lambda values: isinstance(values, list | tuple) and all(map(is_right, values)))
 
 
 def names_from(choices: Sequence[str]) -> Rule:
-    what = f"names from {', '.join(choices)}"
-    return listed(what, choices.__contains__, lambda _index, item: f"{item!r}: {nearest(item, choices)}")
+    return listed(f"names from {', '.join(choices)}", choices.__contains__)
 
 
 def or_none(rule: Rule) -> Rule:

@@ -101,7 +101,7 @@ def test_a_class_may_take_arguments_of_as_view_by_position(call):
 
 
 def test_a_meaningless_option_is_an_error_at_decoration():
-    with pytest.raises(ImproperlyConfigured, match="did you mean 'lease'"):
+    with pytest.raises(ImproperlyConfigured, match='it must be "atomic", "lease"'):
         idempotent(mode="leese")
     with pytest.raises(TypeError, match="on_crsh"):
         idempotent(on_crsh="retry")

@@ -88,7 +88,7 @@ def test_a_stored_language_is_that_of_the_response(call):
 )
 def test_an_error_is_in_english_and_its_problem_is_not(parse, header, english, german):
     def told():
-        with pytest.raises(errors.MalformedInput) as raised:
+        with pytest.raises(errors.MalformedKey) as raised:
             parse(header)
         return raised.value
 

@@ -337,17 +337,17 @@ def test_without_a_key_the_response_is_given_and_not_stored(mode, keys, caplog):
 
 
 NOT_KEYS = ["short", "é" * 44, base64.b64encode(b"x" * 31).decode(), b"x" * 44, 7, None]
-REFUSALS = [*(([OLD, wrong], "the key at index 1 must be 32 bytes in base64.") for wrong in NOT_KEYS)]
-REFUSALS += [(OLD, "it must be a list of strings, each 32 bytes in base64.")]
+REFUSALS = [*([OLD, wrong] for wrong in NOT_KEYS), OLD]
 
 
 @pytest.mark.parametrize("name", ["ENCRYPTION_KEYS", "DIGEST_KEYS"])
-@pytest.mark.parametrize(("keys", "message"), REFUSALS, ids=range(len(REFUSALS)))
-def test_invalid_keys_are_an_error_that_does_not_show_them(name, keys, message, settings):
+@pytest.mark.parametrize("keys", REFUSALS, ids=range(len(REFUSALS)))
+def test_invalid_keys_are_an_error_that_does_not_show_them(name, keys, settings):
     settings.IDEMPOTENCY = {name: keys}
     with pytest.raises(ImproperlyConfigured) as refused:
         conf.conf()
-    assert str(refused.value) == f'IDEMPOTENCY["{name}"]: {message}'
+    wanted = "it must be a list of strings, each 32 bytes in base64, or a callable."
+    assert str(refused.value) == f'IDEMPOTENCY["{name}"]: {wanted}'
 
 
 def test_an_encryption_key_is_the_same_in_either_alphabet_of_base64(keys):

@@ -94,23 +94,6 @@ def test_a_malformed_key_is_refused_with_a_sentence_that_can_be_sent(header, str
     assert len(str(refused.value)) < 400
 
 
-@pytest.mark.parametrize(
-    ("header", "sentence"),
-    [
-        (" ", r"^The Idempotency-Key header is empty; send 1 to 255 visible ASCII characters\.$"),
-        ('"a b"', r"'a b' contains characters other than visible ASCII; a UUID is a good key"),
-        ('"ö"', r"""'"\\xf6"' contains characters other than visible ASCII; a UUID is a good key"""),
-        ("a, b", r"""^The Idempotency-Key header 'a, b' is not one quoted string such as "8e03978e-40d5"\.$"""),
-        ('"a', r"""'"a' is not one quoted string such as"""),
-        (f"a,{'b' * 62}", f"'a,{'b' * 62}' is not"),
-        (f"a,{'b' * 63}", rf"'a,{'b' * 62}\\u2026' is not"),
-    ],
-)
-def test_a_refusal_says_what_is_wrong(header, sentence):
-    with pytest.raises(MalformedKey, match=sentence):
-        parse_key(header)
-
-
 def test_only_blanks_and_tabs_around_a_key_are_no_part_of_it():
     assert parse_key("\t X-key-X ") == "X-key-X"
     with pytest.raises(MalformedKey):

@@ -16,9 +16,8 @@ from django_idempotency.values.options import LONGEST
 @pytest.mark.parametrize(
     ("name", "wrong", "sentence"),
     [
-        ("mode", "atomc", "did you mean 'atomic'?"),
-        ("mode", "queue", "must be one of atomic, lease"),
-        ("mode", None, 'must be "atomic", "lease" or an object'),
+        ("mode", "queue", 'must be "atomic", "lease", Atomic(…) or Lease(…)'),
+        ("mode", None, 'must be "atomic", "lease", Atomic(…) or Lease(…)'),
         ("wait", 0, "a number of seconds from 0.001 to"),
         ("wait", True, "a number of seconds from 0.001 to"),
         ("retention", None, "a number of seconds from 1 to"),
@@ -28,7 +27,7 @@ from django_idempotency.values.options import LONGEST
         ("required", "yes", "True or False"),
         ("scope", "tenant", 'None, "public" or a callable'),
         ("scope", "shop.scopes.tenant", 'None, "public" or a callable'),
-        ("anonymous", "refused", "did you mean 'refuse'?"),
+        ("anonymous", "refused", "must be one of refuse, ignore, or None"),
         ("using", ["default"], "the alias of a database"),
         ("keys", {"min_length": 5}, "a Keys(…)"),
         ("body", Keys(), "a Body(…)"),
@@ -49,34 +48,6 @@ def test_an_invalid_value_is_an_error_that_says_which(name, wrong, sentence):
     assert sentence in str(refused.value)
 
 
-def test_options_that_are_stated_nowhere_have_their_documented_defaults():
-    """Every one of these decides what happens to requests that name no policy at all."""
-    policy = Policy()
-    assert {name: getattr(policy, name) for name in NAMES} == {
-        "required": False,
-        "methods": {"POST", "PUT", "PATCH", "DELETE"},
-        "mode": Atomic(claim="record", on_release="neutral", takeover_grace=0.5),
-        "wait": None,
-        "retention": 86_400,
-        "audit_retention": None,
-        "scope": None,
-        "anonymous": None,
-        "keys": Keys(pattern=None, min_length=1, strict=False),
-        "fingerprint": Fingerprint(only=None, exclude=(), headers=()),
-        "body": Body(limit=1_048_576, store=True, redact=None, encrypt=False),
-        "store_cookies": False,
-        "cacheable_replays": False,
-        "may_replay": None,
-        "admit": None,
-        "release_statuses": {400, 401, 403, 404, 405, 406, 415, 422, 429},
-        "retry_statuses": set(range(500, 600)),
-        "fail_open": False,
-        "store": "default",
-        "using": None,
-    }
-    assert Policy(mode="lease").mode == Lease(seconds=60, on_crash="retry")
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -91,10 +62,6 @@ def test_options_that_are_stated_nowhere_have_their_documented_defaults():
 def test_each_documented_choice_of_an_option_is_accepted(words):
     for name, choices in words.items():
         assert [getattr(Policy(**{name: choice}), name) for choice in choices] == choices
-
-
-def test_the_longest_time_is_a_century():
-    assert LONGEST == 3_153_600_000
 
 
 def test_the_bounds_of_an_option_are_accepted():

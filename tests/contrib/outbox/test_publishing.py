@@ -136,7 +136,7 @@ def test_routes_decide_by_the_topic(outbox, settings):
     [
         ({"BATHC": 1}, "did you mean 'BATCH'"),
         ({"DEAD_HEAD": "drop"}, r"""DEAD_HEAD"\] is 'drop'"""),
-        ({"PUBLISHERS": {"default": {}}}, "'default' must be a dict with BACKEND"),
+        ({"PUBLISHERS": {"default": {}}}, "it must be a dict of dicts with BACKEND"),
     ],
 )
 def test_an_invalid_option_is_an_error_that_says_why(outbox, options, told):
@@ -149,7 +149,7 @@ def test_options_and_errors_hide_the_secrets_of_a_publisher(outbox):
     broken = {"default": {"OPTIONS": {"url": "amqp://user:hunter2@mq"}}}
     assert "hunter2" not in repr(Options(publishers={"default": {"BACKEND": "x.Y", **broken["default"]}}))
     outbox(PUBLISHERS=broken)
-    with pytest.raises(ImproperlyConfigured, match="must be a dict with BACKEND") as refused:
+    with pytest.raises(ImproperlyConfigured, match="must be a dict of dicts with BACKEND") as refused:
         published()
     assert "hunter2" not in str(refused.value)
 

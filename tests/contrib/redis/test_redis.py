@@ -314,7 +314,7 @@ def test_a_response_without_enough_replicas_is_written_again(node, settings, tmp
     [
         ({}, "set either url or client, not both"),
         ({"url": "redis://x", "client": "a.b"}, "set either url or client, not both"),
-        ({"url": "redis://x", "durability": "replica"}, "did you mean 'replicas'?"),
+        ({"url": "redis://x", "durability": "replica"}, "it must be one of "),
         ({"url": "redis://x", "timeout": 0}, "timeout is 0; it must be a number of seconds from 0.01"),
         (
             {"url": "redis://x", "durability": "disk", "durability_timeout": 3},

@@ -29,7 +29,7 @@ def views(**policy):
 table(
     ("E001", Given(LEESE=5), Given(LEASE=Lease(seconds=5)), "Unknown name 'LEESE': did you mean 'LEASE'?"),
     ("E001", Given(LEASE=5), Given(LEASE=Lease(seconds=5)), '["LEASE"] is 5; it must be a Lease(…).'),
-    ("E001", Given(EXEMPT_PATHS=["("]), Given(EXEMPT_PATHS=["^/"]), "'(' is not a regular expression"),
+    ("E001", Given(EXEMPT_PATHS=["("]), Given(EXEMPT_PATHS=["^/"]), "it must be a list of regular expressions."),
     (
         "E002",
         Given(MODE=Lease(seconds=61), RETENTION=60),
