@@ -7,8 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from django.db import ProgrammingError, connection, connections, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db import connection, connections, transaction
 
 from django_idempotency import engine
 from django_idempotency.conf import resolve
@@ -140,64 +139,6 @@ def test_a_transaction_that_is_managed_by_hand_is_left_alone():
     finally:
         connection.set_autocommit(True)
     assert effects("kept") == 1
-
-
-@pytest.mark.parametrize("moment", ["set_autocommit", "commit", "rollback"])
-def test_a_run_interrupted_at_its_edge_leaves_no_broken_connection(moment, monkeypatch):
-    def view(request):
-        answer = paying(request)
-        if moment == "rollback":
-            transaction.set_rollback(True)
-            answer.status_code = 422
-        return answer
-
-    with monkeypatch.context() as patch, contextlib.suppress(Interrupted, ProgrammingError):
-        real, calls = getattr(BaseDatabaseWrapper, moment), []
-
-        def interrupted(*args, **named):
-            calls.append(args)
-            if len(calls) == 1:
-                raise Interrupted
-            return real(*args, **named)
-
-        patch.setattr(BaseDatabaseWrapper, moment, interrupted)
-        entry_point(view)()
-    assert calls
-    assert not connection.in_atomic_block
-    assert connection.connection is None or connection.get_autocommit()
-    assert entry_point(paying)(key="next").status_code == 201
-
-
-def test_an_interrupted_run_leaves_no_broken_connection(monkeypatch, other_thread):
-    backend = type(connections["default"])
-    begins = "_start_transaction_under_autocommit" if connection.vendor == "sqlite" else "_set_autocommit"
-    begin, calls = getattr(backend, begins), []
-
-    def interrupted(*args):
-        begin(*args)
-        calls.append(args)
-        if len(calls) == 1:
-            raise Interrupted
-
-    with monkeypatch.context() as patch:
-        patch.setattr(backend, begins, interrupted)
-        with pytest.raises(Interrupted):
-            entry_point(paying)()
-    assert entry_point(paying)().status_code == 201
-    assert other_thread(effects) == 1
-
-
-def test_a_transaction_whose_commit_was_interrupted_reports_no_success(monkeypatch, other_thread):
-    """Where it goes out alone. With the write before it, it takes place: tests/laws/test_pipelines.py."""
-    with monkeypatch.context() as patch:
-        patch.setattr(Transaction, "end_with_next_write", lambda _transaction: None)
-        patch.setattr(Transaction, "commit", interrupt)
-        with pytest.raises(Interrupted):
-            entry_point(paying)()
-    assert not connection.in_atomic_block
-    assert other_thread(effects) == 0
-    assert entry_point(paying)().status_code == 201
-    assert other_thread(effects) == 1
 
 
 @pytest.mark.row_locks

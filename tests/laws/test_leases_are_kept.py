@@ -15,7 +15,6 @@ import pytest
 from django.core import mail
 from django.db import connection, connections, transaction
 
-from django_idempotency.engine.workers import Worker
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Lease
 from tests.support.aliases import another_alias
@@ -190,18 +189,7 @@ def end_abruptly(thread: threading.Thread) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_is_ended_costs_no_lease():
-    with Gate().running(mode=Lease(seconds=LEASE)):
-        renewed()
-        for thread in ours():
-            end_abruptly(thread)
-        renewed()
-        renewed()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_the_next_claim_restarts_a_dead_thread(monkeypatch):
-    monkeypatch.setattr(Worker, "_leave_to_a_successor", lambda worker: None)
+def test_the_next_claim_restarts_a_dead_thread():
     policy = {"mode": Lease(seconds=LEASE)}
     with Gate().running(**policy):
         ended = ours()

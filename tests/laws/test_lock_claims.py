@@ -48,14 +48,6 @@ def elsewhere(work, *args, **named):
     return in_threads(1, lambda _index: work(*args, **named))[0]
 
 
-def test_l1_of_many_callers_one_runs():
-    answers = in_threads(8, lambda _: by_lock(paying)())
-    assert {answer.status_code for answer in answers} <= {201, 409}
-    again = by_lock(paying)()
-    assert (again.status_code, is_replay(again), effects()) == (201, True, 1)
-    assert {answer.content for answer in [*answers, again] if answer.status_code == 201} == {again.content}
-
-
 def test_l1_claims_of_both_kinds_race_for_a_key():
     def race(number):
         answers = in_threads(4, lambda index: entry_point(paying, mode=Atomic(claim=KINDS[index % 2]))(f"k{number}"))
@@ -411,16 +403,6 @@ class TestInsideDjangosTestCase(TestCase):
         assert [by_lock(view)("fails").status_code, by_lock(view)("fails").status_code] == [500, 500]
         assert [is_replay(by_lock(view)()), is_replay(by_lock(view)())] == [False, True]
         assert by_lock(view)(body=OTHER_BODY).status_code == 422
-
-
-def test_a_claim_that_nobody_runs_is_given_up(other_thread):
-    policy = Policy(mode=Atomic(claim="lock"), scope="public")
-    claimed = engine.claim(operation(), policy)
-    assert claimed.by_lock
-    assert other_thread(by_lock(paying)).status_code == 409
-    del claimed
-    assert by_lock(paying)("next").status_code == 201
-    assert other_thread(by_lock(paying)).status_code == 201
 
 
 def test_l4_nothing_is_committed_between_the_response_and_the_effects(other_thread):

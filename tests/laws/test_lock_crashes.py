@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from contextlib import suppress
 from itertools import cycle
 
@@ -14,7 +13,6 @@ from django_idempotency.engine.decisions import ASK_AGAIN
 from django_idempotency.policy import Atomic, Policy
 from django_idempotency.stores.claim_function import MEET
 from django_idempotency.stores.lock_claims import LockClaimStore
-from django_idempotency.stores.transactions import discard
 from django_idempotency.values.outcomes import Claimed
 from tests.laws.test_lock_claims import KINDS, by_lock, elsewhere
 from tests.support.callers import effects, entry_point, is_replay, operation, pay, paying, record
@@ -53,51 +51,6 @@ def test_a_connection_that_breaks_leaves_all_or_nothing(moment, step):
         assert by_lock(paying)().status_code in (201, 503)
     connection.close()
     assert by_lock(paying)().status_code == 201
-    assert (effects(), record().response_status) == (1, 201)
-
-
-def claim_and_forget(policy):
-    cycle = [engine.claim(operation("nobody"), policy)]
-    cycle.append(cycle)
-
-
-def run_and_forget(policy):
-    cycle = [engine.execution(engine.claim(operation("nobody"), policy), policy)]
-    cycle[0].__enter__()
-    cycle.append(cycle)
-
-
-def collecting(request):
-    gc.collect()
-    return paying(request)
-
-
-@pytest.fixture
-def uncollected():
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("uncollected")
-@pytest.mark.parametrize(
-    ("forget", "kind"), [(claim_and_forget, "lock"), (run_and_forget, "lock"), (run_and_forget, "record")]
-)
-def test_an_abandoned_claim_ends_no_run_of_another_thread(other_thread, forget, kind):
-    """Whichever thread collects it, as it may in the middle of a view."""
-    policy = Policy(mode=Atomic(claim=kind), scope="public")
-    other_thread(forget, policy)
-    assert entry_point(collecting, mode=Atomic(claim=kind))().status_code == 201
-    assert (effects(), record().response_status) == (1, 201)
-    assert other_thread(entry_point(paying, mode=Atomic(claim=kind)), "next").status_code == 201
-
-
-@pytest.mark.usefixtures("uncollected")
-def test_an_abandoned_claim_ends_no_later_transaction_of_its_thread():
-    """Of its own thread, whenever it is collected."""
-    claim_and_forget(Policy(mode=Atomic(claim="lock"), scope="public"))
-    discard(connection)
-    assert by_lock(collecting)().status_code == 201
     assert (effects(), record().response_status) == (1, 201)
 
 

@@ -146,16 +146,6 @@ class AcceptsStaleTokens(Liar):
         return self.rows.get(claim.id)
 
 
-class SaysYesToStaleTokens(Liar):
-    """It writes nothing, and says that it did."""
-
-    caught = ("test_a_lost_claim_changes_nothing", "test_a_run_that_was_taken_over_is_told_so")
-
-    def complete(self, claim, response, *, failure=False):
-        super().complete(claim, response, failure=failure)
-        return True
-
-
 class AnswersLate(Liar):
     """What it was told is there a little later."""
 
@@ -198,73 +188,6 @@ class TakesOverTwice(Liar):
     def reassign(self, record, operation, token):
         time.sleep(0.01)
         return super().reassign(record, operation, token)
-
-
-class LosesEvidence(Liar):
-    """What is on hold expires."""
-
-    caught = ("test_what_is_on_hold_stays_for_an_operator",)
-
-    def read(self, id):
-        record = super().read(id)
-        return None if record is None or (record.token is None and record.expires_at <= record.now) else record
-
-
-class ChangesBytes(Liar):
-    caught = ("test_a_response_is_kept_to_the_byte_and_seen_by_all_at_once",)
-
-    def complete(self, claim, response, *, failure=False):
-        body = response.body and response.body.replace(b"\r\n", b"\n")
-        return super().complete(claim, replace(response, body=body), failure=failure)
-
-
-class ForgetsTheRequest(Liar):
-    """A second claim leaves its fingerprint."""
-
-    caught = ("test_a_second_claim_shows_the_record_and_changes_nothing",)
-
-    def claim(self, operation, token):
-        seen = super().claim(operation, token)
-        if isinstance(seen, Seen):
-            self.rows[operation.id] = replace(seen.record, fingerprint=operation.fingerprint)
-            return Seen(self.rows[operation.id])
-        return seen
-
-
-class RenewsForAll(Liar):
-    caught = ("test_a_lease_is_renewed_for_those_who_hold_it", "test_a_lost_claim_changes_nothing")
-
-    def renew(self, claims):
-        claims = list(claims)
-        super().renew(claims)
-        return {claim.token for claim in claims}
-
-
-class ExpiresTheLiving(Liar):
-    caught = ("test_only_a_lapsed_lease_expires_and_its_owner_may_renew_it",)
-
-    def expire(self, records):
-        for id in records.values():
-            self.rows[id] = replace(self.rows[id], locked_until=self.rows[id].locked_at)
-
-
-class WritesOutOfOrder(Liar):
-    """A renewal is told of, and written after what comes next."""
-
-    caught = ("test_a_renewal_undoes_nothing_that_comes_after_it",)
-    held_up = {}
-
-    def renew(self, claims):
-        claims = list(claims)
-        renewed = super().renew(claims)
-        self.held_up.update((claim.id, self.rows[claim.id]) for claim in claims if claim.token in renewed)
-        return renewed
-
-    def complete(self, claim, response, *, failure=False):
-        completed = super().complete(claim, response, failure=failure)
-        if late := self.held_up.pop(claim.id, None):
-            self.rows[claim.id] = late
-        return completed
 
 
 LIARS = Liar.__subclasses__()

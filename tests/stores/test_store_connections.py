@@ -17,50 +17,16 @@ from django_idempotency.exceptions import (
 )
 from django_idempotency.maintenance import cleanup, reap
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Lease, Policy
+from django_idempotency.policy import Policy
 from django_idempotency.stats.queries import stats
 from django_idempotency.stores import store_for
-from django_idempotency.values.outcomes import Fail, Keep, OnHold, Release, Replay
+from django_idempotency.values.outcomes import Keep, Replay
 from tests.stores.contract import ATOMIC, MODES, RESPONSE, claimed, operation, shift
-from tests.support.callers import mode_of
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
 
 ZONES = {"postgresql": "SET TIME ZONE 'Asia/Tokyo'", "mysql": "SET time_zone = '+09:00'", "sqlite": "SELECT 1"}
-
-
-@pytest.mark.row_locks
-@pytest.mark.parametrize("mode", ["atomic", "lease"])
-def test_records_are_in_the_policys_database(other_alias, mode):
-    policy = Policy(using=other_alias, mode=mode_of(mode, takeover_grace=0))
-    holding = Policy(using=other_alias, mode=Lease(on_crash="hold"))
-    records = IdempotencyRecord.objects.using(other_alias)
-
-    def run(verdict, key="k"):
-        with engine.execution(engine.claim(operation(key), policy), policy) as run:
-            run.verdict = verdict
-
-    def lapse(claim):
-        long_ago = store_for(policy).now() - timedelta(days=9)
-        records.filter(pk=claim.id).update(locked_at=long_ago, locked_until=long_ago)
-
-    run(Release())
-    assert not records.exists()
-    run(Fail("broke"))
-    run(Keep(RESPONSE))
-    assert engine.claim(operation(), policy) == Replay(RESPONSE)
-    assert engine.duplicate(operation(), policy) == Replay(RESPONSE)
-    store_for(policy).count_replays({operation().id: 2})
-    assert records.get().replays == 2
-
-    lapse(engine.claim(operation("dead"), policy))
-    taken = engine.claim(operation("dead"), policy)
-    assert taken.taken_over
-    assert store_for(policy).renew([taken]) == {taken.token}
-    lapse(engine.claim(operation("on_hold"), holding))
-    assert isinstance(engine.claim(operation("on_hold"), holding), OnHold)
-    assert records.count() == 3
 
 
 def test_the_stores_time_is_now_whatever_it_has():

@@ -52,9 +52,13 @@ def striking(number, error, work):
 
 
 ATOMIC = {"mode": Atomic(takeover_grace=0)}
-LOCK = pytest.param({"mode": Atomic(claim="lock")}, id="lock", marks=pytest.mark.postgresql)
-POLICIES = [pytest.param(ATOMIC, id="record"), LOCK]
-ERRORS = [Interrupted, SystemExit]
+LOCK = {"mode": Atomic(claim="lock")}
+
+
+def strikes(of_record, of_lock):
+    """Each kind of claim with one kind of error. Requests and messages have them the other way round."""
+    by_lock = pytest.param(LOCK, of_lock, id="lock", marks=pytest.mark.postgresql)
+    return pytest.mark.parametrize(("policy", "error"), [pytest.param(ATOMIC, of_record, id="record"), by_lock])
 
 
 def assert_all_or_nothing(do, *, is_done, is_running, error):

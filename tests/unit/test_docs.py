@@ -17,7 +17,7 @@ from django.core.management import BaseCommand, call_command, get_commands, load
 from django.http import HttpResponse
 from django.test import override_settings
 
-from django_idempotency import conf, models, policy
+from django_idempotency import conf, policy
 from django_idempotency.checks.registry import registered
 from django_idempotency.contrib.outbox import signals as outbox_signals
 from django_idempotency.decorators import idempotent
@@ -194,51 +194,6 @@ def test_every_option_of_a_command_is_documented(name):
     shared = options_of(BaseCommand()) | {"--database", "--json"}
     documented = {code(option)[0] for option, _meaning in rows(section("maintenance.md", name))}
     assert documented == options_of(load_command_class(COMMANDS[name], name)) - shared
-
-
-def test_the_table_of_legal_moves_is_the_one_in_force():
-    stated = {before: set(re.findall(r"`(\w+)`|\b(absent)\b", after)) for before, after in legal_moves()}
-    stated = {before: {quoted or bare for quoted, bare in after} for before, after in stated.items()}
-    expired = stated.pop("expired `completed` or `failed`")
-    assert expired == named(models.MOVES_ONCE_EXPIRED)
-    decided = {"started": "`started`", "failed": "`failed` without a response"}
-    for before, after in models.MOVES_BY_DECISION.items():
-        assert stated.pop(f"{decided[before]}, by an operator's decision") == named(after)
-    assert stated == {f"`{b}`" if b else "absent": named(after) for b, after in models.MOVES.items()}
-
-
-def legal_moves():
-    start = text("internals.md").partition("The moves that a record can make")[2]
-    return rows(start.partition("CHECK constraints")[0])
-
-
-def named(statuses):
-    return {str(status or "absent") for status in statuses}
-
-
-def test_the_figures_of_the_comparison_are_those_of_the_page_on_performance():
-    measured = headed(section("evidence/performance.md", "Timed"))
-    shown = headed(section("comparison.md", "What it costs"))
-    assert len(shown) > 30
-    assert shown.items() <= measured.items()
-    (wal,) = (
-        row[4]
-        for row in rows(section("evidence/performance.md", "Counted"))
-        if row[0] == "ours, atomic" and "+" in row[4]
-    )
-    assert f"{int(wal):,} bytes of WAL" in section("comparison.md", "Where this package loses")
-
-
-def headed(markdown):
-    """The cells of all tables, by the heads of table and column and of row."""
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines() if line[:1] == "|"]
-    cells, head = {}, []
-    for number, line in enumerate(lines):
-        if number + 1 < len(lines) and set("".join(lines[number + 1])) <= set("-:"):
-            head = line
-        elif not set("".join(line)) <= set("-:"):
-            cells |= {(head[0], name, line[0]): cell for name, cell in zip(head[1:], line[1:], strict=True)}
-    return cells
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -83,9 +83,3 @@ def test_the_page_on_databases_says_yes_only_where_a_test_holds_the_promise():
     for (promise, *said), (_promise, *held) in zip(stated, PROMISES, strict=True):
         for word, cell in zip(said, held, strict=True):
             assert word in (["yes", "no"] if NAMED.search(cell) else [cell]), promise
-
-
-def test_the_promises_name_tests_and_files_that_exist():
-    for named in NAMED.findall(EVIDENCE):
-        path, _, name = named.partition("::")
-        assert of_test(path, name) is not None if name else (ROOT / path).is_file()
