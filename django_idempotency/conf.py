@@ -60,10 +60,6 @@ EXAMPLES = frozenset(map(decoded_key, PRINTED))  # of keys, in the documentation
 
 
 _HEADER = text("the name of a header, such as 'Idempotency-Key'", re.compile(r"[A-Za-z0-9-]+").fullmatch)
-_TRACE_URL = text(
-    "an http or https URL with {trace_id}, such as 'https://traces.example.com/trace/{trace_id}'",
-    lambda url: re.match(r"https?://[^/\s]", url) is not None and "{trace_id}" in url and not re.search(r"\s", url),
-)
 _EXPRESSIONS = listed("regular expressions", lambda value: isinstance(value, str) and is_expression(value))
 _PATHS = listed("dotted paths, such as 'shop.consumers.receipts'", lambda path: isinstance(path, str) and "." in path)
 OBSERVE = or_none(seconds(10))  # an option of the dashboard that switches the entry points
@@ -127,7 +123,6 @@ class Conf:
     instrumentation: Sequence[str] = option((), names_from(("prometheus", "opentelemetry")))
     metrics_tokens: Sequence[str] = option((), _TOKENS, secret=True)
     trace_record_id: bool = option(False, BOOLEAN)
-    trace_url: str | None = option(None, or_none(_TRACE_URL))
     limits_cache: str = option("default", text("an alias in CACHES"))
     sweep_batch: int = option(1000, number(1, 1_000_000))
     sweep_pause: Kept[Seconds, float] = option(0.5, seconds(0))

@@ -161,7 +161,6 @@ class IdempotencyRecord(models.Model):
     fingerprint = models.BinaryField(_("fingerprint"), max_length=36)
     mode = models.CharField(_("mode"), max_length=16, choices=[(mode.value, name) for mode, name in MODES.items()])
     hold_on_crash = models.BooleanField(_("hold on crash"), db_default=False)
-    trace = models.BinaryField(_("trace"), max_length=24, null=True)
     created_at = models.DateTimeField(_("created at"))
     status = models.CharField(_("status"), max_length=16, choices=Status)
     attempts = models.IntegerField(_("attempts"), db_default=1)

@@ -49,7 +49,6 @@ from django_idempotency.maintenance.records import operation_of
 from django_idempotency.maintenance.timeline import timeline
 from django_idempotency.models import DatabaseNow, IdempotencyRecord, RowLocked
 from django_idempotency.reporting.events import send
-from django_idempotency.reporting.traces import Trace
 from django_idempotency.stats.formatting import amount
 from django_idempotency.stores.codec import decoded, is_encrypted, life_of
 from django_idempotency.values.keys import is_record_id
@@ -59,7 +58,7 @@ from django_idempotency.values.scopes import is_own
 
 TEMPLATES = "admin/django_idempotency/idempotencyrecord"
 SAYS_NOTHING_WITHOUT = {
-    **{"owner": "locked_at", "token": "token", "fingerprint_hex": "fingerprint", "shown_trace": "trace"},
+    **{"owner": "locked_at", "token": "token", "fingerprint_hex": "fingerprint"},
     **dict.fromkeys(("response_status", "headers", "body"), "response_status"),
 }
 
@@ -117,7 +116,7 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
         (None, {"fields": ("copyable_key", "shown_scope", "badge", "what", "by_itself", "safe", "owner")}),
         (_("Timeline"), {"fields": ("events",)}),
         (_("Request"), {"fields": ("method", "shown_path", "fingerprint_hex", "copyable_id")}),
-        (_("Claim"), {"fields": ("mode", "hold_on_crash", "attempts", "shown_trace", "token")}),
+        (_("Claim"), {"fields": ("mode", "hold_on_crash", "attempts", "token")}),
         (_("Response"), {"fields": ("response_status", "headers", "body")}),
         (
             _("Times"),
@@ -220,16 +219,6 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
     def events(self, record: Any) -> SafeString:
         context = {"events": timeline(record, record.now), "now": record.now}
         return render_to_string(f"{TEMPLATES}/timeline.html", context)
-
-    @admin.display(description=_("trace of the run"))
-    def shown_trace(self, record: Any) -> SafeString | None:
-        trace = Trace.of(record.trace)
-        if trace is None:
-            return None
-        copyable = _copyable(trace.trace_id, _("trace of the run"))
-        if trace.url is None:
-            return copyable
-        return format_html('{} <a href="{}" rel="noreferrer">{}</a>', copyable, trace.url, _("Open the trace"))
 
     @admin.display(description=_("response headers"))
     def headers(self, record: IdempotencyRecord) -> SafeString:

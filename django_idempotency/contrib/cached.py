@@ -173,7 +173,7 @@ class CachedStore(DatabaseStore):
     def _keep_record(self, record: Snapshot) -> None:
         if record.response is None or record.status not in TERMINAL:
             return
-        operation = Operation(record.scope, record.key, record.fingerprint, trace=record.trace)
+        operation = Operation(record.scope, record.key, record.fingerprint)
         left = (record.expires_at - record.now).total_seconds()
         self._keep(operation, Status(record.status), record.response, left, record.created_at)
 
@@ -218,7 +218,7 @@ def _key(id: UUID, using: str, options: CacheOptions) -> str:
 
 
 def _packed(operation: Operation, status: Status, response: StoredResponse, created_at: datetime) -> bytes:
-    who = [operation.scope, operation.key, operation.fingerprint.hex(), (operation.trace or b"").hex()]
+    who = [operation.scope, operation.key, operation.fingerprint.hex()]
     when = [created_at.isoformat(), status.value]
     head = json.dumps([*who, *when, response.status, response.headers, response.body is not None]).encode()
     text = VERSION + len(head).to_bytes(4, "big") + head + (response.body or b"")
@@ -231,7 +231,7 @@ def _unpacked(packed: bytes, operation: Operation) -> Snapshot | None:
     if hashlib.blake2b(text, digest_size=DIGEST).digest() != digest or text[:1] != VERSION:
         return None
     end = 5 + int.from_bytes(text[1:5], "big")
-    scope, key, written, trace, created_at, status, response_status, headers, has_body = json.loads(text[5:end])
+    scope, key, written, created_at, status, response_status, headers, has_body = json.loads(text[5:end])
     fingerprint = bytes.fromhex(written)
     if (scope, key) != (operation.scope, operation.key):
         return None
@@ -245,7 +245,6 @@ def _unpacked(packed: bytes, operation: Operation) -> Snapshot | None:
         fingerprint=fingerprint,
         mode="atomic",
         hold_on_crash=False,
-        trace=bytes.fromhex(trace) or None,
         created_at=datetime.fromisoformat(created_at),
         status=status,
         attempts=1,

@@ -25,7 +25,6 @@ from django_idempotency.exceptions import (
 )
 from django_idempotency.policy import REQUIRE, Mode, Policy
 from django_idempotency.reporting.events import send
-from django_idempotency.reporting.traces import current_trace
 from django_idempotency.stores import store_for, stores_of
 from django_idempotency.stores.base import Owned, Seen, Store, Unlocked
 from django_idempotency.stores.codec import lack_of_encryption
@@ -86,8 +85,6 @@ class Claimant:
         self.operation = operation
         if callable(policy.using) and self.store.transactional:  # the choice holds for the whole run
             self.operation = replace(operation, database=self.store.name)
-        if trace := current_trace():
-            self.operation = replace(self.operation, trace=trace)
         self.token = uuid4()
         self.receipt: Any = None
         self.may_claim = not asks_admission(operation, policy)
@@ -258,7 +255,7 @@ def duplicate(operation: Operation, policy: Policy) -> Duplicate:
 def _decoded(decision: Duplicate | Available, record: Snapshot, store: Store) -> Duplicate | Available:
     if not isinstance(decision, Replay):
         return decision
-    return Replay(store.decode(decision.response, record), decision.trace)
+    return Replay(store.decode(decision.response, record))
 
 
 def _announce(outcome: Outcome, operation: Operation, store: Store, *, waited: bool = False) -> None:
@@ -268,9 +265,9 @@ def _announce(outcome: Outcome, operation: Operation, store: Store, *, waited: b
         case Replay(response) if not operation.may_get(response):
             _reject(operation, Rejection.FORBIDDEN)
             raise ReplayForbidden
-        case Replay(response, trace):
+        case Replay(response):
             background.count_replay(operation.id, store)
-            send(signals.response_replayed, operation, response=response, trace=trace)
+            send(signals.response_replayed, operation, response=response)
         case InFlight(retry_after):
             _reject(operation, Rejection.WAIT_TIMEOUT if waited else Rejection.IN_FLIGHT, retry_after=retry_after)
         case Mismatch():

@@ -35,7 +35,7 @@ def decide(
     if comparable and record.fingerprint != fingerprint:
         return Mismatch(running=record.status in LIVE)
     if (response := record.response) is not None:
-        return Replay(response if comparable else response.without_content(), record.trace)
+        return Replay(response if comparable else response.without_content())
     if record.on_hold:
         return OnHold(record.reason)
     if record.status == Status.FAILED:

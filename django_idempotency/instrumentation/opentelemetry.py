@@ -8,7 +8,6 @@ from typing import Any
 
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter
-from opentelemetry.trace import SpanContext
 
 import django_idempotency
 from django_idempotency import signals
@@ -27,7 +26,6 @@ from django_idempotency.instrumentation.metrics import (
     samples,
 )
 from django_idempotency.reporting.events import Event, Family, listen, listen_to_families, stop_listening
-from django_idempotency.reporting.traces import Trace
 from django_idempotency.values.outcomes import Operation
 
 
@@ -108,5 +106,3 @@ def _mark_span(event: Event, operation: Operation, named: Mapping[str, Any]) -> 
     if conf().trace_record_id:
         attributes["idempotency.record_id"] = str(operation.id)
     span.set_attributes(attributes)
-    if run := Trace.of(named.get("trace")):
-        span.add_link(SpanContext(int(run.trace_id, 16), int(run.span_id, 16), is_remote=True))

@@ -349,7 +349,7 @@ class _Decision:
 
     def _change(self, store: Store, seen: Snapshot) -> bool:
         """Change a record in a store outside the database; return false if it has changed since."""
-        operation = Operation(seen.scope, seen.key, seen.fingerprint, trace=seen.trace)
+        operation = Operation(seen.scope, seen.key, seen.fingerprint)
         if self.act == Act.EXTEND:
             assert seen.locked_until is not None  # by contract, both
             assert seen.token is not None

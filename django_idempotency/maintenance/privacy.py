@@ -120,7 +120,7 @@ def _empty(rows: Records) -> object:
     done = rows.filter(response_status__isnull=False)
     done.update(response_headers=[], response_body=None, updated_at=DatabaseNow())
     # Leave updated_at alone: if there is no response yet, it tells how long one will be kept.
-    return rows.update(path="", reason="", fingerprint=b"", trace=None)
+    return rows.update(path="", reason="", fingerprint=b"")
 
 
 def _erase_in_store(store: Store, selection: Selection, on_hold: bool, dry_run: bool, by: Any, note: str) -> Swept:
@@ -198,12 +198,10 @@ def _exported(record: Any, bodies: bool, by: Any, note: str) -> dict[str, Any]:
     columns = {name: getattr(record, name) for name in COLUMNS}
     times = {name: columns[name] and columns[name].isoformat() for name in TIMES}
     response = {"status": record.response_status, "has_body": record.has_body, **content}
-    trace = bytes(record.trace).hex() if record.trace else None
     return {
         "id": str(record.pk),
         **columns,
         **times,
-        "trace": trace,
         "response": response if record.response_status else None,
     }
 

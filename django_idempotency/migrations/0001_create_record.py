@@ -54,7 +54,6 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("hold_on_crash", models.BooleanField(db_default=False, verbose_name="hold on crash")),
-                ("trace", models.BinaryField(max_length=24, null=True, verbose_name="trace")),
                 ("created_at", models.DateTimeField(verbose_name="created at")),
                 (
                     "status",

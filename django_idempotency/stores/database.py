@@ -335,7 +335,7 @@ def snapshot(row: Any, using: str) -> Snapshot:
     if isinstance(record["response_headers"], str):
         with suppress(ValueError):  # damaged by hand
             record["response_headers"] = json.loads(record["response_headers"])
-    for name in ("fingerprint", "trace", "response_body"):
+    for name in ("fingerprint", "response_body"):
         if isinstance(record[name], memoryview):  # as psycopg2 reads it
             record[name] = bytes(record[name])
     return Snapshot(**record)
@@ -372,7 +372,6 @@ def _claim(token: UUID, policy: Policy, operation: Operation) -> dict[str, Any]:
         "method": operation.method,
         "path": operation.path,
         "fingerprint": operation.fingerprint,
-        "trace": operation.trace,
         **_kept_until(policy),
     }
 

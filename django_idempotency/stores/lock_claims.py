@@ -47,11 +47,11 @@ SELECT pg_backend_pid(), current_schemas(false), {TABLE_NUMBER}::text,
 # and under another search_path the record would be another tenant's. See ENDING.
 INSERT = f"""
 INSERT INTO {TABLE} (
-    id, scope, key, method, path, fingerprint, mode, hold_on_crash, trace, created_at, status, on_hold, reason,
+    id, scope, key, method, path, fingerprint, mode, hold_on_crash, created_at, status, on_hold, reason,
     updated_at, expires_at, purge_at, response_status, response_headers, response_body, attempts
 )
 SELECT
-    %s, %s, %s, %s, %s, %s, '{{mode}}', {{hold}}, %s, %s::timestamptz, %s, %s, %s, statement_timestamp(),
+    %s, %s, %s, %s, %s, %s, '{{mode}}', {{hold}}, %s::timestamptz, %s, %s, %s, statement_timestamp(),
     statement_timestamp() + interval '{{retention}} s', statement_timestamp() + interval '{{kept}} s', %s, %s::jsonb,
     %s, {SAME_TRANSACTION} + sqrt(({TABLE_NUMBER} = %s::bigint)::int - 1)::int
 """
@@ -174,7 +174,7 @@ class LockClaimStore(PostgreSQLStore):
     def _write_here(self, claim: Claimed, columns: Columns) -> bool:
         o = claim.operation
         _schemas, created, place, number = receipt_of(claim)
-        what = (o.id, o.scope, o.key, o.method, o.path, o.fingerprint, o.trace, created)
+        what = (o.id, o.scope, o.key, o.method, o.path, o.fingerprint, created)
         return self._end_by(stated(INSERT, self.policy), (*what, *columns, number, place))
 
     def look_after_commit(self, claim: Claimed) -> Snapshot | Unlocked:

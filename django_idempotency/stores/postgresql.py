@@ -40,7 +40,7 @@ Values = tuple[Any, ...]
 # whether there is a pooler in between, and the schemas in which it looked for the table, where the lease is renewed.
 CLAIM = """
 SELECT pg_backend_pid(), current_schemas(false), * FROM django_idempotency_claim(
-    %s, %s, %s, %s, %s, %s, %s, %s,
+    %s, %s, %s, %s, %s, %s, %s,
     '{mode}', {hold}, interval '{lease} s', interval '{retention} s', interval '{kept} s'
 )
 """
@@ -94,12 +94,12 @@ HAS_COMMITTED = f"SELECT {COMMITTED} AND coalesce(pg_postmaster_start_time() < %
 CLAIM_MANY = """
 SELECT wanted.number, current_schemas(false), made.* FROM (
     SELECT * FROM unnest(
-        %s::uuid[], %s::text[], %s::text[], %s::text[], %s::text[], %s::bytea[], %s::uuid[], %s::bytea[]
-    ) WITH ORDINALITY AS wanted (id, scope, key, method, path, fingerprint, token, trace, number)
+        %s::uuid[], %s::text[], %s::text[], %s::text[], %s::text[], %s::bytea[], %s::uuid[]
+    ) WITH ORDINALITY AS wanted (id, scope, key, method, path, fingerprint, token, number)
     ORDER BY uuid_hash(id)
 ) AS wanted, LATERAL django_idempotency_claim(
     wanted.id, wanted.scope, wanted.key, wanted.method, wanted.path, wanted.fingerprint, wanted.token,
-    wanted.trace, '{mode}', {hold}, interval '{lease} s', interval '{retention} s', interval '{kept} s'
+    '{mode}', {hold}, interval '{lease} s', interval '{retention} s', interval '{kept} s'
 ) AS made
 """
 
@@ -161,7 +161,7 @@ def receipt_of(claim: Claimed) -> Receipt:
 
 def _asked(o: Operation, token: UUID) -> Values:
     """Return the values of a claim, in the order of the function's parameters."""
-    return o.id, o.scope, o.key, o.method, o.path, o.fingerprint, token, o.trace
+    return o.id, o.scope, o.key, o.method, o.path, o.fingerprint, token
 
 
 def _expect_made_meanwhile(error: IntegrityError | ProgrammingError) -> None:

@@ -126,7 +126,6 @@ class Operation:
     database: str | None = field(default=None, compare=False)  # the alias that a callable ``using`` chose for its claim
     permits: Callable[[StoredRecord], object] | None = field(default=None, compare=False, repr=False)
     digest: bytes | None = field(default=None, compare=False, repr=False)
-    trace: bytes | None = field(default=None, compare=False, repr=False)  # of the span that claims it
     id: UUID = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -152,7 +151,6 @@ class Snapshot:
     fingerprint: bytes
     mode: str
     hold_on_crash: bool
-    trace: bytes | None
     created_at: datetime
     status: str
     attempts: int
@@ -212,10 +210,9 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The operation is done; this is its response. ``trace``: that of the original run, as the record stores it."""
+    """The operation is done; this is its response."""
 
     response: StoredResponse
-    trace: bytes | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

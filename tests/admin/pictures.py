@@ -68,7 +68,6 @@ def fill() -> dict[str, Any]:
             created_at=ahead(-60 * number - 7), updated_at=ahead(-60 * number - 5), replays=number % 5
         )
     IdempotencyRecord.objects.filter(pk=done).update(replays=2, last_replayed_at=ahead(-120), attempts=2)
-    IdempotencyRecord.objects.filter(pk=done).update(trace=bytes(range(24)))
     a_week()
     return {"on_hold": on_hold[0], "other": on_hold[1], "done": done}
 

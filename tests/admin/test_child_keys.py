@@ -9,10 +9,9 @@ import pytest
 
 from django_idempotency.engine import digests
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.reporting.traces import Trace
 from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import Operation
-from tests.admin.pages import LIST, allow, claimed, found, page
+from tests.admin.pages import LIST, allow, claimed, page
 
 OLD, NEW = (base64.b64encode(letter * 32).decode() for letter in (b"o", b"n"))
 
@@ -75,15 +74,3 @@ def test_an_invalid_name_derives_no_child_key(client, superuser, db, name):
 @pytest.mark.parametrize("id", [str(record_id("user:1", "unknown")), "nonsense"])
 def test_the_child_keys_of_an_unknown_record_are_not_found(client, superuser, db, id):
     assert client.get(f"{LIST}{id}/child-keys/").status_code == 404
-
-
-def test_a_page_shows_the_trace_of_the_run_and_leads_to_it(client, staff, db, settings):
-    claimed("k")
-    assert "race of the run" not in page(client, "k")
-    IdempotencyRecord.objects.update(trace=bytes(range(24)))
-    trace = Trace.of(found("k").trace)
-    assert trace.trace_id in page(client, "k")
-    assert "Open the trace" not in page(client, "k")
-    settings.IDEMPOTENCY = {"TRACE_URL": "https://traces.example.com/?id={trace_id}&span={span_id}"}
-    link = f'href="https://traces.example.com/?id={trace.trace_id}&amp;span={trace.span_id}" rel="noreferrer"'
-    assert link in page(client, "k")

@@ -179,7 +179,7 @@ def test_the_reader_counts_what_runs_by_lock(roles):
 
 
 def test_the_claims_function_is_the_applications_alone(roles):
-    values = "gen_random_uuid(), '', '', '', '', '', gen_random_uuid(), NULL, 'lease', false, '1 s', '1 s', '1 s'"
+    values = "gen_random_uuid(), '', '', '', '', '', gen_random_uuid(), 'lease', false, '1 s', '1 s', '1 s'"
     assert run(f"SELECT claimed FROM django_idempotency_claim({values})", "app")[0][0]
     assert refused(f"SELECT django_idempotency_claim({values})", "reader")
 

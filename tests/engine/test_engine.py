@@ -45,7 +45,6 @@ def record(status, **changed):
         "fingerprint": MINE,
         "mode": "lease",
         "hold_on_crash": False,
-        "trace": None,
         "created_at": at(-60),
         "status": status,
         "attempts": 1,

@@ -184,7 +184,7 @@ def test_each_outcome_of_a_claim_sends_one_signal_with_its_arguments():
         ("request_rejected", {"reason": "on_hold", "hold_reason": engine.decisions.LEASE_LAPSED}),
         ("key_claimed", {"attempt": 1}),
         ("key_taken_over", {"attempt": 2}),
-        ("response_replayed", {"response": DONE, "trace": None}),
+        ("response_replayed", {"response": DONE}),
     ]
 
 

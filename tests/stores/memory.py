@@ -41,7 +41,6 @@ class MemoryStore(Store):
             fingerprint=operation.fingerprint,
             mode=self.policy.mode.word,
             hold_on_crash=self.policy.holds_on_crash,
-            trace=operation.trace,
             created_at=now,
             status="processing",
             attempts=1,

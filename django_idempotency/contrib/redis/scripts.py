@@ -14,7 +14,7 @@ from __future__ import annotations
 from hashlib import sha1
 
 FIELDS = (
-    *("scope", "key", "fingerprint", "trace", "mode", "hold_on_crash", "created_at", "status", "attempts", "on_hold"),
+    *("scope", "key", "fingerprint", "mode", "hold_on_crash", "created_at", "status", "attempts", "on_hold"),
     *("reason", "token", "locked_at", "locked_until", "expires_at"),
     *("response_status", "response_headers", "response_body", "has_body"),
 )
@@ -43,8 +43,8 @@ end
 local function keep(milliseconds)
     if milliseconds == '0' then redis.call('PERSIST', key) else redis.call('PEXPIRE', key, milliseconds) end
 end
-local function claim(token, attempts, method, path, fingerprint, trace, mode, hold_on_crash, lease, retention, kept)
-    redis.call('HSET', key, 'method', method, 'path', path, 'fingerprint', fingerprint, 'trace', trace, 'mode', mode,
+local function claim(token, attempts, method, path, fingerprint, mode, hold_on_crash, lease, retention, kept)
+    redis.call('HSET', key, 'method', method, 'path', path, 'fingerprint', fingerprint, 'mode', mode,
         'hold_on_crash', hold_on_crash, 'status', 'processing', 'attempts', attempts, 'on_hold', '0', 'reason', '',
         'token', token, 'locked_at', text(now), 'locked_until', text(now + lease), 'updated_at', text(now),
         'expires_at', text(now + retention), 'ended_by', '',

@@ -68,7 +68,7 @@ class RedisStore(Store):
         """Return what a claim writes of the operation and the policy."""
         mode, hold = self.policy.mode, self.policy.holds_on_crash
         kept = FOREVER if hold else self._kept_in_progress()  # an operator may have to decide on it
-        what = (operation.method, operation.path, operation.fingerprint, operation.trace or b"")
+        what = (operation.method, operation.path, operation.fingerprint)
         return (*what, mode.word, int(hold), _micro(mode.seconds), _micro(self.policy.retention), kept)
 
     def _kept_in_progress(self) -> int:
@@ -275,7 +275,7 @@ def _shown(id: UUID, reply: bytes) -> Snapshot | None:
 
 def _snapshot(id: UUID, now: bytes, values: Sequence[bytes]) -> Snapshot:
     """Return a record. ``values``: those of ``scripts.FIELDS``."""
-    scope, key, fingerprint, trace, mode, hold_on_crash, created_at, status, attempts, on_hold, *more = values
+    scope, key, fingerprint, mode, hold_on_crash, created_at, status, attempts, on_hold, *more = values
     reason, token, locked_at, locked_until, expires_at, response_status, headers, body, has_body = more
     return Snapshot(
         id=id,
@@ -284,7 +284,6 @@ def _snapshot(id: UUID, now: bytes, values: Sequence[bytes]) -> Snapshot:
         fingerprint=fingerprint,
         mode=mode.decode(),
         hold_on_crash=hold_on_crash == b"1",
-        trace=trace or None,
         created_at=_moment(created_at),
         status=status.decode(),
         attempts=int(attempts),

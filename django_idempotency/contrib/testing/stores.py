@@ -104,12 +104,6 @@ class StoreContract(StoreCase):
         claim = self.claimed(operation=operation)
         self.seen(claim, scope=operation.scope, key=operation.key, fingerprint=operation.fingerprint)
 
-    def test_a_record_tells_the_trace_of_its_last_claim(self) -> None:
-        claim = self.claimed(operation=replace(self.operation(), trace=bytes(range(24))))
-        self.seen(claim, trace=bytes(range(24)))
-        self.taken_over(replace(claim, operation=replace(claim.operation, trace=None)))
-        self.seen(claim, trace=None)
-
     def test_no_transaction_of_others_is_open(self) -> None:
         assert self.store().in_foreign_transaction() is False
 

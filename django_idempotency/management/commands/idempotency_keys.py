@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -31,7 +31,6 @@ from django_idempotency.maintenance.records import Records, record_of, records
 from django_idempotency.maintenance.timeline import Event, timeline
 from django_idempotency.management.base import MaintenanceCommand, number, seconds
 from django_idempotency.models import TERMINAL, DatabaseNow, RowLocked, Status
-from django_idempotency.reporting.traces import Trace
 from django_idempotency.stats.formatting import age
 from django_idempotency.stores import Store
 from django_idempotency.values.keys import is_record_id, record_id
@@ -346,13 +345,11 @@ def line(record: Any) -> str:
 def described(record: Any) -> tuple[dict[str, Any], str]:
     """Return what there is to say about a record: as facts, and in words."""
     advised, owner, events = advice(record), shown_owner(record), timeline(record, record.now)
-    trace = Trace.of(record.trace)
     facts = facts_of(record) | {
         "what": advised.what,
         "by_itself": advised.by_itself,
         "safe": advised.safe,
         "owner": owner,
-        "trace": asdict(trace) | {"url": trace.url} if trace else None,
         "events": [{"at": event.at, "what": str(event.what), "by": event.by} for event in events],
     }
     texts = {
@@ -363,7 +360,6 @@ def described(record: Any) -> tuple[dict[str, Any], str]:
         "request": f"{record.method} {record.path}".strip(),
         "mode": str(record.get_mode_display()),
         "attempts": str(record.attempts),
-        "trace": " ".join(filter(None, (trace.trace_id, trace.url))) if trace else "",
         "record id": str(record.pk),
     }
     lines = [f"{record}: {standing_of(record).label}"]

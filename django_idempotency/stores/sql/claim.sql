@@ -1,11 +1,11 @@
 CREATE OR REPLACE FUNCTION django_idempotency_claim(
     new_id uuid, new_scope text, new_key text, new_method text, new_path text, new_fingerprint bytea,
-    new_token uuid, new_trace bytea, new_mode text, new_hold_on_crash boolean, lease interval, retention interval,
+    new_token uuid, new_mode text, new_hold_on_crash boolean, lease interval, retention interval,
     kept_for interval
 )
 RETURNS TABLE (
     claimed text, place tid, free boolean, id uuid, scope text, key varchar, fingerprint bytea, mode varchar,
-    hold_on_crash boolean, trace bytea, created_at timestamptz, status varchar, attempts integer, on_hold boolean,
+    hold_on_crash boolean, created_at timestamptz, status varchar, attempts integer, on_hold boolean,
     reason text, token uuid, locked_at timestamptz, locked_until timestamptz, expires_at timestamptz,
     response_status smallint, response_headers jsonb, response_body bytea, now timestamptz
 )
@@ -44,11 +44,11 @@ BEGIN
             RETURN;
         END IF;
         INSERT INTO django_idempotency_record (
-            id, scope, key, method, path, fingerprint, mode, hold_on_crash, trace, created_at, status, token,
+            id, scope, key, method, path, fingerprint, mode, hold_on_crash, created_at, status, token,
             locked_at, locked_until, updated_at, expires_at, purge_at
         )
         VALUES (
-            new_id, new_scope, new_key, new_method, new_path, new_fingerprint, new_mode, new_hold_on_crash, new_trace,
+            new_id, new_scope, new_key, new_method, new_path, new_fingerprint, new_mode, new_hold_on_crash,
             now, 'processing', new_token, now, now + lease, now, now + retention, now + kept_for
         )
         RETURNING ctid INTO place;
@@ -66,7 +66,7 @@ BEGIN
         free := FOUND;
     END IF;
     RETURN QUERY SELECT
-        NULL, place, free, old.id, old.scope, old.key, old.fingerprint, old.mode, old.hold_on_crash, old.trace,
+        NULL, place, free, old.id, old.scope, old.key, old.fingerprint, old.mode, old.hold_on_crash,
         old.created_at, old.status, old.attempts, old.on_hold, old.reason, old.token, old.locked_at, old.locked_until,
         old.expires_at, old.response_status, old.response_headers, old.response_body, now;
 END

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from uuid import uuid4
 
 import pytest
@@ -89,16 +88,6 @@ def test_a_replay_takes_no_statement():
     one = operation()
     done(one)
     assert asked(one) == (Replay(RESPONSE), 0)
-
-
-def test_a_replay_tells_the_trace_of_the_run_without_a_statement_and_with_one():
-    one = replace(operation(), trace=bytes(range(24)))
-    done(one)
-    for statements in (0, 1, 0):
-        outcome, asked_for = asked(replace(one, trace=None))
-        assert (outcome.trace, asked_for) == (one.trace, statements)
-        if not statements:
-            caches["default"].clear()
 
 
 def test_another_request_with_the_key_is_the_databases_to_refuse():
