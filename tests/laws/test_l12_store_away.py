@@ -11,7 +11,6 @@ from django_idempotency.messages import Ack, Message, RetryLater, consume
 from django_idempotency.messages.message import StoreAway
 from django_idempotency.policy import Atomic, Policy
 from tests.support.callers import effects, entry_point, heard, pay, paying
-from tests.support.private_servers import free_port
 from tests.support.threads import just_before
 from tests.support.views_of_laws import COMPLETION, fail, in_both_modes, in_each_mode, postgresql
 
@@ -51,14 +50,6 @@ def test_l12_when_the_store_cannot_be_reached_the_request_is_refused(mode, proxy
     assert (answer.status_code, answer.headers["Retry-After"] in ("1", "2")) == (503, True)
     assert b"idempotency_store_unavailable" in answer.content
     assert b'"safe_new_key": false' in answer.content
-
-
-@postgresql
-@in_both_modes
-def test_l12_a_request_to_a_store_without_a_listener_is_refused(mode, proxy, monkeypatch):
-    with monkeypatch.context() as patch:  # ended before the proxy's own
-        patch.setitem(connection.settings_dict, "PORT", free_port())
-        assert refused_without_store(mode).status_code == 503
 
 
 @postgresql

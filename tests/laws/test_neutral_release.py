@@ -15,7 +15,7 @@ from django_idempotency.policy import Atomic, Policy
 from testproject.models import LedgerEntry
 from tests.support.callers import all_effects as effects
 from tests.support.callers import effects as paid
-from tests.support.callers import entry_point, pay, record
+from tests.support.callers import entry_point, pay
 from tests.support.statements import sent_statements
 from tests.support.views import book, own_dispatch
 
@@ -159,16 +159,6 @@ def keeping_handler(error, context):
     return Response({}, status=getattr(error, "status_code", 500))
 
 
-def test_l13_a_marked_transaction_is_rolled_back_and_the_key_free(payer):
-    def view(request):
-        pay()
-        transaction.set_rollback(True)
-        return HttpResponse(status=422)
-
-    assert entry_point(view)().status_code == 422
-    assert (paid(), record()) == (0, None)
-
-
 @pytest.mark.postgresql
 @pytest.mark.parametrize("status", [422, 409])
 def test_l13_a_failed_transaction_keeps_the_response_only(payer, status):
@@ -182,20 +172,6 @@ def test_l13_a_failed_transaction_keeps_the_response_only(payer, status):
     assert entry_point(view)().status_code == status
     assert paid() == 0
     assert entry_point(view)().headers.get("Idempotent-Replayed") == (None if status == 422 else "true")
-
-
-@pytest.mark.postgresql
-def test_a_success_from_a_failed_transaction_is_refused(payer):
-    def view(request):
-        pay()
-        try:
-            connection.cursor().execute("SELECT 1 / 0")
-        except DatabaseError:
-            return HttpResponse(status=201)
-
-    with pytest.raises(transaction.TransactionManagementError, match="none of it"):
-        entry_point(view)()
-    assert (paid(), record().response_status) == (0, None)
 
 
 @pytest.mark.parametrize("act", RELEASED.values(), ids=RELEASED)

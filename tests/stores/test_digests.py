@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
 from django.test import RequestFactory
@@ -173,21 +172,6 @@ def test_without_its_key_nothing_runs_again(mode, have):
     assert bytes(record().fingerprint) == before
     have(NEW, OLD)
     assert (entry_point(paying, mode=mode)().status_code, effects()) == (201, 1)
-
-
-def test_an_entry_in_a_cache_is_one_after_a_rotation(have, settings, django_assert_num_queries):
-    stores = {"default": {"BACKEND": "django_idempotency.contrib.cached.CachedStore"}}
-    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": new_key()}}
-    have(OLD, STORES=stores)
-    send = entry_point(paying)
-    first = send()
-    have(NEW, OLD, STORES=stores)
-    with django_assert_num_queries(0):
-        assert send().content == first.content
-    assert code(send("k", OTHER_BODY)) == "idempotency_key_reused"
-    have(NEW, STORES=stores)
-    assert code(send()) == "response_not_stored"
-    caches["default"].clear()
 
 
 def test_messages_are_compared_after_a_rotation(have):

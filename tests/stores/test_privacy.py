@@ -7,7 +7,6 @@ import logging
 from dataclasses import replace
 
 import pytest
-from django.contrib.auth import get_user_model
 from django.db import connection
 from django.http import HttpResponse, JsonResponse, StreamingHttpResponse
 
@@ -66,30 +65,15 @@ def raising(response):
     raise ValueError(f"can't redact {response.body!r} {response.headers}")
 
 
-def querying(response):
-    get_user_model().objects.count()
-    return response
-
-
-def failing_query(response):
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT no_such_column")
-    return response
-
-
 WRONG = {
     "raises": raising,
-    "queries": querying,
-    "fails in a query": failing_query,
     "returns bytes": lambda response: response.body,
     "returns nothing": lambda response: None,
     "text for a body": lambda response: replace(response, body=response.body.decode()),
     "a header of two lines": lambda response: replace(response, headers=(("X-A", "1\r\nX-B: 2"),)),
     "a header that is no pair": lambda response: replace(response, headers=(("X-A",),)),
     "a header beyond Latin-1": lambda response: replace(response, headers=(("X-A", "\ud800"),)),
-    "a header with a NUL": lambda response: replace(response, headers=(("X-A", "\0"),)),
     "a header that is none": lambda response: replace(response, headers=((":encrypted", "x"),)),
-    "no headers": lambda response: replace(response, headers=None),
 }
 
 

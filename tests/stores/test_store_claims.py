@@ -112,18 +112,6 @@ def test_replays_are_added_to_what_was_counted():
     assert counted == {once.id: 1, twice.id: 5}
 
 
-@pytest.mark.row_locks
-def test_processes_that_count_replays_do_not_deadlock():
-    claims = [claimed(key=str(number)) for number in range(100)]
-
-    def count(index):
-        for _time in range(4):
-            store_for(ATOMIC).count_replays({claim.id: 1 for claim in (claims if index else reversed(claims))})
-
-    in_threads(2, count)
-    assert set(IdempotencyRecord.objects.values_list("replays", flat=True)) == {8}
-
-
 @pytest.mark.postgresql
 def test_the_records_of_replays_are_locked_in_the_order_of_their_ids(other_thread):
     """Whatever the plan is: two processes that count the same ones could wait for each other otherwise."""
