@@ -9,14 +9,14 @@ from uuid import UUID
 from django_idempotency.engine.atomic_runs import AtomicRun
 from django_idempotency.exceptions import ClaimLost, StoreUnavailable
 from django_idempotency.policy import Policy
-from django_idempotency.stores import store_for
-from django_idempotency.stores.base import TransactionalStore
+from django_idempotency.stores import PostgreSQLStore, store_for
 from django_idempotency.values.outcomes import Claimed, Keep, Operation, Verdict
 
 
-def place(operation: Operation, policy: Policy) -> str:
-    """Return the place of the record of ``operation``. Operations with the same place can form a batch."""
-    return store_for(policy, operation).name
+def place(operation: Operation, policy: Policy) -> str | None:
+    """Return the place of the record of ``operation``. Operations with the same place, on PostgreSQL, form a batch."""
+    store = store_for(policy, operation)
+    return store.name if isinstance(store, PostgreSQLStore) else None
 
 
 class Batch:
@@ -27,7 +27,7 @@ class Batch:
 
     def __init__(self, claims: Sequence[Claimed], policy: Policy) -> None:
         store = store_for(policy, claims[0].operation)
-        assert isinstance(store, TransactionalStore)
+        assert isinstance(store, PostgreSQLStore)
         self.claims = claims
         self.policy = policy
         self.store = store

@@ -25,7 +25,7 @@ from django_idempotency.exceptions import (
 )
 from django_idempotency.policy import REQUIRE, Mode, Policy
 from django_idempotency.reporting.events import send
-from django_idempotency.stores import store_for, stores_of
+from django_idempotency.stores import PostgreSQLStore, store_for, stores_of
 from django_idempotency.stores.base import Owned, Seen, Store, Unlocked
 from django_idempotency.stores.codec import lack_of_encryption
 from django_idempotency.values.outcomes import (
@@ -54,17 +54,19 @@ MEETINGS: Mapping[bool | None, InFlight | Mismatch | Available] = {
 
 
 def claim_many(operations: Sequence[Operation], policy: Policy) -> list[Outcome | None]:
-    """Claim different operations of one policy in one statement, by record.
+    """Claim different operations of one policy in one statement, by record, on PostgreSQL.
 
     The outcome is ``None`` if an operation takes more than that statement, such as a takeover. Claim it by itself,
     right before it is run. Raises what ``claim`` raises; operations claimed by then are left to a takeover.
     """
     claimants = [Claimant(operation, policy.by_record) for operation in operations]
     first = claimants[0]
+    store = first.store
+    assert isinstance(store, PostgreSQLStore)
     first.refuse_inside_transaction()
     wanted = [(claimant.operation, claimant.token) for claimant in claimants]
     try:
-        found = first.reconnecting(partial(first.store.claim_many, wanted))
+        found = first.reconnecting(partial(store.claim_many, wanted))
     except StoreConflict:
         return [None] * len(claimants)
     outcomes: list[Outcome | None] = []

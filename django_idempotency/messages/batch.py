@@ -38,7 +38,8 @@ def _groups(attempts: Attempts, *, in_order: bool) -> list[dict[int, Attempt]]:
     for place, attempt in attempts.items():
         if attempt.policy.is_atomic and attempt.operation.id not in met:  # duplicates are handled later
             met.add(attempt.operation.id)
-            groups[engine.place(attempt.operation, attempt.policy)][place] = attempt
+            if (where := engine.place(attempt.operation, attempt.policy)) is not None:
+                groups[where][place] = attempt
     several = in_order and len(groups) > 1
     return [] if several else [group for group in groups.values() if len(group) > 1]
 

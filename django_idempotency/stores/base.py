@@ -7,7 +7,7 @@ it keeps the contract.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -131,10 +131,6 @@ class Store(ABC):
         The engine repeats a claim whose response was lost with the same token, and treats a record with that token as
         its own.
         """
-
-    def claim_many(self, wanted: Sequence[tuple[Operation, UUID]]) -> Sequence[Found]:
-        """Claim each of several operations with its token, always by record."""
-        return [self.claim(operation, token) for operation, token in wanted]
 
     def reconnect(self) -> bool:
         """Drop a connection that may be stale; return false if that would not help."""
@@ -319,15 +315,3 @@ class TransactionalStore(Store):
     @abstractmethod
     def has_released(self, claim: Claimed) -> bool:
         """Return whether the transaction that released the claim, whose COMMIT got no reply, is committed."""
-
-    @abstractmethod
-    def lock_many(self, claims: Sequence[Claimed]) -> list[Claimed]:
-        """Lock each of several records; return the claims that still own theirs, as they are in this transaction."""
-
-    @abstractmethod
-    def complete_many(self, results: Sequence[tuple[Claimed, StoredResponse]]) -> int:
-        """Complete each of the claims that ``lock_many`` has returned; return how many still owned their record.
-
-        Raises ``TransactionEnded`` if the transaction was rolled back since, by code that ran in it and without Django
-        knowing. After such a COMMIT the claims are completed, because the effects are there.
-        """

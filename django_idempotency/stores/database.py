@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -202,34 +202,10 @@ class DatabaseStore(TransactionalStore):
         """Whether ``lock`` has returned this claim, which then knows its transaction."""
         return claim.receipt is not None
 
-    def lock_many(self, claims: Sequence[Claimed]) -> list[Claimed]:
-        """Lock without the mark that ``lock`` leaves: what a batch commits without a response is run again, alone.
-
-        The receipts are the times that are written here. Once the savepoint is gone, they tell whether by a COMMIT.
-        """
-        in_order = sorted(claims, key=lambda claim: claim.id)
-        with store_errors():
-            owned = [claim for claim in in_order if self._owned_by(claim).update(updated_at=DatabaseNow()) == 1]
-            self._execute(self.connection.ops.savepoint_create_sql(SAVEPOINT))
-            times = dict(self._of({claim.token: claim.id for claim in owned}).values_list("token", "updated_at"))
-        return [claim.with_receipt(times[claim.token]) for claim in owned]
-
-    def complete_many(self, results: Sequence[tuple[Claimed, StoredResponse]]) -> int:
-        one = results[0][0]
-        try:
-            self._expect_savepoint()
-        except TransactionEnded:
-            with store_errors():
-                if one.receipt not in self._owned_by(one).values_list("updated_at", flat=True):
-                    raise
-        return sum(self._complete(claim, response, Status.COMPLETED) for claim, response in results)
-
     def complete(self, claim: Claimed, response: StoredResponse, *, failure: bool = False) -> bool:
         if self._is_locked(claim):
             self._expect_savepoint()
-        return self._complete(claim, response, Status.FAILED if failure else Status.COMPLETED)
-
-    def _complete(self, claim: Claimed, response: StoredResponse, status: Status) -> bool:
+        status = Status.FAILED if failure else Status.COMPLETED
         return self._end(claim, reason="", **_ended(status, self.policy), **_response_columns(response))
 
     def _expect_savepoint(self) -> None:

@@ -219,7 +219,10 @@ class PostgreSQLStore(DatabaseStore):
     def has_owner(self, operation: Operation) -> bool:
         return bool(self._ask(HAS_OWNER, (operation.id, operation.id)) == (True,))
 
+    # --- several at once
+
     def claim_many(self, wanted: Sequence[tuple[Operation, UUID]]) -> Sequence[Found]:
+        """Claim each of several operations with its token, always by record."""
         columns = zip(*starmap(_asked, wanted), strict=True)
         found: list[Found] = [None] * len(wanted)
         try:
@@ -238,6 +241,7 @@ class PostgreSQLStore(DatabaseStore):
             return is_distributed(self.name)
 
     def lock_many(self, claims: Sequence[Claimed]) -> list[Claimed]:
+        """Lock each of several records; return the claims that still own theirs, as they are in this transaction."""
         by_token = {claim.token: claim for claim in claims}
         ids = [claim.id for claim in claims]
         with store_errors(), self.connection.cursor() as cursor:
@@ -249,6 +253,11 @@ class PostgreSQLStore(DatabaseStore):
         return [self._locked(by_token[token], number) for token, _number in found]
 
     def complete_many(self, results: Sequence[tuple[Claimed, StoredResponse]]) -> int:
+        """Complete each of the claims that ``lock_many`` has returned; return how many still owned their record.
+
+        Raises ``TransactionEnded`` if the transaction was rolled back since, by code that ran in it and without Django
+        knowing. After such a COMMIT the claims are completed, because the effects are there.
+        """
         number = receipt_of(results[0][0]).transaction
         if not self._is_open(number) and not self._has_committed(results[0][0]):
             raise TransactionEnded

@@ -89,7 +89,8 @@ IN_A_BLOCK = (
     in_a_batch,
     closed_meanwhile,
 )
-LEFT = [pytest.param(act, id=act.__name__) for act in IN_A_BLOCK]
+ON_POSTGRESQL = {in_a_batch: pytest.mark.postgresql}
+LEFT = [pytest.param(act, id=act.__name__, marks=ON_POSTGRESQL.get(act, ())) for act in IN_A_BLOCK]
 # On SQLite it can't be told from a transaction that was begun by hand.
 LEFT.append(pytest.param(between_the_drivers_note_and_djangos, id="out_of_step", marks=pytest.mark.row_locks))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
@@ -263,25 +262,6 @@ def test_a_connection_that_the_server_has_closed_is_made_again():
         assert by_lock(paying)(key).status_code == 201
     terminate(connection.connection.info.backend_pid)
     assert by_lock(paying)().status_code == 201
-
-
-@pytest.mark.pgbouncer
-def test_behind_a_pooler(pgbouncer, monkeypatch):
-    address = urlsplit(pgbouncer(f"/{connection.settings_dict['NAME']}"))
-    connection.close()
-    with monkeypatch.context() as patch:
-        patch.setitem(connection.settings_dict, "HOST", address.hostname)
-        patch.setitem(connection.settings_dict, "PORT", address.port)
-        patch.setitem(connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
-        with Gate().running(mode=Atomic(claim="lock")) as first:
-            assert elsewhere(by_lock(paying)).status_code == 409
-            assert elsewhere(by_lock(paying), body=OTHER_BODY).status_code == 422
-        assert first.result(10).status_code == 201
-        answers = in_threads(6, lambda _: by_lock(paying)("k2"))
-        assert {answer.status_code for answer in answers} <= {201, 409}
-        assert is_replay(by_lock(paying)())
-    connection.close()
-    assert effects() == 2
 
 
 @pytest.fixture

@@ -6,12 +6,10 @@ import subprocess
 import sys
 from contextlib import suppress
 from functools import partial
-from threading import Thread
 from uuid import uuid4
 
 import pytest
-from django.contrib.auth import get_user_model
-from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
+from django.db import DatabaseError, IntegrityError, connection, transaction
 
 from django_idempotency.messages import (
     Ack,
@@ -40,7 +38,7 @@ from tests.support.servers import ROOT
 from tests.support.statements import sent_statements
 from tests.support.threads import in_threads, just_before
 
-pytestmark = pytest.mark.usefixtures("transactional_db")
+pytestmark = [pytest.mark.usefixtures("transactional_db"), pytest.mark.postgresql]
 
 
 def messages(*ids):
@@ -93,8 +91,8 @@ def swallow_an_error_of_the_cursor(message):
 @pytest.mark.parametrize(
     "spoil",
     [
-        pytest.param(swallow_an_integrity_error, marks=pytest.mark.postgresql),
-        pytest.param(swallow_an_error_of_the_cursor, marks=pytest.mark.postgresql),
+        swallow_an_integrity_error,
+        swallow_an_error_of_the_cursor,
         lambda message: transaction.set_rollback(True),
         lambda message: connection.close(),
     ],
@@ -211,7 +209,6 @@ def test_an_empty_batch_has_no_deliveries():
     assert Consumer("c", pay).consume_many([]) == []
 
 
-@pytest.mark.postgresql
 def test_a_batch_claims_and_completes_in_five_statements():
     consumer = Consumer("c", lambda message, context: None)
     consumer.consume_many(messages(*range(3)))
@@ -227,7 +224,6 @@ def test_a_batch_claims_and_completes_in_five_statements():
     assert len(statements.all) == 1
 
 
-@pytest.mark.row_locks
 def test_batches_in_different_orders_never_deadlock():
     consumer = Consumer("c", pay)
     consumer.consume_many(messages("warm", "up"))
@@ -246,7 +242,6 @@ def test_batches_in_different_orders_never_deadlock():
     assert LedgerEntry.objects.values("reference").distinct().count() == effects() == 202
 
 
-@pytest.mark.row_locks
 @pytest.mark.parametrize(("in_order", "last"), [(False, Done), (True, OutOfTurn)], ids=["", "in order"])
 def test_a_message_in_flight_elsewhere_is_passed_unless_all_go_in_order(other_thread, in_order, last):
     consumer = Consumer("c", pay)
@@ -261,7 +256,6 @@ def test_a_message_in_flight_elsewhere_is_passed_unless_all_go_in_order(other_th
     assert effects() == (2 if in_order else 3)
 
 
-@pytest.mark.postgresql
 def test_a_commit_that_fails_leaves_the_others_to_themselves():
     """A deferred constraint: nobody knows which of them it was."""
 
@@ -276,7 +270,6 @@ def test_a_commit_that_fails_leaves_the_others_to_themselves():
     assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == ["a", "b"]
 
 
-@pytest.mark.postgresql
 def test_a_batch_that_has_lost_a_claim_commits_nothing():
     """COMMIT goes to the server with the completion, which must fail then."""
 
@@ -292,7 +285,6 @@ def test_a_batch_that_has_lost_a_claim_commits_nothing():
     assert (effects(), IdempotencyRecord.objects.filter(status="completed").count()) == (2, 2)
 
 
-@pytest.mark.postgresql
 def test_a_connection_that_breaks_in_a_batch_loses_nothing():
     consumer = Consumer("c", pay)
 
@@ -314,7 +306,6 @@ def test_a_connection_that_breaks_in_a_batch_loses_nothing():
     assert effects() == 3
 
 
-@pytest.mark.postgresql
 def test_claims_by_lock_that_end_meanwhile_hold_up_no_batch():
     """Where each message then claimed by itself, all at once, the second one met the first one's transaction."""
     consumer = Consumer("c", pay, policy=Policy(mode=Atomic(claim="lock")))
@@ -348,7 +339,6 @@ print(*(type(delivery).__name__ for delivery in consumer.consume_many(batch)))
 """
 
 
-@pytest.mark.row_locks
 def test_a_message_that_ends_its_process_takes_no_other_with_it():
     """The others are claimed with it once; after that only what begins to run is an attempt."""
     command = [sys.executable, "-c", POISONED]
@@ -389,41 +379,6 @@ def test_a_handler_that_ends_the_transaction_itself_costs_no_effect(ids, stateme
     there = sorted(LedgerEntry.objects.values_list("reference", flat=True))
     assert "a" in done <= set(there)
     assert there == sorted(set(there)), "each once"
-
-
-@pytest.mark.mariadb
-@pytest.mark.parametrize("ids", [("a", "deadlocked"), ("a", "deadlocked", "b")])
-def test_a_deadlock_that_a_handler_ignores_costs_no_effect(ids, other_thread):
-    """The server has rolled back the whole transaction then, and Django does not know."""
-    users = get_user_model().objects
-    first, *others = [users.create(username=f"user-{number}").pk for number in range(60)]
-    ignored = []
-
-    def lock_others():
-        transaction.set_autocommit(False)
-        for pk in others:  # so many that the server does not make this transaction the victim
-            users.filter(pk=pk).update(first_name="locked")
-
-    def handle(message, context):
-        paid = pay(message, context)
-        if message.id == "deadlocked" and not ignored:
-            other_thread(lock_others)
-            users.filter(pk=first).update(first_name="ours")
-            rival = Thread(target=other_thread, args=(users.filter(pk=first).update,), kwargs={"first_name": "theirs"})
-            rival.start()
-            try:
-                users.select_for_update().get(pk=others[0])
-            except OperationalError as error:
-                ignored.append(error)
-            rival.join()
-            other_thread(transaction.rollback)
-        return paid
-
-    told = Consumer("c", handle).consume_many(messages(*ids))
-    assert ignored
-    done = [id for id, delivery in zip(ids, told, strict=True) if isinstance(delivery, Ack)]
-    assert "a" in done
-    assert sorted(done) == sorted(LedgerEntry.objects.values_list("reference", flat=True))
 
 
 def test_a_hook_that_raises_stops_no_other(caplog):
