@@ -338,24 +338,6 @@ django.core.management.call_command("check")
 """)
 
 
-def test_an_adapter_without_its_extra_says_so():
-    """Not a stand-in that does nothing: an ``ImportError``. Each is imported in a process of its own."""
-    said = run_without_extras(f"""
-for name in {sorted(NEEDS_AN_EXTRA)!r}:
-    if os.fork() == 0:
-        try:
-            importlib.import_module(f"{PACKAGE}.{{name}}")
-        except ImportError as error:
-            os._exit(not (error.name and error.name.partition(".")[0] in {EXTRAS!r}))
-        finally:
-            os._exit(1)
-    _pid, status = os.wait()
-    if status:
-        print(name)
-""")
-    assert said == ""
-
-
 def test_the_architecture_page_lists_every_layer_and_note():
     page = (ROOT.parent / "docs" / "architecture.md").read_text()
     layers, _heading, rest = page.partition("## Layers")[2].partition("## Notes")
