@@ -81,12 +81,6 @@ def test_a_rejected_message_stays_rejected_and_leaves_no_effect():
     assert effects() == 0
 
 
-def test_a_result_that_is_no_json_is_refused_before_commit():
-    assert "can't be kept" in consume(MESSAGE, lambda *given: [pay(*given), object()]).reason
-    assert effects() == 0
-    assert consume(MESSAGE, pay) == Done({"paid": 5, "attempt": 2})
-
-
 def test_a_message_whose_handler_died_waits_for_an_operator():
     class Killed(BaseException):
         pass
