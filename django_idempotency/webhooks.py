@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -109,8 +108,3 @@ class WebhookView(View):
                 return JsonResponse({}, status=status, headers={"Retry-After": str(max(1, math.ceil(delay)))})
         status = 400 if isinstance(delivery, Malformed) else 422
         return JsonResponse({"detail": delivery.reason}, status=status)
-
-
-def json_of(message: Message) -> Any:
-    """Return the body of a message, parsed as JSON. Raises ``ValueError``."""
-    return json.loads(message.body)

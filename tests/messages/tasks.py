@@ -16,7 +16,6 @@ from celery.exceptions import Ignore, Reject
 from celery.signals import worker_process_init
 from celery.worker.request import Request
 from django.contrib.auth import get_user_model
-from pydantic import BaseModel
 
 from django_idempotency.messages import current_context
 from django_idempotency.messages.celery import idempotent_task
@@ -160,17 +159,6 @@ def dawdles_and_has_acknowledged(reference: str, seconds: float) -> str:
     logger.warning("dawdles %s", reference)
     time.sleep(seconds)
     return reference
-
-
-class Order(BaseModel):
-    amount: int
-
-
-@shared_task(pydantic=True, **LATE)
-@idempotent_task
-def orders(order: Order) -> Order:
-    pay("r", order.amount)
-    return Order(amount=order.amount + 1)
 
 
 @shared_task(**LATE)
