@@ -73,35 +73,12 @@ def test_data_of_what_is_no_json_is_none(call):
     assert call(view).data is None
 
 
-def test_a_replay_of_a_body_too_large_to_store_says_so_past_the_envelope(call):
-    runs, view = envelope(lambda: Response({"long": "x" * 2000}, status=201))
-    first, second = call(view), call(view)
-    assert (first.status_code, second.status_code, runs.count) == (201, 201, 1)
-    assert (second.data["code"], second.json()["code"]) == ("response_not_stored", "response_not_stored")
-
-
 def test_a_problem_has_the_envelope_of_the_view(call):
     _runs, view = envelope(RESPONSES["JSON"])
     call(view, {"amount": 1})
     refused = call(view, {"amount": 2})
     assert (refused.status_code, refused.json()["ok"]) == (422, False)
     assert refused.json()["data"]["code"] == "idempotency_key_reused"
-
-
-@pytest.mark.parametrize("mode", ["atomic", "lease"])
-def test_a_session_made_in_a_view_that_returns_422_is_kept(call, mode):
-    def answer(request):
-        request.session["step"] = "second factor"
-        request.session.save()
-        return Response({"next": "code"}, status=422)
-
-    runs = Runs(answer)
-    policy = Policy(scope="public", mode=mode)
-    attributes = {"runs": runs, "idempotency_policy": policy, "finalize_response": APIView.finalize_response}
-    call.client.logout()
-    response = call(type("Login", (Envelope,), attributes).as_view())
-    assert response.status_code == 422
-    assert call.client.session["step"] == "second factor"
 
 
 HTML = {"Accept": "text/html"}
@@ -141,13 +118,6 @@ def test_a_page_of_the_browsable_api_is_not_stored(call, base, wrap):
     assert "text/html" in first.headers["Content-Type"]
     assert (second.status_code, code(second), runs.count) == (201, "response_not_stored", 1)
     assert IdempotencyRecord.objects.get().response_body is None, "no page with a CSRF token"
-
-
-def test_a_problem_is_a_page_of_the_browsable_api(call):
-    _runs, view = browsable(base=Protected)
-    call(view, headers=HTML)
-    mismatch = call(view, {"amount": 5}, headers=HTML)
-    assert (mismatch.status_code, b"idempotency_key_reused" in mismatch.content) == (422, True)
 
 
 class Tracing:

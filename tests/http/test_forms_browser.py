@@ -6,13 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from django.core.signals import request_started
-from django.http import HttpRequest, HttpResponse
-from django.template import engines
-from django.urls import path
 
-from django_idempotency.forms import idempotent_form
 from testproject.models import LedgerEntry
-from testproject.urls import urlpatterns
 from tests.support.browser import Browser
 from tests.support.waiting import eventually
 
@@ -87,24 +82,5 @@ def test_going_back_and_ordering_again_orders_once(form, submissions):
     form.click(BUTTON)
     form.driver.back()
     form.click(BUTTON)
-    assert form.find(".message").text == "Ordered pen."
-    assert (submissions(), LedgerEntry.objects.count()) == (2, 1)
-
-
-@idempotent_form
-def order_without_redirect(request: HttpRequest) -> HttpResponse:
-    form = '<form method="post">{% csrf_token %}{% idempotency_key %}<button type="submit">Order</button></form>'
-    if request.method == "POST":
-        LedgerEntry.objects.record(kind="order", user=request.user, currency="eur", amount=5, reference="pen")
-        form = '<p class="message">Ordered pen.</p>'
-    page = engines["django"].from_string("{% load idempotency %}<title>Orders</title>" + form)
-    return HttpResponse(page.render({}, request))
-
-
-def test_a_reload_after_a_post_without_a_redirect_orders_once(form, submissions, settings):
-    settings.ROOT_URLCONF = (path(PAGE.removeprefix("/"), order_without_redirect), *urlpatterns)
-    form.open(PAGE)
-    form.click(BUTTON)
-    form.driver.refresh()
     assert form.find(".message").text == "Ordered pen."
     assert (submissions(), LedgerEntry.objects.count()) == (2, 1)

@@ -195,18 +195,6 @@ def test_an_error_that_ninja_handles_undoes_nothing(api, post, settings, atomic_
     assert [(post(key=key).status_code, effects()) for key in (None, "k", "k")] == [(422, 1), (422, 2), (422, 3)]
 
 
-def test_an_error_unhandled_by_ninja_releases_the_key(api, post, call):
-    @api.post("/pay", auth=ApiKey())
-    @by_key
-    def pay(request, amount: int):
-        raise LookupError
-
-    for _ in range(2):
-        with pytest.raises(LookupError):
-            post()
-    assert IdempotencyRecord.objects.get().attempts == 2
-
-
 def test_a_result_that_ninja_cannot_render_undoes_the_effects(api, post):
     call_count = []
 

@@ -17,7 +17,6 @@ from celery.signals import worker_process_init
 from celery.worker.request import Request
 from django.contrib.auth import get_user_model
 
-from django_idempotency.messages import current_context
 from django_idempotency.messages.celery import idempotent_task
 from django_idempotency.policy import Atomic
 from django_idempotency.signals import request_rejected
@@ -104,20 +103,6 @@ def replaces_itself(task: Any, reference: str, left: int) -> Any:
 def ends_itself(reference: str) -> None:
     pay(reference)
     raise Ignore
-
-
-def mail_key() -> str:
-    """What code deep inside a task finds out."""
-    context = current_context()
-    assert context is not None
-    return f"{context.attempt} {context.child_key('mail')}"
-
-
-@shared_task(**LATE)
-@idempotent_task
-def finds_its_context(reference: str) -> str:
-    pay(reference)
-    return mail_key()
 
 
 @shared_task(**LATE)

@@ -34,11 +34,6 @@ def test_a_duplicate_message_is_acknowledged_with_its_result():
     assert effects() == 1
 
 
-def test_the_same_id_from_another_source_is_another_message():
-    consume(MESSAGE, pay)
-    assert consume(Message("refunds", MESSAGE.id, MESSAGE.body), pay) == Done({"paid": 5, "attempt": 1})
-
-
 def test_json_that_is_only_written_otherwise_is_the_same_body():
     consume(MESSAGE, pay)
     assert isinstance(consume(Message("payments", "id-1", b'{"currency":"EUR","amount":5}'), pay), AlreadyDone)

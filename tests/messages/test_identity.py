@@ -77,14 +77,6 @@ def test_a_buffer_is_bytes(body):
     assert identified(Message("queue", "1", body)).body == b"a"
 
 
-@pytest.mark.parametrize("id", ["x" * 1000, "a\0b", 7, "ü"])
-@pytest.mark.usefixtures("transactional_db")
-def test_a_message_with_an_odd_id_is_handled_once(id):
-    assert isinstance(consume(Message("queue", id), pay), Done)
-    assert isinstance(consume(Message("queue", id), pay), AlreadyDone)
-    assert effects() == 1
-
-
 @pytest.mark.usefixtures("transactional_db")
 def test_two_consumers_of_a_queue_each_handle_a_message():
     first, second = Consumer("receipts", pay), Consumer("statistics", pay)
