@@ -52,8 +52,6 @@ def new_form_key() -> str:
 
 
 def _submitted_once(view: Callable[..., HttpResponseBase], policy: Policy) -> Callable[..., HttpResponseBase]:
-    if ninja.is_operation(view):
-        _refuse_operation(view)
     if is_async(view):
         raise ImproperlyConfigured(f"{dotted_name(view)} is async, and @idempotent_form works only on sync views.")
     stated, policy = policy, policy.over(IN_FORMS)

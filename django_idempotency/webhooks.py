@@ -94,13 +94,9 @@ class WebhookView(View):
         except NotVerified:
             return JsonResponse({"detail": "The signature does not match."}, status=401)
         headers = {name.lower(): value for name, value in request.headers.items()}
-        return self._answer(Message(self.source, id, request.body, headers))
-
-    def _answer(self, message: Message) -> HttpResponse:
-        consumer = Consumer(
-            "webhooks", self.handle, policy=self.policy, max_attempts=self.max_attempts, sender=type(self)
-        )
-        match delivery := consumer.consume(message):
+        options: Any = {"policy": self.policy, "max_attempts": self.max_attempts, "sender": type(self)}
+        consumer = Consumer("webhooks", self.handle, **options)
+        match delivery := consumer.consume(Message(self.source, id, request.body, headers)):
             case Ack():
                 return HttpResponse(status=200)
             case RetryLater(delay=delay):

@@ -7,7 +7,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
 from django.utils.decorators import method_decorator
 from django.views import View
-from rest_framework import viewsets
 from rest_framework.decorators import api_view, permission_classes
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -28,13 +27,10 @@ def view(request):
 
 
 def test_the_mixin_after_apiview_is_refused_at_class_creation():
-    with refused(ImproperlyConfigured, match=r"class Charge\(IdempotentMixin, APIView\)"):
-        type("Charge", (APIView, IdempotentMixin), {})
-    with refused(ImproperlyConfigured, match=r"class Charges\(IdempotentMixin, ViewSet\)"):
-        type("Charges", (viewsets.ViewSet, IdempotentMixin), {})
     base = type("Base", (IdempotentMixin,), {})
-    with refused(ImproperlyConfigured, match="IdempotentMixin"):
-        type("Charge", (APIView, base), {})
+    for bases in ((APIView, IdempotentMixin), (APIView, base)):
+        with refused(ImproperlyConfigured, match="IdempotentMixin comes after APIView"):
+            type("Charge", bases, {})
     type("Charge", (base, APIView), {})
 
 
