@@ -1,7 +1,7 @@
 """HTML forms: a form is submitted once, despite a double click, a reload or the back button.
 
 The form has a signed key, which is new for each rendering: ``{% idempotency_key %}``. Decorate its view with
-``@idempotent_form``. For the admin's forms that add objects, use ``IdempotentAddMixin``.
+``@idempotent_form``.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ from typing import Any, NoReturn
 
 from django.contrib import messages
 from django.contrib.messages.storage.base import Message
-from django.core.exceptions import ImproperlyConfigured, PermissionDenied, SuspiciousOperation
+from django.core.exceptions import ImproperlyConfigured, SuspiciousOperation
 from django.core.signing import BadSignature, Signer
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.http.response import HttpResponseBase
-from django.template.response import TemplateResponse
-from django.urls import URLPattern
 from django.utils.safestring import SafeData, mark_safe
 
 from django_idempotency.conf import conf, resolve
@@ -54,8 +52,6 @@ def new_form_key() -> str:
 
 
 def _submitted_once(view: Callable[..., HttpResponseBase], policy: Policy) -> Callable[..., HttpResponseBase]:
-    if ninja.is_operation(view) or ninja.is_run(view):
-        _refuse_operation(view)
     if is_async(view):
         raise ImproperlyConfigured(f"{dotted_name(view)} is async, and @idempotent_form works only on sync views.")
     stated, policy = policy, policy.over(IN_FORMS)
@@ -173,70 +169,3 @@ def _restore_messages(request: HttpRequest, response: HttpResponseBase) -> None:
         for level, text, tags, *is_safe in json.loads(base64.b64decode(encoded)):
             message = mark_safe(text) if is_safe else text  # nosec B308 B703 # as the view had it
             messages.add_message(request, level, message, extra_tags=tags or "")
-
-
-# --- The admin -------------------------------------------------------------------------------------------------------
-
-
-class IdempotentAddMixin:
-    """Add an object once for each rendering of the admin's form and each content.
-
-    Put this mixin before ``ModelAdmin`` among the bases. ``idempotency_policy`` is a ``Policy`` with the options that
-    ``idempotent_form`` takes. The key is added to the block ``form_top`` of the template that shows the form; a
-    template without that block needs ``{% idempotency_key %}``. Users without permission to add objects get no replay.
-
-    Raises ``ImproperlyConfigured`` if it comes after ``ModelAdmin``.
-    """
-
-    idempotency_policy: Policy = Policy()
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        before = cls.__mro__[: cls.__mro__.index(IdempotentAddMixin)]
-        foreign = [base for base in before if "get_urls" in vars(base) and not issubclass(base, IdempotentAddMixin)]
-        if foreign:
-            raise ImproperlyConfigured(
-                f"{cls.__qualname__} is not protected: IdempotentAddMixin comes after {foreign[0].__name__}."
-            )
-
-    def get_urls(self: Any) -> list[URLPattern]:
-        patterns: list[URLPattern] = super().get_urls()  # type: ignore[misc]
-        for pattern in patterns:
-            if pattern.name == f"{self.opts.app_label}_{self.opts.model_name}_add":
-                pattern.callback = self.admin_site.admin_view(_added_once(self))
-        return patterns
-
-    def render_change_form(
-        self,
-        request: HttpRequest,
-        context: dict[str, Any],
-        add: bool = False,
-        change: bool = False,
-        form_url: str = "",
-        obj: Any = None,
-    ) -> HttpResponse:
-        response: HttpResponse = super().render_change_form(request, context, add, change, form_url, obj)  # type: ignore[misc]
-        if add and isinstance(response, TemplateResponse):
-            shown = response.resolve_template(response.template_name)
-            response.context_data = {**(response.context_data or {}), "idempotency_form": shown}
-            response.template_name = "admin/django_idempotency/add_form.html"
-        return response
-
-
-def _added_once(admin: Any) -> Callable[..., HttpResponseBase]:
-    def add(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        response: HttpResponseBase = admin.add_view(request, *args, **kwargs)
-        return response
-
-    add = wraps(admin.add_view)(add)
-    add.__module__, add.__qualname__ = type(admin).__module__, f"{type(admin).__qualname__}.add_view"
-    submit = _submitted_once(add, admin.idempotency_policy)
-
-    @wraps(submit)
-    def permitted(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        if not admin.has_add_permission(request):
-            raise PermissionDenied
-        return submit(request, *args, **kwargs)
-
-    permitted.model_admin = admin  # type: ignore[attr-defined]
-    return permitted

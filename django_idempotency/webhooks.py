@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -95,13 +94,9 @@ class WebhookView(View):
         except NotVerified:
             return JsonResponse({"detail": "The signature does not match."}, status=401)
         headers = {name.lower(): value for name, value in request.headers.items()}
-        return self._answer(Message(self.source, id, request.body, headers))
-
-    def _answer(self, message: Message) -> HttpResponse:
-        consumer = Consumer(
-            "webhooks", self.handle, policy=self.policy, max_attempts=self.max_attempts, sender=type(self)
-        )
-        match delivery := consumer.consume(message):
+        options: Any = {"policy": self.policy, "max_attempts": self.max_attempts, "sender": type(self)}
+        consumer = Consumer("webhooks", self.handle, **options)
+        match delivery := consumer.consume(Message(self.source, id, request.body, headers)):
             case Ack():
                 return HttpResponse(status=200)
             case RetryLater(delay=delay):
@@ -109,8 +104,3 @@ class WebhookView(View):
                 return JsonResponse({}, status=status, headers={"Retry-After": str(max(1, math.ceil(delay)))})
         status = 400 if isinstance(delivery, Malformed) else 422
         return JsonResponse({"detail": delivery.reason}, status=status)
-
-
-def json_of(message: Message) -> Any:
-    """Return the body of a message, parsed as JSON. Raises ``ValueError``."""
-    return json.loads(message.body)

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 from django.contrib import admin
 
-from django_idempotency.forms import IdempotentAddMixin
 from testproject.models import LedgerEntry
 
 
 @admin.register(LedgerEntry)
-class LedgerEntryAdmin(IdempotentAddMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+class LedgerEntryAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     fields = ("kind", "user", "amount", "currency", "reference")
     list_display = ("created_at", "kind", "reference", "amount", "currency", "user")
     list_filter = ("kind",)

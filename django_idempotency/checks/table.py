@@ -200,13 +200,6 @@ CHECKS = (
         '"dispatch" with them, and put @idempotent or IdempotentMixin on the class.',
     ),
     Check(
-        "W021",
-        each("routes", views.is_before_ninjas_authentication),
-        "{it[0]} is a view of Django Ninja behind IdempotencyMiddleware, which can't get inside it: a replay is sent "
-        "before Ninja's own authentication.",
-        "Update Ninja, or add the path to EXEMPT_PATHS and put @idempotent below @api.post.",
-    ),
-    Check(
         "W022",
         each("classes", views.unused_handler),
         "{found[0]} is not protected: its dispatch() does not call the handler {found[1]}().",

@@ -123,14 +123,3 @@ def unused_handler(cls: Any) -> tuple[str, str] | None:
     if unused is None or dispatch is None:
         return None
     return None if {"getattr", *View.http_method_names} & dispatch else (dotted_name(cls), unused)
-
-
-def is_before_ninjas_authentication(route: tuple[str, Any]) -> bool:
-    """Whether the middleware covers a view of a Ninja whose operations can't be copied."""
-    path, callback = route
-    if not is_covering() or getattr(callback, "__module__", "") != "ninja.operation" or ninja.path_view(callback):
-        return False
-    contents = [getattr(callback, "__self__", None), *(cell.cell_contents for cell in callback.__closure__ or ())]
-    methods = {method for part in contents for each in getattr(part, "operations", ()) for method in each.methods}
-    exempt, protected = conf.conf().exempt, conf.conf().policy.methods
-    return not (exempt and exempt.search(path)) and (not methods or not methods.isdisjoint(protected))

@@ -27,7 +27,6 @@ from django_idempotency.http.problems import MARKED_FAILED, NOT_STORED, Problem,
 from django_idempotency.messages.attempt import current_context
 from django_idempotency.messages.consumer import Consumer
 from django_idempotency.messages.message import (
-    TRACEPARENT,
     Ack,
     AwaitsOperator,
     Delivery,
@@ -39,7 +38,7 @@ from django_idempotency.messages.message import (
     Reject,
     RetryLater,
 )
-from django_idempotency.messages.results import JSON, NOT_KEPT, TYPE, TYPED_JSON, VALUE
+from django_idempotency.messages.results import JSON, NOT_KEPT, PLAIN_JSON
 from django_idempotency.policy import Policy, is_async
 from django_idempotency.values.outcomes import InFlight, Mismatch, OnHold, Release, Verdict
 from django_idempotency.values.scopes import CUSTOM
@@ -55,7 +54,7 @@ CONTEXT = "mcp_context"
 OTHER_CALL = (
     "The tool or its arguments differ. Send a retry exactly as it was first sent; use a new key only for another call."
 )
-MODEL = "model"
+MODEL = "__model__"
 USED = "_django_idempotency_key_used"
 
 
@@ -209,8 +208,7 @@ class _Tool:
         self._take(request)
         params = request.params or {}
         body = json.dumps([params.get("name"), params.get("arguments") or {}]).encode()
-        headers = {TRACEPARENT: meta[TRACEPARENT]} if isinstance(meta.get(TRACEPARENT), str) else {}
-        return Message(f"{scope}/{self.name}", key, body, headers)
+        return Message(f"{scope}/{self.name}", key, body)
 
     def _scope(self, context: Context[Any, Any]) -> str | None:
         if self.scope == PUBLIC:
@@ -300,7 +298,7 @@ def _error(text: str, **meta: Any) -> CallToolResult:
 
 
 class _Codec:
-    """Keeps plain values with their types, and others by the function's return annotation, if pydantic can."""
+    """Keeps plain values as JSON, and others by the function's return annotation, if pydantic can."""
 
     content_type = JSON
 
@@ -309,20 +307,20 @@ class _Codec:
 
     def encode(self, result: Any) -> bytes:
         try:
-            return TYPED_JSON.encode(result)
-        except TypeError:
+            return PLAIN_JSON.encode(result)
+        except (TypeError, ValueError):
             if self.adapter is None:
                 raise
         value = self.adapter.dump_json(result, by_alias=False, round_trip=True, warnings="error")
         if self._validated(value) != result:
             raise TypeError(f"A result of type {type(result).__qualname__} would change in replays; annotate its type.")
-        return json.dumps({TYPE: MODEL, VALUE: json.loads(value)}).encode()
+        return json.dumps({MODEL: json.loads(value)}).encode()
 
     def decode(self, body: bytes) -> Any:
         kept = json.loads(body)
-        if isinstance(kept, dict) and kept.get(TYPE) == MODEL:
-            return self._validated(json.dumps(kept[VALUE]).encode())
-        return TYPED_JSON.decode(body)
+        if isinstance(kept, dict) and kept.keys() == {MODEL}:
+            return self._validated(json.dumps(kept[MODEL]).encode())
+        return kept
 
     def _validated(self, value: bytes) -> Any:
         """Validate by the names of fields, whatever aliases a model has."""

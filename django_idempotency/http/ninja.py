@@ -2,7 +2,6 @@
 
 This module does not import Ninja up front. It sets the attributes that Ninja's own ``decorate_view`` uses:
 ``_ninja_contribute_to_operation`` on a function and ``_run_decorators`` on an operation.
-``add_decorator(…, mode="view")`` calls the decorator with the ``run`` of each operation.
 """
 
 from __future__ import annotations
@@ -26,23 +25,21 @@ from django_idempotency.policy import Policy
 from django_idempotency.values.outcomes import EntryPoint
 
 CONTRIBUTIONS = "_ninja_contribute_to_operation"
-BY_RUN = "idempotency_by_run"
 View = Callable[..., Any]
 
 
 def path_view(view: Any) -> Any:
-    """Return Ninja's object for one path, which is behind the view that Ninja gave to Django.
+    """Return Ninja's object for one path, which is behind the view that Ninja gave to Django; ``None`` for others.
 
-    ``None`` for any other view, and for a version of Ninja whose operations can't be copied.
+    Raises ``ImproperlyConfigured`` if it can't be found: a replay would be sent before Ninja's authentication.
     """
-    if getattr(view, "__module__", "") != "ninja.operation" or not isinstance(view, FunctionType):
+    if getattr(view, "__module__", "") != "ninja.operation":
         return None
-    contents = [cell.cell_contents for cell in view.__closure__ or ()]
-    return next((part for part in contents if hasattr(part, "operations") and hasattr(part, "clone")), None)
-
-
-def is_operation(view: Any) -> bool:
-    return hasattr(view, "_ninja_operation")
+    contents = [cell.cell_contents for cell in getattr(view, "__closure__", None) or ()]
+    for part in contents:
+        if hasattr(part, "operations") and hasattr(part, "clone"):
+            return part
+    raise ImproperlyConfigured("This version of Django Ninja is not supported: update it.")
 
 
 def operations(view: Any) -> list[Any]:
@@ -91,47 +88,17 @@ def _evaluated(stated: Signature, names: dict[str, Any]) -> Signature:
     return stated.replace(parameters=parameters)
 
 
-def refuse_operation(function: Any) -> NoReturn:
-    """``@idempotent`` above ``@api.post``, or in the default mode of ``add_decorator``, got the whole ``function``."""
+def is_operation(view: Any) -> bool:
+    """Whether Ninja has made an operation of ``view`` already, or ``view`` is the ``run`` of an operation."""
+    return hasattr(view, "_ninja_operation") or hasattr(getattr(unwrap(view), "__self__", None), "_result_to_response")
+
+
+def refuse_operation(view: Any) -> NoReturn:
+    """``@idempotent`` is above ``@api.post``, or was passed to ``add_decorator`` or ``decorate_view``."""
     raise ImproperlyConfigured(
-        f"@idempotent can't protect {function.__qualname__} where it is, because Ninja renders the result afterwards. "
-        'Put it below the operation\'s decorator, or write add_decorator(idempotent, mode="view").'
+        f"@idempotent can't protect {unwrap(view).__qualname__} where it is. Put it below the operation's decorator; "
+        "to protect a whole API, use IdempotencyMiddleware."
     )
-
-
-def is_run(view: Any) -> bool:
-    """Whether ``view`` is the ``run`` that ``add_decorator(…, mode="view")`` and ``decorate_view`` pass on."""
-    run = unwrap(view)
-    return getattr(run, "__name__", "") == "run" and hasattr(getattr(run, "__self__", None), "_result_to_response")
-
-
-def protect_run(run: View, policy: Policy) -> View:
-    """Protect the operation that ``run`` belongs to, inside its checks, unless it has an entry point or is exempt.
-
-    ``add_decorator`` on a router has precedence over that on its API. An async operation runs in lease mode unless
-    ``policy`` sets the mode.
-    """
-    bound: Any = unwrap(run)
-    operation = bound.__self__
-    view: Any = operation.view_func
-    if getattr(view, "__dict__", {}).get(BY_RUN) is view:
-        view = operation.view_func.__wrapped__
-    elif hasattr(view, BY_RUN):
-        raise ImproperlyConfigured(
-            f"{view.__qualname__} already has an entry point, and a decorator around it. Add @idempotent before the "
-            "others."
-        )
-    elif hasattr(view, "idempotency_entry_point") or hasattr(view, "idempotency_exempt"):
-        return run
-    if operation.is_async or iscoroutinefunction(view):
-        policy = policy.over(Policy(mode="lease"))
-    if _streams(operation):
-        if resolve(policy).methods and set(resolve(policy).methods).isdisjoint(operation.methods):
-            return run
-        _refuse_stream(view)
-    operation.view_func = protected = _protected(operation, view, policy, EntryPoint.DECORATOR)
-    setattr(protected, BY_RUN, protected)
-    return run
 
 
 def behind_entry_points(view: Any, policy: Policy | None, way: EntryPoint) -> View:
@@ -141,18 +108,13 @@ def behind_entry_points(view: Any, policy: Policy | None, way: EntryPoint) -> Vi
     for operation, of in zip(copy.operations, original.operations, strict=True):
         operation.api = of.api
         mode = policy or (Policy(mode="lease") if operation.is_async else Policy())
-        if _streams(of):  # another operation at the same path may be protected
-            operation.view_func = _refusing(of.view_func, mode)
-        elif not hasattr(of.view_func, "idempotency_entry_point"):
+        if not hasattr(of.view_func, "idempotency_entry_point"):
             _protect(operation, of.view_func, mode, way)
     protected: View = copy.get_view()
     return take_over_atomic_requests(protected)
 
 
 def _protect(operation: Any, view: View, policy: Policy, way: EntryPoint) -> None:
-    if _streams(operation):
-        _refuse_stream(view)
-
     def into(run: View) -> View:  # Ninja calls it again for each copy of the operation
         bound: Any = unwrap(run)
         bound.__self__.view_func = _protected(bound.__self__, view, policy, way)
@@ -162,27 +124,19 @@ def _protect(operation: Any, view: View, policy: Policy, way: EntryPoint) -> Non
     operation.run = into(operation.run)
 
 
-def _streams(operation: Any) -> bool:
-    return bool(getattr(operation, "stream_format", None))
-
-
 def _refusing(view: View, policy: Policy) -> View:
     """Return ``view``, which streams, without protection: it refuses a request with a key, and no other."""
 
     @wraps(view)
     def refusing(request: HttpRequest, **values: Any) -> Any:
         if is_keyed(request, resolve(policy)):
-            _refuse_stream(view)
+            raise ImproperlyConfigured(
+                f"{view.__qualname__} streams: its items are generated after the response, so they can't be replayed. "
+                "Remove @idempotent, or put @idempotency_exempt in its place."
+            )
         return view(request, **values)
 
     return refusing
-
-
-def _refuse_stream(view: View) -> NoReturn:
-    raise ImproperlyConfigured(
-        f"{view.__qualname__} streams: its items are generated after the response, so they can't be replayed. Remove "
-        "@idempotent, or return a response without a stream; @idempotency_exempt leaves it out of add_decorator."
-    )
 
 
 class OperationRun(RequestRun):
@@ -206,6 +160,9 @@ def _protected(operation: Any, view: View, policy: Policy, way: EntryPoint) -> V
     def run_of(request: HttpRequest, values: dict[str, Any]) -> OperationRun:
         return OperationRun(operation, request, values, policy=resolve(policy), sender=view, entry_point=way)
 
-    protected: Any = guard(view, run_of, is_async=operation.is_async or iscoroutinefunction(view))
+    if getattr(operation, "stream_format", None):
+        protected: Any = _refusing(view, policy)
+    else:
+        protected = guard(view, run_of, is_async=operation.is_async or iscoroutinefunction(view))
     protected.idempotency_entry_point, protected.idempotency_policy = way, policy
     return protected  # type: ignore[no-any-return]

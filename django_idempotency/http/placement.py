@@ -43,8 +43,8 @@ def protect(view: Any, policy: Policy) -> Any:
 
     Raises ``ImproperlyConfigured`` for a method, and for a view that already has an entry point.
     """
-    if ninja.is_run(view):
-        return ninja.protect_run(view, policy)
+    if ninja.is_operation(view):
+        ninja.refuse_operation(view)
     _refuse_method(view)
     _refuse_second(view)
     if isinstance(view, type):
@@ -53,8 +53,6 @@ def protect(view: Any, policy: Policy) -> Any:
         return behind_entry_point(view, policy)
     if _is_rest_framework(type(bound_to(view))):
         return _dispatch_behind_entry_point(view, policy)
-    if ninja.is_operation(view):
-        ninja.refuse_operation(view)
     return _function_behind_entry_point(view, policy, EntryPoint.DECORATOR)
 
 

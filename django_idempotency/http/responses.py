@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from http.cookies import CookieError, SimpleCookie
@@ -13,8 +12,7 @@ from django.http.response import HttpResponseBase
 
 from django_idempotency.http.problems import NO_STORE, NOT_STORED, problem_response
 from django_idempotency.policy import Policy
-from django_idempotency.reporting.logs import log
-from django_idempotency.values.outcomes import REASON, StoredResponse, are_headers
+from django_idempotency.values.outcomes import StoredResponse, are_headers
 
 REPLAYED = "Idempotent-Replayed"
 
@@ -69,20 +67,17 @@ BODY_HEADERS = frozenset(
 _NEVER_STORED = UNSTORED_HEADERS | SENSITIVE_HEADERS | FILE_HEADERS
 
 
-def stored(response: HttpResponseBase, policy: Policy, *, status: int | None = None) -> StoredResponse:
+def stored(response: HttpResponseBase, policy: Policy) -> StoredResponse:
     """Return what is kept of a rendered response. A streaming or oversize body, or a file sent instead, is not kept.
 
-    ``status``: the view's own, if rendering may have changed it.
+    Neither is a page of REST framework's browsable API, whose forms hold the caller's CSRF token.
     """
     headers = tuple((name, value) for name, value in response.items() if may_be_stored(name))
     if policy.store_cookies:
         headers += tuple(("Set-Cookie", morsel.OutputString()) for morsel in response.cookies.values())
-    if response._reason_phrase is not None:  # type: ignore[attr-defined]
-        headers += ((REASON, response.reason_phrase),)
     # With a header that can't be sent, a stored response would count as damaged.
     sendable = tuple(header for header in headers if are_headers([header]))
-    kept = StoredResponse(response.status_code, sendable, _body(response, policy))
-    return _without_page(kept, response, policy, status or kept.status)
+    return StoredResponse(response.status_code, sendable, _body(response, policy))
 
 
 def may_be_stored(header: str) -> bool:
@@ -92,45 +87,15 @@ def may_be_stored(header: str) -> bool:
 
 
 def _body(response: HttpResponseBase, policy: Policy) -> bytes | None:
-    if response.streaming or not isinstance(response, HttpResponse):
+    if response.streaming or not isinstance(response, HttpResponse) or is_browsable_page(response):
         return None
     is_in_file = not FILE_HEADERS.isdisjoint(map(str.lower, response.headers))
     return None if is_in_file or len(response.content) > policy.body.limit else response.content
 
 
 def is_browsable_page(response: Any) -> bool:
-    """Whether ``response`` is a page of REST framework's browsable API, of which only the data is replayed."""
+    """Whether ``response`` is a page of REST framework's browsable API."""
     return hasattr(getattr(response, "accepted_renderer", None), "get_default_renderer")
-
-
-def _without_page(kept: StoredResponse, response: Any, policy: Policy, status: int) -> StoredResponse:
-    """Return what is kept of a page of REST framework's browsable API, whose forms hold the caller's CSRF token.
-
-    It is what a client of the API would have got: the page's data, rendered by the first of the view's other renderers.
-    """
-    if not is_browsable_page(response):
-        return kept
-    headers = tuple(header for header in kept.headers if header[0].lower() not in BODY_HEADERS)
-    renderer = response.accepted_renderer.get_default_renderer(response.renderer_context["view"])
-    if renderer is None:
-        return StoredResponse(status, headers, None)
-    body = _data(response, renderer)
-    if body is None or len(body) > policy.body.limit:
-        return StoredResponse(status, headers, None)
-    charset = f"; charset={renderer.charset}" if renderer.charset else ""
-    return StoredResponse(status, (("Content-Type", renderer.media_type + charset), *headers), body)
-
-
-def _data(response: Any, renderer: Any) -> bytes | None:
-    """Return a page's data as rendered by ``renderer``. If that raises, log why and return ``None``."""
-    context = {**response.renderer_context, "indent": None}  # the page has set it
-    try:
-        body = renderer.render(response.data, renderer.media_type, context) or b""
-        return body.encode(renderer.charset or "utf-8") if isinstance(body, str) else bytes(body)
-    except Exception as error:  # the page itself is rendered: this may lose the copy, never the response
-        message = "the data of a page could not be rendered, and is not stored: %s"
-        log(logging.ERROR, "response_lost", message, type(error).__name__)
-        return None
 
 
 def replay(
@@ -140,7 +105,7 @@ def replay(
 
     ``make``: the class of the response. ``cacheable``: the stored headers decide whether it may be cached.
     """
-    headers = {name: value for name, value in response.headers if name not in ("Set-Cookie", REASON)}
+    headers = {name: value for name, value in response.headers if name != "Set-Cookie"}
     if not cacheable or response.body is None:
         headers = {name: value for name, value in headers.items() if not is_about_caching(name.lower())}
         headers["Cache-Control"] = NO_STORE
@@ -150,8 +115,6 @@ def replay(
         if name == "Set-Cookie":
             with suppress(CookieError):  # stored by an older Python, which allowed control characters
                 replayed.cookies.update(SimpleCookie(value))
-        elif name == REASON:
-            replayed.reason_phrase = value
     return replayed
 
 

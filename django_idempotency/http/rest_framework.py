@@ -77,10 +77,8 @@ def _refuse_order(cls: type) -> None:
             "IdempotentMixin among its bases."
         )
     if APIView in order and order.index(APIView) < order.index(IdempotentMixin):
-        bases = sorted(cls.__bases__, key=lambda base: not issubclass(base, IdempotentMixin))
         raise ImproperlyConfigured(
-            f"{cls.__qualname__} is not protected: IdempotentMixin comes after APIView. Write class "
-            f"{cls.__name__}({', '.join(base.__name__ for base in bases)})."
+            f"{cls.__qualname__} is not protected: IdempotentMixin comes after APIView. Make it the first base."
         )
 
 

@@ -73,7 +73,7 @@ def verdict_of(
     if not getattr(response, "is_rendered", True):
         run.verdict = verdict(lambda: StoredResponse(status, body=None))
         response.render()  # type: ignore[attr-defined]
-    return verdict(lambda: stored(response, policy, status=status))
+    return verdict(lambda: stored(response, policy))
 
 
 def _expect_response(response: Any) -> HttpResponseBase:

@@ -15,7 +15,7 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 
 from django_idempotency import engine
-from django_idempotency.conf import conf, resolve
+from django_idempotency.conf import resolve
 from django_idempotency.engine import Context
 from django_idempotency.engine.digests import keyed
 from django_idempotency.exceptions import ClaimLost, StoreUnavailable
@@ -39,8 +39,8 @@ from django_idempotency.messages.message import (
 from django_idempotency.messages.results import (
     DONE,
     ERRORS,
+    PLAIN_JSON,
     REJECTED,
-    TYPED_JSON,
     Codec,
     final,
     reason_of,
@@ -96,27 +96,6 @@ def _in_context(context: Context) -> Iterator[None]:
         _current.reset(token)
 
 
-@contextmanager
-def message_span(message: Message) -> Iterator[None]:
-    """If OpenTelemetry is on, open a consumer's span as a child of the message's ``traceparent``.
-
-    Names and attributes: https://opentelemetry.io/docs/specs/semconv/messaging/messaging-spans/
-    """
-    if "opentelemetry" not in conf().instrumentation:
-        yield
-        return
-    from opentelemetry import trace
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    parent = TraceContextTextMapPropagator().extract({name.lower(): value for name, value in message.headers.items()})
-    attributes = {"messaging.destination.name": message.source, "messaging.operation.type": "process"}
-    tracer = trace.get_tracer("django_idempotency")
-    with tracer.start_as_current_span(
-        f"process {message.source}", parent, kind=trace.SpanKind.CONSUMER, attributes=attributes
-    ):
-        yield
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backoff:
     """Seconds before the next attempt: ``first``, then ``factor`` times longer after each, at most ``longest``."""
@@ -141,7 +120,7 @@ class Handling:
     policy: Policy | None = field(default=None, kw_only=True)
     max_attempts: int = field(default=MAX_ATTEMPTS, kw_only=True)
     backoff: Callable[[int], float] = field(default=BACKOFF, kw_only=True)
-    codec: Codec = field(default=TYPED_JSON, kw_only=True)
+    codec: Codec = field(default=PLAIN_JSON, kw_only=True)
     sender: object = field(default=None, kw_only=True)
     entry_point: EntryPoint = field(default=EntryPoint.CONSUMER, kw_only=True)
 
@@ -207,9 +186,8 @@ class Attempt:
 
     def consume(self, claimed: Claimed | None = None) -> Delivery:
         """Handle the message with the claim that was made for it, or make a claim first."""
-        with message_span(self.message):
-            begun = self.begin(claimed)
-            return self.run(begun) if isinstance(begun, engine.Run) else begun
+        begun = self.begin(claimed)
+        return self.run(begun) if isinstance(begun, engine.Run) else begun
 
     def leave(self, claimed: Claimed | None, first: RetryLater) -> OutOfTurn:
         """Leave the message until ``first`` is handled, and give its claim back."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from django_idempotency import engine, signals
 from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.messages.attempt import STORE_DELAY, Attempt, message_span
+from django_idempotency.messages.attempt import STORE_DELAY, Attempt
 from django_idempotency.messages.message import Delivery, Reject, RetryLater, StoreAway
 from django_idempotency.reporting.events import send
 from django_idempotency.values.outcomes import Claimed, Verdict
@@ -89,8 +89,7 @@ def _run_together(
 
 def _try_in(batch: engine.Batch, done: dict[int, Delivery], place: int, attempt: Attempt, claim: Claimed) -> bool:
     def work(run: engine.Run) -> Verdict | None:
-        with message_span(attempt.message):
-            verdict, delivery = attempt.handle(run)
+        verdict, delivery = attempt.handle(run)
         if isinstance(delivery, Exception):
             raise delivery
         done[place] = delivery

@@ -245,28 +245,16 @@ ENDED = _Ended()
 _ENDED_BODY = b"\0ended"  # not the output of any serializer
 
 
-def _dump_options(task: Any) -> dict[str, Any]:
-    """Return ``pydantic_dump_kwargs``, which only the function that Celery wraps around the task's has."""
-    for layer in celery_requests.layers(task):
-        names = layer.__code__.co_freevars if inspect.isfunction(layer) else ()
-        if "dump_kwargs" in names:
-            return {"mode": "json", **inspect.getclosurevars(layer).nonlocals["dump_kwargs"]}
-    return {"mode": "json"}
-
-
 class _Codec:
     """Keeps a result as Celery would send it, so that a replay returns what the first run returned."""
 
     def __init__(self, task: Any) -> None:
-        self.task = task
         self.serializer = task.app.conf.result_serializer
         self.content_type, self.encoding, _nothing = serialization.dumps(None, serializer=self.serializer)
 
     def encode(self, result: Any) -> bytes:
         if result is ENDED:
             return _ENDED_BODY
-        if hasattr(result, "model_dump"):  # a pydantic model, which Celery dumps with the same options
-            result = result.model_dump(**_dump_options(self.task))
         _type, _encoding, payload = serialization.dumps(result, serializer=self.serializer)
         return payload.encode(self.encoding) if isinstance(payload, str) else payload
 

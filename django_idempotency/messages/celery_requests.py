@@ -52,12 +52,10 @@ class PatientRequest(Request):
         delay = min(error.delay, _longest_delay(self.app))
         if not self.acknowledged:
             return _later(delay, lambda: Request.on_failure(self, exc_info))
-        if "task" not in self.message.headers:  # the first version of Celery's protocol
-            return _later(delay, self._publish_again)
         eta = cast("Any", self.app).now() + timedelta(seconds=delay)
-        return self._publish_again(eta=eta.isoformat())
+        return self._publish_again(eta.isoformat())
 
-    def _publish_again(self, **headers: str) -> None:
+    def _publish_again(self, eta: str) -> None:
         """Publish the message as it came. Without ``acks_late``, the broker no longer has it.
 
         Workers acknowledge a message with an ``eta`` only once the time has come. Until then, the broker has it.
@@ -69,7 +67,7 @@ class PatientRequest(Request):
                 message.body,
                 **{"exchange": self.delivery_info["exchange"], "routing_key": self.delivery_info["routing_key"]},
                 **{"content_type": message.content_type, "content_encoding": message.content_encoding},
-                headers={**message.headers, **headers},
+                headers={**message.headers, "eta": eta},
                 compression=message.headers.get("compression"),  # kombu has decompressed the body
                 **{"retry": True, "retry_policy": app.conf.task_publish_retry_policy},
                 **{name: value for name, value in properties.items() if value is not None},

@@ -12,7 +12,7 @@ from django.db import Error, close_old_connections, connections
 
 from django_idempotency import engine
 from django_idempotency.engine import Context
-from django_idempotency.messages.attempt import BACKOFF, MAX_ATTEMPTS, Attempt, Handling, message_span
+from django_idempotency.messages.attempt import BACKOFF, MAX_ATTEMPTS, Attempt, Handling
 from django_idempotency.messages.batch import consume_together
 from django_idempotency.messages.message import (
     Delivery,
@@ -70,9 +70,8 @@ class Consumer(Handling):
         if attempt.policy.is_atomic:
             name = dotted_name(self.handler)
             raise ImproperlyConfigured(f'{name} is async and in atomic mode; set mode="lease" for it.')
-        with message_span(attempt.message):
-            begun = await engine.shielded(attempt.begin, undo=engine.give_back)
-            return await attempt.arun(begun) if isinstance(begun, engine.Run) else begun
+        begun = await engine.shielded(attempt.begin, undo=engine.give_back)
+        return await attempt.arun(begun) if isinstance(begun, engine.Run) else begun
 
     def consume_many(self, messages: Sequence[Message | Malformed], *, in_order: bool = False) -> list[Delivery]:
         """Handle several messages, and return what to tell the broker about each. Those that are malformed stay so.
@@ -139,20 +138,3 @@ def consume(
     """
     made = Consumer(consumer, handler, policy=policy, max_attempts=max_attempts, backoff=backoff)
     return made.consume(message)
-
-
-async def aconsume(
-    message: Message,
-    handler: Callable[[Message, Context], Any],
-    *,
-    consumer: str = "default",
-    policy: Policy | None = None,
-    max_attempts: int = MAX_ATTEMPTS,
-    backoff: Callable[[int], float] = BACKOFF,
-) -> Delivery:
-    """``consume`` for event loops. A handler that is a coroutine function needs a policy in lease mode.
-
-    Raises ``ImproperlyConfigured`` if such a policy is missing.
-    """
-    made = Consumer(consumer, handler, policy=policy, max_attempts=max_attempts, backoff=backoff)
-    return await made.aconsume(message)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-TRACEPARENT = "traceparent"
 ATTEMPTS = "idempotency-attempts"  # on a dead letter: how often it was tried; its replay gets max_attempts more
 REASON = "idempotency-reason"
 ORIGINAL_ID = "idempotency-id"  # on a dead letter, whose broker gives it another id when it is sent back
@@ -39,11 +38,6 @@ class Message:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "headers", self.headers or {})  # a broker's client may say None
-
-    @property
-    def traceparent(self) -> str | None:
-        """The publisher's trace (W3C Trace Context), if the publisher sent it."""
-        return self.headers.get(TRACEPARENT)
 
     @property
     def attempts_before(self) -> int:

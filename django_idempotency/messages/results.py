@@ -1,20 +1,14 @@
-"""Results of handlers, as their records keep them: typed, so that a redelivery gets what the first delivery got."""
+"""Results of handlers, as their records keep them, so that a redelivery gets what the first delivery got."""
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
-from collections.abc import Callable, Iterable
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from enum import Enum
 from inspect import isawaitable, iscoroutine
 from typing import Any, Protocol
-from uuid import UUID
 
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.functional import Promise
 
 from django_idempotency.policy import Policy
 from django_idempotency.reporting.logs import log
@@ -24,7 +18,6 @@ JSON = "application/json"
 DONE = 200
 REJECTED = 422
 ERRORS = 400  # and above
-TYPE, VALUE = "__type__", "__value__"
 
 
 class NotKept(Enum):
@@ -45,67 +38,22 @@ class Codec(Protocol):
     def decode(self, body: bytes) -> Any: ...
 
 
-class TypedJSON:
-    """JSON that keeps the types of dates, times, decimals, UUIDs, bytes, tuples, sets and keys that are not text.
-
-    These values become objects with two members, ``__type__`` and ``__value__``. The rest is plain JSON.
-    """
+class PlainJSON:
+    """JSON, for results that it does not change."""
 
     content_type = JSON
 
     def encode(self, result: Any) -> bytes:
-        return json.dumps(_tagged(result)).encode()
+        body = json.dumps(result)
+        if json.loads(body) != result:  # a tuple, or a dict with keys that are not text
+            raise TypeError(f"A replay of {result!r:.100} would differ; return something that JSON can represent.")
+        return body.encode()
 
     def decode(self, body: bytes) -> Any:
-        return json.loads(body, object_hook=_untagged)
+        return json.loads(body)
 
 
-TYPED_JSON = TypedJSON()
-
-
-def _items(value: Iterable[Any]) -> list[Any]:
-    return [_tagged(item) for item in value]
-
-
-# By the name in ``__type__``: the type, how it is written, and how it is read. datetime comes before date, its base.
-_TYPES: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "decimal": (Decimal, str, Decimal),
-    "datetime": (datetime, datetime.isoformat, datetime.fromisoformat),
-    "date": (date, date.isoformat, date.fromisoformat),
-    "time": (time, time.isoformat, time.fromisoformat),
-    "timedelta": (timedelta, lambda value: [value.days, value.seconds, value.microseconds], lambda it: timedelta(*it)),
-    "uuid": (UUID, str, UUID),
-    "bytes": (bytes, lambda value: base64.b64encode(value).decode(), base64.b64decode),
-    "tuple": (tuple, _items, tuple),
-    "set": (set, _items, set),
-    "frozenset": (frozenset, _items, frozenset),
-    "dict": (dict, lambda value: _items(map(list, value.items())), dict),
-}
-
-
-def _tagged(value: Any) -> Any:
-    match value:
-        case None | str() | bool() | int() | float():
-            return value
-        case list():
-            return _items(value)
-        case dict() if all(isinstance(name, str) for name in value) and value.keys() != {TYPE, VALUE}:
-            return {name: _tagged(item) for name, item in value.items()}
-        case Promise():
-            return str(value)
-    for name, (kind, write, _read) in _TYPES.items():
-        if isinstance(value, kind):
-            return {TYPE: name, VALUE: write(value)}
-    raise TypeError(
-        f"A result of type {type(value).__qualname__} can't be kept; return something that JSON can represent."
-    )
-
-
-def _untagged(value: dict[str, Any]) -> Any:
-    if value.keys() != {TYPE, VALUE} or value[TYPE] not in _TYPES:
-        return value
-    _kind, _write, read = _TYPES[value[TYPE]]
-    return read(value[VALUE])
+PLAIN_JSON = PlainJSON()
 
 
 # --- In the record ---------------------------------------------------------------------------------------------------

@@ -308,18 +308,7 @@ def runner_at(path: str) -> Runner[Any]:
 @contextmanager
 def health_endpoint(runner: Runner[Any], address: str) -> Iterator[int]:
     """Serve ``/healthz`` (200 or 503) on ``host:port``, and ``/metrics`` if Prometheus is on. Yield the port."""
-    host, _colon, port = address.rpartition(":")
-    server = ThreadingHTTPServer((host or "127.0.0.1", int(port)), _handler(runner))
-    thread = threading.Thread(target=server.serve_forever, name="idempotency-health", daemon=True)
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
 
-
-def _handler(runner: Runner[Any]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status, content_type, body = _answer(runner, self.path)
@@ -332,7 +321,13 @@ def _handler(runner: Runner[Any]) -> type[BaseHTTPRequestHandler]:
         def log_message(self, format: str, *arguments: Any) -> None:
             pass
 
-    return Handler
+    host, _colon, port = address.rpartition(":")
+    with ThreadingHTTPServer((host or "127.0.0.1", int(port)), Handler) as server:
+        threading.Thread(target=server.serve_forever, name="idempotency-health", daemon=True).start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
 
 
 def _answer(runner: Runner[Any], path: str) -> tuple[int, str, bytes]:

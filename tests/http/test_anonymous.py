@@ -44,28 +44,11 @@ def test_a_view_with_an_entry_point_refuses_unless_it_ignores(stranger):
     assert runs.contexts == [None, None]
 
 
-def test_anonymous_ignore_reruns_after_the_session_expired(call):
-    runs = Runs()
-    view = idempotent(anonymous="ignore")(runs.view)
-    refusing = idempotent(runs.view)
-    assert call(view).content == b"run 1"
-    call.client.logout()
-    assert call(view).content == b"run 2"
-    assert (code(call(refusing)), runs.count) == (ANONYMOUS, 2)
-
-
 def test_an_ignored_caller_needs_neither_a_key_nor_a_valid_one(stranger):
     runs = Runs()
     view = idempotent(anonymous="ignore", required=True)(runs.view)
     assert [stranger(view, key=key).status_code for key in (None, "two words", "")] == [200] * 3
     assert code(stranger(idempotent(required=True)(runs.view), key=None)) == "idempotency_key_missing"
-
-
-def test_a_caller_with_a_scope_is_not_ignored(call):
-    runs = Runs()
-    view = idempotent(anonymous="ignore", required=True)(runs.view)
-    assert [call(view).content for _ in range(2)] == [b"run 1"] * 2
-    assert code(call(view, key=None)) == "idempotency_key_missing"
 
 
 def test_a_caller_whom_a_custom_scope_does_not_name_is_ignored(call):

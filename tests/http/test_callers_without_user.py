@@ -18,7 +18,7 @@ from django_idempotency.policy import Policy
 from django_idempotency.values.scopes import caller_scope
 from testproject.models import LedgerEntry
 from tests.support.callers import is_replay
-from tests.support.views import Runs, api_class, code
+from tests.support.views import Runs, code
 
 CLAIMS = {"iss": "https://id.example", "sub": "7", "exp": 1, "jti": "a"}
 OF_CLAIMS = "jwt:https%3A%2F%2Fid.example:7"
@@ -113,21 +113,6 @@ def test_an_api_key_is_not_stored_but_refused_with_a_warning_that_names_the_scop
     assert "Runs.view" in warning
     assert "set a scope in the view's policy" in warning
     assert SECRET not in warning
-
-
-@pytest.mark.drf
-def test_the_claims_of_a_token_are_the_scope_in_rest_framework(call):
-    from rest_framework.authentication import BaseAuthentication
-    from rest_framework.response import Response
-
-    class Tokens(BaseAuthentication):
-        def authenticate(self, request):
-            return AnonymousUser(), CLAIMS | {"sub": request.headers["Authorization"]}
-
-    view = api_class(lambda request: Response({"run": str(uuid.uuid4())}), authentication_classes=(Tokens,))
-    pay = idempotent(view).as_view()
-    first, again, other = (call(pay, headers={"Authorization": sub}) for sub in ("7", "7", "8"))
-    assert (is_replay(again), again.content == first.content, is_replay(other)) == (True, True, False)
 
 
 def test_a_view_is_warned_about_once(call, warnings):

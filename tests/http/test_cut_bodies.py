@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from io import BytesIO
 
 import pytest
@@ -72,20 +71,3 @@ def test_without_a_length_or_a_body_nothing_is_missed():
         request.META["CONTENT_LENGTH"] = length
         assert idempotent(scope="public")(lambda request: HttpResponse())(request).status_code == 200
     assert entry_point(lambda request: HttpResponse())("body").status_code == 200
-
-
-@pytest.mark.server
-def test_an_upload_cut_on_the_wire_leaves_the_key_free(server):
-    body = "amount=100000&currency=EUR&reference=cut-on-the-wire"
-    head = (
-        "POST /orders/ HTTP/1.1\r\nHost: x\r\nAuthorization: Token alice-token\r\nIdempotency-Key: cut\r\n"
-        f"Content-Type: {FORM}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    host, _colon, port = server.url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port))) as wire:
-        wire.sendall((head + body[:10]).encode())
-        wire.shutdown(socket.SHUT_WR)
-        answer = wire.makefile("rb").read()
-    assert b" 201 " not in answer.partition(b"\r\n")[0]
-    whole = server.request("POST", "/orders/", key="cut", content=body, headers={"Content-Type": FORM})
-    assert (whole.status_code, is_replay(whole), server.ledger("cut-on-the-wire")) == (201, False, 1)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
-from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from django.views import View
-from rest_framework import viewsets
-from rest_framework.decorators import action, api_view, permission_classes
+from rest_framework.decorators import api_view, permission_classes
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
@@ -29,13 +27,10 @@ def view(request):
 
 
 def test_the_mixin_after_apiview_is_refused_at_class_creation():
-    with refused(ImproperlyConfigured, match=r"class Charge\(IdempotentMixin, APIView\)"):
-        type("Charge", (APIView, IdempotentMixin), {})
-    with refused(ImproperlyConfigured, match=r"class Charges\(IdempotentMixin, ViewSet\)"):
-        type("Charges", (viewsets.ViewSet, IdempotentMixin), {})
     base = type("Base", (IdempotentMixin,), {})
-    with refused(ImproperlyConfigured, match="IdempotentMixin"):
-        type("Charge", (APIView, base), {})
+    for bases in ((APIView, IdempotentMixin), (APIView, base)):
+        with refused(ImproperlyConfigured, match="IdempotentMixin comes after APIView"):
+            type("Charge", bases, {})
     type("Charge", (base, APIView), {})
 
 
@@ -53,16 +48,6 @@ def test_a_policy_that_is_none_is_refused(wrong):
         type("Charge", (IdempotentMixin, APIView), {"idempotency_policy": wrong})
     with refused(ImproperlyConfigured, match="idempotency_policy is"):
         type("Charge", (IdempotentMixin, APIView), {}).as_view(idempotency_policy=wrong)
-
-
-def test_a_wrong_policy_on_an_action_is_refused_with_its_route():
-    class Charges(IdempotentMixin, viewsets.ViewSet):
-        @action(detail=False, methods=["post"], idempotency_policy={"required": True})
-        def settle(self, request):
-            return Response()
-
-    with refused(ImproperlyConfigured, match="idempotency_policy is"):
-        Charges.as_view({"post": "settle"}, **Charges.settle.kwargs)
 
 
 @pytest.mark.parametrize("name", ["policy", "idempotency", "idempotent_policy", "idempotency_policies"])
@@ -139,12 +124,6 @@ SECOND = {
 def test_a_second_entry_point_is_refused_where_it_is_written(make):
     with refused(ImproperlyConfigured, match="already"):
         make()
-
-
-def test_an_argument_that_is_not_a_request_is_refused():
-    with refused(ImproperlyConfigured, match="HttpRequest"):
-        idempotent(view)(object())
-    assert idempotent(scope="public")(view)(RequestFactory().get("/")).status_code == 200
 
 
 def test_an_async_handler_of_rest_framework_is_refused(db):

@@ -9,11 +9,9 @@ from django.http import HttpResponse
 
 from django_idempotency import engine
 from django_idempotency.decorators import idempotent
-from django_idempotency.exceptions import TerminalFailure
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Policy
-from tests.support.callers import SCOPE, effects, is_replay, operation, pay, paying, post, record
-from tests.support.loops import run
+from tests.support.callers import SCOPE, is_replay, operation, paying, post, record
 from tests.support.views import Runs, api_class, code
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -32,20 +30,6 @@ def test_the_same_record_passes_through(outer, inner):
     assert [answer.content for answer in answers] == [b"run 1", b"run 1"]
     assert ([is_replay(answer) for answer in answers], runs.count) == ([False, True], 1)
     assert runs.contexts[0].key == "k"
-
-
-def test_an_async_view_that_calls_another_is_executed_once():
-    runs = Runs()
-    called = leased(runs.aview)
-
-    async def calling(request):
-        return await called(request)
-
-    async def main():
-        return [await leased(calling)(post()) for _ in range(2)]
-
-    first, second = run(main)
-    assert (first.status_code, second.content, is_replay(second), runs.count) == (200, first.content, True, 1)
 
 
 def test_an_error_inside_is_the_outer_views():
@@ -114,24 +98,3 @@ def test_a_rest_framework_view_inside_passes_through(outer):
     answers = [outer(calling)(post()) for _ in range(2)]
     assert [(answer.status_code, answer.content) for answer in answers] == [(200, b'{"run":1}')] * 2
     assert runs.count == 1
-
-
-@pytest.mark.drf
-def test_a_terminal_failure_of_a_rest_framework_view_inside_undoes_what_both_wrote():
-    from rest_framework.response import Response
-
-    def failing(request):
-        pay()
-        raise TerminalFailure(Response({"declined": True}, status=402))
-
-    handler = {"get_exception_handler": lambda view: lambda error, context: Response(status=500)}
-    inner = atomic(api_class(failing, **handler)).as_view()
-
-    def calling(request):
-        pay()
-        return inner(request)
-
-    answers = [atomic(calling)(post()) for _ in range(2)]
-    assert [(answer.status_code, is_replay(answer)) for answer in answers] == [(402, False), (402, True)]
-    assert [answer.content for answer in answers] == [b'{"declined":true}'] * 2
-    assert effects() == 0

@@ -6,11 +6,13 @@ import json
 
 import pytest
 from django.utils import translation
+from django.utils.translation import gettext
 
 from django_idempotency import exceptions as errors
 from django_idempotency.decorators import idempotent
 from django_idempotency.http.problems import MARKED_FAILED, marked_failed, problem, problem_response
 from django_idempotency.policy import Keys
+from django_idempotency.values.keys import parse_key
 from django_idempotency.values.outcomes import InFlight, Mismatch, OnHold
 from tests.support.views import Runs
 
@@ -32,11 +34,38 @@ def members(response):
     return json.loads(response.content)
 
 
+def in_german(make):
+    with translation.override("de"):
+        return make()
+
+
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: type(refusal).__name__)
-def test_title_and_detail_say_different_things(refusal):
-    told = members(problem_response(problem(refusal)))
-    assert told["title"] != told["detail"]
-    assert told["title"].endswith(".")
+def test_only_what_is_for_people_changes_with_the_language(refusal, monkeypatch):
+    monkeypatch.setattr("random.randint", lambda low, high: low)  # of Retry-After
+    english = problem_response(problem(refusal))
+    german = in_german(lambda: problem_response(problem(refusal)))
+    assert dict(english.items()) == dict(german.items())
+    changed = {name for name, told in members(english).items() if members(german)[name] != told}
+    assert {"title"} <= changed <= {"title", "detail"}
+    assert members(english)["title"] != members(english)["detail"]
+
+
+def test_a_problem_is_in_the_language_that_the_client_accepts(call, settings):
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.middleware.locale.LocaleMiddleware"]
+    needed = idempotent(required=True)(Runs().view)
+    german, english = (members(call(needed, key=None, headers={"Accept-Language": each})) for each in ("de", "en"))
+    assert german["title"] == in_german(lambda: gettext(english["title"])) != english["title"]
+
+
+def test_an_error_is_in_english_and_its_problem_is_not():
+    def told():
+        with pytest.raises(errors.MalformedKey) as raised:
+            parse_key("x" * 256)
+        return raised.value
+
+    error = in_german(told)
+    assert "has 256 characters; at most 255" in str(error)
+    assert "hat 256 Zeichen; höchstens 255" in in_german(lambda: problem(error)).detail
 
 
 def test_an_expired_session_keeps_its_key(call):

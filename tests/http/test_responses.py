@@ -215,9 +215,7 @@ def test_a_header_that_can_not_be_stored_is_left_out():
     assert dict(stored(response, Policy()).headers).keys() == {"Content-Type", "X-Kept"}
 
 
-@pytest.mark.parametrize(
-    "odd", [{"reason": "Geprüft \N{EN DASH} ja"}, {"headers": {"X Odd": "1"}}, {"headers": {"X-Odd:": "1"}}], ids=str
-)
+@pytest.mark.parametrize("odd", [{"headers": {"X Odd": "1"}}, {"headers": {"X-Odd:": "1"}}], ids=str)
 def test_a_header_that_no_server_sends_costs_no_replay(transactional_db, odd):
     submit = entry_point(lambda request: HttpResponse("x", status=201, **odd))
     submit()
@@ -231,11 +229,10 @@ def cookie_of_a_surrogate():
     return response
 
 
-@pytest.mark.parametrize("make", [cookie_of_a_surrogate, lambda: HttpResponse(status=402, reason="\ud800")])
-def test_a_lone_surrogate_undoes_nothing_that_the_view_wrote(transactional_db, make):
+def test_a_lone_surrogate_undoes_nothing_that_the_view_wrote(transactional_db):
     def view(request):
         get_user_model().objects.create(username="written")
-        return make()
+        return cookie_of_a_surrogate()
 
     submit = entry_point(view, store_cookies=True)
     assert [submit().status_code for _time in range(2)] == [402, 402]

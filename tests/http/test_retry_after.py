@@ -35,12 +35,6 @@ def test_retry_after_grows_with_the_running_time_and_is_capped():
     assert max(told) == told[-1] <= 60 / 4
 
 
-@pytest.mark.parametrize("lease", [1, 2, 20, 60, 3600])
-def test_retry_after_is_short_at_first_and_stays_well_below_the_lease(lease):
-    with Gate().running(mode=Lease(seconds=lease)):
-        assert retry_after(mode=Lease(seconds=lease)) in (1, 2)
-        shift(locked_at=-86400, locked_until=lease)
-        assert 1 <= retry_after(mode=Lease(seconds=lease)) <= max(2, lease / 4)
 
 
 class Slow:

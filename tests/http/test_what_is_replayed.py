@@ -12,7 +12,7 @@ from django_idempotency.maintenance.decisions import Done, resolve
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.values.outcomes import OnHold, StoredResponse
 from tests.support.callers import is_replay
-from tests.support.views import Runs, api_class, code
+from tests.support.views import Runs, code
 
 CACHED = {
     "Cache-Control": "public, max-age=600",
@@ -65,12 +65,6 @@ def test_a_problem_in_place_of_a_body_is_never_cacheable():
 def test_a_problem_is_kept_from_caches(call):
     view = idempotent(required=True)(Runs().view)
     assert call(view, key=None).headers["Cache-Control"] == "no-store"
-
-
-@pytest.mark.drf
-def test_a_problem_of_rest_framework_is_kept_from_caches(call):
-    refused = call(idempotent(required=True, scope="public")(api_class(Runs().view)).as_view(), key=None)
-    assert (refused.status_code, refused.headers["Cache-Control"]) == (400, "no-store")
 
 
 def test_the_reason_of_a_hold_is_not_for_clients():

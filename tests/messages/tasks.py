@@ -16,9 +16,7 @@ from celery.exceptions import Ignore, Reject
 from celery.signals import worker_process_init
 from celery.worker.request import Request
 from django.contrib.auth import get_user_model
-from pydantic import BaseModel
 
-from django_idempotency.messages import current_context
 from django_idempotency.messages.celery import idempotent_task
 from django_idempotency.policy import Atomic
 from django_idempotency.signals import request_rejected
@@ -107,20 +105,6 @@ def ends_itself(reference: str) -> None:
     raise Ignore
 
 
-def mail_key() -> str:
-    """What code deep inside a task finds out."""
-    context = current_context()
-    assert context is not None
-    return f"{context.attempt} {context.child_key('mail')}"
-
-
-@shared_task(**LATE)
-@idempotent_task
-def finds_its_context(reference: str) -> str:
-    pay(reference)
-    return mail_key()
-
-
 @shared_task(**LATE)
 @idempotent_task
 def child(reference: str) -> str:
@@ -160,17 +144,6 @@ def dawdles_and_has_acknowledged(reference: str, seconds: float) -> str:
     logger.warning("dawdles %s", reference)
     time.sleep(seconds)
     return reference
-
-
-class Order(BaseModel):
-    amount: int
-
-
-@shared_task(pydantic=True, **LATE)
-@idempotent_task
-def orders(order: Order) -> Order:
-    pay("r", order.amount)
-    return Order(amount=order.amount + 1)
 
 
 @shared_task(**LATE)

@@ -205,10 +205,7 @@ def test_in_order_none_passes_one_that_is_to_come_again(mode):
     assert paid.index("failing") < paid.index("b")
 
 
-def test_an_empty_batch_has_no_deliveries():
-    assert Consumer("c", pay).consume_many([]) == []
-
-
+@pytest.mark.postgresql
 def test_a_batch_claims_and_completes_in_five_statements():
     consumer = Consumer("c", lambda message, context: None)
     consumer.consume_many(messages(*range(3)))
@@ -345,23 +342,6 @@ def test_a_message_that_ends_its_process_takes_no_other_with_it():
     runs = [subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True) for _n in range(3)]
     assert [run.stdout for run in runs] == ["", "", "AlreadyDone Exhausted Done\n"], runs[-1].stderr
     assert effects() == 2
-
-
-def test_a_crash_in_a_batch_leaves_the_rest_for_redelivery():
-    class Killed(BaseException):
-        pass
-
-    def die(message, context):
-        pay(message, context)
-        if message.id == "b" and context.attempt == 1:
-            raise Killed
-
-    consumer = Consumer("c", die, policy=Policy(mode=Atomic(takeover_grace=0)))
-    with pytest.raises(Killed):
-        consumer.consume_many(messages("a", "b", "c"))
-    assert effects() == 0
-    assert kinds(consumer.consume_many(messages("a", "b", "c"))) == [Done] * 3
-    assert set(IdempotencyRecord.objects.values_list("attempts", flat=True)) == {2}
 
 
 @pytest.mark.parametrize("ids", [("a", "bad"), ("a", "bad", "b")])

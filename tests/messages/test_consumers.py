@@ -34,11 +34,6 @@ def test_a_duplicate_message_is_acknowledged_with_its_result():
     assert effects() == 1
 
 
-def test_the_same_id_from_another_source_is_another_message():
-    consume(MESSAGE, pay)
-    assert consume(Message("refunds", MESSAGE.id, MESSAGE.body), pay) == Done({"paid": 5, "attempt": 1})
-
-
 def test_json_that_is_only_written_otherwise_is_the_same_body():
     consume(MESSAGE, pay)
     assert isinstance(consume(Message("payments", "id-1", b'{"currency":"EUR","amount":5}'), pay), AlreadyDone)
@@ -79,12 +74,6 @@ def test_a_rejected_message_stays_rejected_and_leaves_no_effect():
     assert consume(MESSAGE, refuse) == Refused("no such account")
     assert consume(MESSAGE, pay) == Refused("no such account")
     assert effects() == 0
-
-
-def test_a_result_that_is_no_json_is_refused_before_commit():
-    assert "can't be kept" in consume(MESSAGE, lambda *given: [pay(*given), object()]).reason
-    assert effects() == 0
-    assert consume(MESSAGE, pay) == Done({"paid": 5, "attempt": 2})
 
 
 def test_a_message_whose_handler_died_waits_for_an_operator():

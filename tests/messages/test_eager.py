@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
-
 import pytest
 from celery import Celery, shared_task
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
-from pydantic import BaseModel, Field
 
 from django_idempotency.messages.celery import idempotent_task
 from django_idempotency.models import IdempotencyRecord
@@ -84,26 +81,6 @@ def test_a_task_runs_once_with_arguments_that_json_can_not_hold(argument):
         return str(pay("eager").pk)
 
     assert charge.apply([argument], task_id="1").get() == charge.apply([argument], task_id="1").get()
-    assert effects("eager") == 1
-
-
-class Bill(BaseModel):
-    amount: Decimal = Field(serialization_alias="total")
-    note: str | None = None
-
-
-@pytest.mark.parametrize("options", [{"by_alias": True, "exclude_none": True}, {"mode": "python"}, None])
-def test_a_pydantic_task_replays_what_its_options_have_celery_dump(options):
-    app = Celery("tests", set_as_current=False)
-
-    @app.task(name="tests.bill", shared=False, pydantic=True, pydantic_dump_kwargs=options)
-    @idempotent_task
-    def bill() -> Bill:
-        return Bill(amount=pay("eager").amount)
-
-    first, replay = (bill.apply(task_id="1").get() for _time in range(2))
-    assert first == replay
-    assert {type(value) for value in first.values()} == {type(value) for value in replay.values()}
     assert effects("eager") == 1
 
 

@@ -16,7 +16,6 @@ from django_idempotency.messages import (
     Refused,
     RejectMessage,
     Retry,
-    aconsume,
     consume,
 )
 from django_idempotency.messages import current_context as context_here
@@ -27,6 +26,10 @@ from tests.support.loops import run as in_a_loop
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 LEASE = Policy(mode="lease")
+
+
+def aconsume(message, handler, **options):
+    return Consumer("default", handler, **options).aconsume(message)
 
 
 async def apay(message, context):

@@ -128,12 +128,6 @@ def follow_the_quickstart(someone, page="quickstart.md"):
     assert someone.shown > 8
 
 
-def follow_the_stripe_page(someone):
-    """Go on from the quickstart with all but the last block, which is about other providers."""
-    for language, block in FENCE.findall(text("stripe.md"))[:-1]:
-        {"python": someone.write, "console": someone.type}[language](block)
-
-
 @contextmanager
 def reader_with_postgresql(directory, **found):
     """A reader who has a PostgreSQL server, and makes a database there that has another name than on the page."""

@@ -55,9 +55,9 @@ def by_rest_framework():
 def by_ninja():
     """The same, of Django Ninja."""
     api = NinjaAPI(urls_namespace=uuid.uuid4().hex, docs_url=None)
-    api.add_decorator(idempotent(scope="public"), mode="view")
 
     @api.post("/payments/", response={201: Paid}, operation_id="payments_create", tags=["payments"])
+    @idempotent(scope="public")
     def create(request, payment: Payment):
         return Status(201, {"amount": payment.amount, "entry": str(pay().pk)})
 

@@ -272,11 +272,11 @@ def blocks(amount: int) -> list[TextContent]:
 
 
 def mapping(amount: int) -> dict[str, Any]:
-    return {"id": charge(amount), "amount": Decimal("5.00"), "none": None}
+    return {"id": charge(amount), "amount": 5.0, "none": None}
 
 
 def unsaid(amount: int):
-    return [charge(amount), (amount, Decimal("5.00"))]
+    return [charge(amount), amount]
 
 
 def nothing(amount: int) -> None:

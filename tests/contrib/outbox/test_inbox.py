@@ -74,7 +74,7 @@ def test_an_event_that_is_sent_twice_has_one_effect_in_the_inbox(inbox):
 def test_the_inbox_sees_the_events_headers(inbox):
     seen = []
     sent(InboxPublisher(lambda message, context: seen.append(message)), event("charge.created"))
-    assert seen[0].traceparent == TRACE
+    assert seen[0].headers["traceparent"] == TRACE
 
 
 def test_an_event_that_the_handler_rejects_is_given_up(inbox, relay):
