@@ -26,7 +26,7 @@ from django.utils.translation import gettext_lazy as _
 from django_idempotency import signals
 from django_idempotency.admin import pages, standing
 from django_idempotency.admin.actions import INTERVENTIONS, confirm, intervene
-from django_idempotency.admin.alarms import alarms, in_flight_by_lock
+from django_idempotency.admin.alarms import alarms
 from django_idempotency.admin.child_keys import RESPONSE_BODY, child_keys
 from django_idempotency.admin.filters import (
     DatabaseFilter,
@@ -44,7 +44,6 @@ from django_idempotency.admin.previews import readable
 from django_idempotency.maintenance.advice import advice, shown_reason
 from django_idempotency.maintenance.decisions import Act, Refusal, objection
 from django_idempotency.maintenance.history import VIEWED, write_entry
-from django_idempotency.maintenance.owners import shown_owner
 from django_idempotency.maintenance.records import operation_of
 from django_idempotency.maintenance.timeline import timeline
 from django_idempotency.models import DatabaseNow, IdempotencyRecord, RowLocked
@@ -59,7 +58,7 @@ from django_idempotency.values.scopes import is_own
 
 TEMPLATES = "admin/django_idempotency/idempotencyrecord"
 SAYS_NOTHING_WITHOUT = {
-    **{"owner": "locked_at", "token": "token", "fingerprint_hex": "fingerprint", "shown_trace": "trace"},
+    **{"token": "token", "fingerprint_hex": "fingerprint", "shown_trace": "trace"},
     **dict.fromkeys(("response_status", "headers", "body"), "response_status"),
 }
 
@@ -114,7 +113,7 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
     change_list_template = f"{TEMPLATES}/change_list.html"
     change_form_template = f"{TEMPLATES}/change_form.html"
     fieldsets = (
-        (None, {"fields": ("copyable_key", "shown_scope", "badge", "what", "by_itself", "safe", "owner")}),
+        (None, {"fields": ("copyable_key", "shown_scope", "badge", "what", "by_itself", "safe")}),
         (_("Timeline"), {"fields": ("events",)}),
         (_("Request"), {"fields": ("method", "shown_path", "fingerprint_hex", "copyable_id")}),
         (_("Claim"), {"fields": ("mode", "hold_on_crash", "attempts", "shown_trace", "token")}),
@@ -166,7 +165,6 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
             "most": amount(MOST),
             "database_query": query_of(request),
             "alarms": alarms(database_of(request)),
-            "by_lock": in_flight_by_lock(request),
             "links": pages.links(),
         }
         show = super().changelist_view
@@ -214,7 +212,6 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
     what = _field(_("what it is"), lambda record: advice(record).what)
     by_itself = _field(_("what happens by itself"), lambda record: advice(record).by_itself)
     safe = _field(_("safe to do now"), lambda record: advice(record).safe)
-    owner = _field(_("current owner"), lambda record: _apart(shown_owner(record)))
 
     @admin.display(description=_("what happened"))
     def events(self, record: Any) -> SafeString:

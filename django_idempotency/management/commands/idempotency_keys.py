@@ -25,7 +25,6 @@ from django_idempotency.maintenance.decisions import (
     resolve,
     version,
 )
-from django_idempotency.maintenance.owners import Owner, lock_owners, shown_lock_owners, shown_owner
 from django_idempotency.maintenance.reaper import store_of, watch
 from django_idempotency.maintenance.records import Records, record_of, records
 from django_idempotency.maintenance.timeline import Event, timeline
@@ -145,10 +144,7 @@ class Command(MaintenanceCommand):
         lines = [line(record) for record in shown] or ["No such keys."]
         if more:
             lines.append(f"There are more: these are the first {limit}; see --limit.")
-        owners = lock_owners(self.database) if situation == "live" and self.store is None else []
-        if owners:
-            lines.append("\n  ".join(shown_lock_owners(owners, most=limit)))
-        facts = {"records": [facts_of(record) for record in shown], "more": more, "locks": len(owners)}
+        facts = {"records": [facts_of(record) for record in shown], "more": more}
         self.report(facts, "\n".join(lines), options)
         return True
 
@@ -166,27 +162,24 @@ class Command(MaintenanceCommand):
 
         Set ``complete`` to whether each database and store was searched.
         """
-        found, owners = list[Found](), list[Owner]()
+        found: list[Found] = []
 
         def search(*, key: str | None, scope: str | None, record: UUID | None, **_options: Any) -> bool:
             here = found_in(self.database, self.store, key=key, scope=scope, id=record)
             found.extend(Found(self.database, self.store, each) for each in here)
-            if self.store is None and key is not None and not any(scope in (None, each.scope) for each in here):
-                owners.extend(lock_owners(self.database, key, scope))
             return True
 
         self.complete = self.work_on_each(search, **options)
         wanted = [each for each in found if options["scope"] in (None, each.record.scope)]
         if wanted:
             return wanted
-        if owners:
-            raise CommandError("\n  ".join(shown_lock_owners(owners, options["key"])))
         if found:
             raise CommandError(f"The key is not in that scope, but in {_scopes(found)}.")
         if not self.complete:
             raise CommandError("The key was not found, but a database or store could not be searched.")
         raise CommandError(
-            "Unknown key: there is no record of it. It was never used, or was released, or its retention is over."
+            "Unknown key: there is no record of it. It was never used, or was released, or its retention is over, or "
+            "its run has claimed it by a lock."
         )
 
     def _chosen(self, act: Act, found: list[Found], options: dict[str, Any]) -> Found:
@@ -345,13 +338,12 @@ def line(record: Any) -> str:
 
 def described(record: Any) -> tuple[dict[str, Any], str]:
     """Return what there is to say about a record: as facts, and in words."""
-    advised, owner, events = advice(record), shown_owner(record), timeline(record, record.now)
+    advised, events = advice(record), timeline(record, record.now)
     trace = Trace.of(record.trace)
     facts = facts_of(record) | {
         "what": advised.what,
         "by_itself": advised.by_itself,
         "safe": advised.safe,
-        "owner": owner,
         "trace": asdict(trace) | {"url": trace.url} if trace else None,
         "events": [{"at": event.at, "what": str(event.what), "by": event.by} for event in events],
     }
@@ -359,7 +351,6 @@ def described(record: Any) -> tuple[dict[str, Any], str]:
         "what it is": advised.what,
         "by itself": advised.by_itself,
         "safe to do now": advised.safe,
-        "current owner": owner,
         "request": f"{record.method} {record.path}".strip(),
         "mode": str(record.get_mode_display()),
         "attempts": str(record.attempts),
