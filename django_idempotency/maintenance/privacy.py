@@ -49,7 +49,7 @@ def erase(
     Scopes and paths have no index, so for those the table is walked in the order of the ids. Records that are started
     or processing, locked or on hold are left alone, and counted. Keys that are created meanwhile may be missed. A cache
     in front of the database no longer replays erased records, either. The texts of the history about erased records are
-    replaced, including those about records that are gone already.
+    replaced.
 
     - ``bodies``: empty the responses, but keep the records, so that no retry runs again.
     - ``on_hold``: erase records on hold, too. Without ``bodies`` this is a decision: ``DECISIONS`` may require a note,
@@ -93,8 +93,6 @@ def erase(
     for one, swept in sweep(pages, change, bounds, batch=EXAMINED):
         erased = set(wanted(list(one.found)) if dry_run else one.changed)
         cached_for = forget(erased, pages.using) if erased and not dry_run else 0.0
-        if one.finished and not dry_run:
-            history.redact_gone(selection)
         yield replace(swept, done={verb: len(erased)}, left=_left(one, erased, on_hold), cached_for=cached_for)
 
 

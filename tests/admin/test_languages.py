@@ -7,12 +7,10 @@ from datetime import UTC, datetime
 from html import unescape
 
 import pytest
-from django.contrib.admin.models import LogEntry
 from django.utils import translation
 
 from django_idempotency.contrib.outbox.models import OutboxEvent, Relay, Status
 from django_idempotency.engine.decisions import LEASE_LAPSED
-from django_idempotency.maintenance.history import shown_entry
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stats.formatting import amount, duration, share
 from django_idempotency.values.printable import in_zone, shown
@@ -104,32 +102,6 @@ def test_the_outbox_is_in_german(client, german):
     assert left_in_english(words(asked)) == []
     chosen |= {"confirmed": "1", "record": [f"{row[0].pk} {row[1]}" for row in asked.context["rows"]]}
     assert "für 2 Ereignisse erledigt." in words(client.post(f"{outbox}outboxevent/", chosen, follow=True))
-
-
-@pytest.mark.parametrize(
-    ("action", "english", "german_"),
-    [
-        ("allow_retry", "Retry allowed.", "Wiederholung erlaubt."),
-        ("fail", "Marked as failed with the response 410.", "Mit der Antwort 410 als fehlgeschlagen markiert."),
-        ("resolve", "Resolved with the response 201.", "Mit der Antwort 201 aufgelöst."),
-        ("extend", "Lease extended to 600 s from then.", "Lease auf 600 s ab da verlängert."),
-    ],
-)
-def test_entries_of_the_history_are_stored_in_english_and_shown_in_german(client, german, action, english, german_):
-    key = "running" if action == "extend" else "on_hold"
-    act(client, action, key, note="wegen der Bank")
-    stored = LogEntry.objects.get().change_message
-    assert stored.startswith(english)
-    page = words(client.get(f"{LIST}{found(key).pk}/change/"))
-    assert stored.replace(english, german_) in page
-    assert stored.endswith(" wegen der Bank")
-
-
-@pytest.mark.parametrize("note", ["", "wegen der Bank", "Retry allowed.5", "100 %", "Digest x"])
-def test_a_note_stays_as_it_is(note):
-    with translation.override("de"):
-        assert shown_entry(note) == note
-        assert shown_entry(f"Retry allowed. {note}".strip()) == f"Wiederholung erlaubt. {note}".strip()
 
 
 def test_times_have_the_zone_in_force(client, german, settings):

@@ -112,7 +112,7 @@ def test_a_decision_leaves_the_entry_that_the_admin_leaves(anna, act):
     told = re.sub(r"Digest \S+\. ", "", entry.change_message)
     assert (entry.user, entry.action_flag, told) == (anna, CHANGE, ENTRIES[act])
     assert ("Digest" in entry.change_message) is (act in ("fail", "resolve"))
-    assert (entry.object_id, entry.object_repr) == (str(before.pk), str(before))
+    assert (entry.object_id, entry.object_repr) == (str(before.pk), str(before.pk))
     assert entry.content_type == ContentType.objects.get_for_model(IdempotencyRecord)
 
 
