@@ -11,7 +11,6 @@ from django_idempotency.checks import guards, policies, views
 from django_idempotency.checks.registry import Check, each
 from django_idempotency.conf import conf, debug, in_test_run
 from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.http.placement import layers, opens_durable_block
 from django_idempotency.maintenance.reaper import is_overdue
 from django_idempotency.middleware import is_covering
 from django_idempotency.policy import REQUIRE, Lease
@@ -22,7 +21,6 @@ from django_idempotency.values.options import nearest
 
 HOUR = 60 * 60
 EFFECTS = {True: "no response is stored", REQUIRE: "requests with a key get 503"}
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # RFC 9110 section 9.2.1
 
 CHECKS = (
     # --- Settings and policies
@@ -112,24 +110,6 @@ CHECKS = (
         'Set ANONYMOUS to "refuse", and add the paths of login pages and other forms to EXEMPT_PATHS.',
     ),
     Check(
-        "W009",
-        each("sources", lambda it: ", ".join(sorted(SAFE_METHODS.intersection(it.policy.methods)))),
-        "{it}: `methods` includes {found}. Safe methods change nothing: a replay would be outdated.",
-        "Limit `methods` to POST, PUT, PATCH and DELETE.",
-    ),
-    Check(
-        "W010",
-        each("limited", policies.why_counts_are_wrong),
-        "Limits(…) are counted in the cache {it!r}: {found}.",
-        "Set LIMITS_CACHE to a cache in Redis or memcached.",
-    ),
-    Check(
-        "E011",
-        each("settings", policies.weak_keys),
-        "{found[0]}: the key at index {found[1]} {found[2]}.",
-        "Generate one with: openssl rand -base64 32",
-    ),
-    Check(
         "W012",
         each("settings", lambda it: not it.enabled),
         "ENABLED is off in the IDEMPOTENCY setting: keys of requests are ignored, and retries run again.",
@@ -179,12 +159,6 @@ CHECKS = (
         each("atomic_views", lambda it: getattr(it.of, "view_is_async", False) or iscoroutinefunction(it.handler)),
         "{it} is an async view in atomic mode.",
         'A transaction belongs to a thread; set mode="lease".',
-    ),
-    Check(
-        "E018",
-        each("atomic_views", lambda it: any(map(opens_durable_block, layers(it.handler)))),
-        "{it} is in atomic mode, but opens a durable block inside the transaction of its key.",
-        'Remove durable=True, because the key\'s transaction is the outermost, or set mode="lease".',
     ),
     Check(
         "E019",
@@ -309,13 +283,6 @@ CHECKS = (
         database=True,
     ),
     Check(
-        "E032",
-        each("migrated", policies.missing_keys),
-        "Records in the database {it} need the key {found[0]}, which {found[1]}.",
-        "Put the key back, after the others, until its records have expired.",
-        database=True,
-    ),
-    Check(
         "W033",
         each("asked_stores", lambda it: isinstance(it[1], StoreUnavailable) and it[1]),
         "The store {it[0]!r} can't be reached: {found}",
@@ -346,13 +313,6 @@ CHECKS = (
         "scheduled, or fails.",
         "Schedule idempotency_reap. Until then such records are never cleaned up.",
         database=True,
-        deploy=True,
-    ),
-    Check(
-        "W036",
-        each("settings", policies.unscheduled_tasks),
-        "Celery beat has a schedule, but not for {found}.",
-        "Add django_idempotency.tasks.BEAT_SCHEDULE, or silence this if something else schedules maintenance.",
         deploy=True,
     ),
     # --- Consumers
