@@ -57,7 +57,6 @@ class OneLineErrors(BaseCommand):
         """Run, and end with one line if the database refuses or can't be reached; with ``--json``, also as JSON."""
         with override(None):
             try:
-                _refuse_undecodable(options)
                 return super().execute(*args, **options)
             except CommandError as error:
                 self._report_error(error, options)
@@ -213,8 +212,6 @@ def sentence(swept: Swept, *, dry_run: bool = False) -> str:
     if swept.left:
         left = [f"{count} {name.replace('_', ' ')}" for name, count in swept.left.items() if count]
         parts.append(f"left alone: {', '.join(left) or 'none'}")
-    if swept.found:
-        parts.append("found: " + ", ".join(f"{name} ({count})" for name, count in sorted(swept.found.items())))
     if swept.bad:
         parts.append(f"could not be written: {len(swept.bad)}")
     if not dry_run:
@@ -230,13 +227,6 @@ def _how_far(swept: Swept) -> str:
     if swept.after is not None:
         return f"{100 * swept.after.int >> 128} % examined; continue with --after {swept.after}"
     return f"{age(swept.lag)} behind" if swept.lag else "more is left"
-
-
-def _refuse_undecodable(options: Mapping[str, Any]) -> None:
-    """Raise ``CommandError`` for a text that was not UTF-8 on the command line, so that no record can have it."""
-    for name, value in options.items():
-        if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
-            raise CommandError(f"The argument {name} is not UTF-8.")
 
 
 # By the error's code: the SQLSTATE, or the number on MariaDB.

@@ -29,7 +29,7 @@ from django_idempotency.maintenance.reaper import store_of, watch
 from django_idempotency.maintenance.records import Records, record_of, records
 from django_idempotency.maintenance.timeline import Event, timeline
 from django_idempotency.management.base import MaintenanceCommand, number, seconds
-from django_idempotency.models import TERMINAL, DatabaseNow, RowLocked, Status
+from django_idempotency.models import DatabaseNow, RowLocked
 from django_idempotency.reporting.traces import Trace
 from django_idempotency.stats.formatting import age
 from django_idempotency.stores import Store
@@ -39,7 +39,7 @@ from django_idempotency.values.printable import in_zone, printable
 
 STDIN = Path("-")
 ACTIONS = {
-    "list": "List the keys that are on hold or stuck, or others with --situation. Changes nothing.",
+    "list": "List the keys that are on hold or stuck. Changes nothing.",
     "show": (
         "Show the records of a key: what each is, what happens by itself, what is safe to do now, and what happened. "
         "Never shows responses. Changes nothing."
@@ -64,23 +64,6 @@ OUTCOMES = {
     Act.FAIL: "failed for good: every retry gets the problem response",
     Act.RESOLVE: "resolved: every retry gets the response",
     Act.EXTEND: "held by its owner for at least that long",
-}
-# What to list of a database, by indexes, and of a store. What an operator has to decide on comes first.
-SITUATIONS: dict[str, tuple[Callable[[Records], list[Records]], tuple[Standing, ...]]] = {
-    "waiting": (lambda rows: [rows.awaiting_operator(), rows.abandoned()], (Standing.ON_HOLD, Standing.LAPSED)),
-    "on_hold": (lambda rows: [rows.awaiting_operator()], (Standing.ON_HOLD,)),
-    "stuck": (lambda rows: [rows.abandoned()], (Standing.LAPSED,)),
-    "live": (lambda rows: [rows.live().order_by("locked_until")], (Standing.RUNNING, Standing.LAPSED)),
-    "retryable": (
-        lambda rows: [
-            rows.filter(status=Status.FAILED, response_status__isnull=True, on_hold=False).order_by("-updated_at")
-        ],
-        (Standing.RETRYABLE,),
-    ),
-    "ended": (
-        lambda rows: [rows.filter(status__in=TERMINAL, response_status__isnull=False).order_by("-purge_at")],
-        (Standing.FAILED, Standing.COMPLETED),
-    ),
 }
 SHOWN = (
     *("id", "scope", "key", "method", "path", "mode", "status", "attempts", "on_hold", "reason", "created_at"),
@@ -107,7 +90,8 @@ class Command(MaintenanceCommand):
                 action.add_argument("--dry-run", action="store_true", help="report only; change nothing")
             match name:
                 case "list":
-                    self._add_list(action)
+                    help = "at most this many; default: 100"
+                    action.add_argument("--limit", type=number, default=100, help=help)
                 case "resolve":
                     self._add_resolve(action)
                 case "fail":
@@ -117,10 +101,6 @@ class Command(MaintenanceCommand):
                 case "extend":
                     help = "seconds from now, or a time such as 20min or 2h; default: 300"
                     action.add_argument("--seconds", type=seconds(1), default=300, help=help)
-
-    def _add_list(self, action: CommandParser) -> None:
-        action.add_argument("--situation", choices=SITUATIONS, default="waiting", help="which keys; default: waiting")
-        action.add_argument("--limit", type=number, default=100, help="at most this many; default: 100")
 
     def _add_resolve(self, action: CommandParser) -> None:
         action.add_argument("--status", type=int, required=True, help="status of the response, 200 to 599")
@@ -137,8 +117,8 @@ class Command(MaintenanceCommand):
         else:
             self._decide(Act(action.replace("-", "_")), options)
 
-    def work(self, *, situation: str, limit: int, scope: str | None, **options: Any) -> bool:
-        found = (each for each in listed(self.database, self.store, situation) if scope in (None, each.scope))
+    def work(self, *, limit: int, scope: str | None, **options: Any) -> bool:
+        found = (each for each in waiting(self.database, self.store) if scope in (None, each.scope))
         first = list(islice(found, limit + 1))
         shown, more = first[:limit], len(first) > limit
         lines = [line(record) for record in shown] or ["No such keys."]
@@ -279,12 +259,12 @@ def read(rows: Records) -> Any:
     return rows.defer("response_body").annotate(now=DatabaseNow(), locked=RowLocked())
 
 
-def listed(using: str, store: Store | None, situation: str) -> Iterator[Any]:
-    """Yield the records in a ``situation``."""
-    of_database, standings = SITUATIONS[situation]
+def waiting(using: str, store: Store | None) -> Iterator[Any]:
+    """Yield the records that are on hold, and then those that are stuck."""
     if store is None:
-        return chain.from_iterable(of_database(read(records(using))))
-    return (record_of(found) for found in store.records() if standing(found) in standings)
+        rows = read(records(using))
+        return chain(rows.awaiting_operator(), rows.abandoned())
+    return (record_of(found) for found in store.unfinished() if standing(found) in (Standing.ON_HOLD, Standing.LAPSED))
 
 
 def found_in(using: str, store: Store | None, *, key: str | None, scope: str | None, id: UUID | None) -> list[Any]:

@@ -9,9 +9,8 @@ from uuid import UUID
 from django.core.management.base import CommandError, CommandParser
 
 from django_idempotency.maintenance.decisions import Act
-from django_idempotency.maintenance.privacy import erase, export
+from django_idempotency.maintenance.privacy import Selection, erase, export
 from django_idempotency.maintenance.reencryption import reencrypt
-from django_idempotency.maintenance.selection import Selection
 from django_idempotency.management.base import MaintenanceCommand
 from django_idempotency.values.printable import printable
 
@@ -25,8 +24,8 @@ ACTIONS = {
         "responses are left out unless --bodies is given, which prints them decrypted."
     ),
     "reencrypt": (
-        "Encrypt stored responses again with the newest of ENCRYPTION_KEYS, and report which keys they had. Exits with "
-        "1 if something is left or has not been examined yet."
+        "Encrypt stored responses again with the newest of ENCRYPTION_KEYS. Exits with 1 if something is left or has "
+        "not been examined yet."
     ),
 }
 SELECTED = tuple(field.name for field in fields(Selection))
@@ -69,7 +68,6 @@ class Command(MaintenanceCommand):
         action.add_argument("--bodies", action="store_true", help=help)
 
     def _add_reencrypt(self, action: CommandParser) -> None:
-        action.add_argument("--unencrypted", action="store_true", help="also responses that are stored in clear")
         self._add_walk(action)
 
     def handle(self, *args: Any, action: str, **options: Any) -> None:
@@ -111,5 +109,4 @@ class Command(MaintenanceCommand):
         return True
 
     def _reencrypt(self, options: dict[str, Any]) -> bool:
-        what = {name: options[name] for name in ("unencrypted", "after")}
-        return self.run_pass(reencrypt.in_steps, options, **what).complete or options["dry_run"]
+        return self.run_pass(reencrypt.in_steps, options, after=options["after"]).complete or options["dry_run"]
