@@ -208,7 +208,7 @@ def confirm(model_admin: Any, request: HttpRequest, form: Intervention, records:
         "filters": _filters(request),
         "database": database_of(request),
         "database_query": query_of(request),
-        "single": records[0] if len(records) == 1 and _came_from_record(request) else None,
+        "list": _list(model_admin, request),
     }
     return TemplateResponse(request, TEMPLATE, context)
 
@@ -232,7 +232,7 @@ def intervene(model_admin: Any, request: HttpRequest, act: str) -> HttpResponse:
         id: form.do(id, as_seen=as_seen, **terms) for id, as_seen in zip(_ids(seen), seen.values(), strict=True)
     }
     _tell(model_admin, request, form, outcomes)
-    return HttpResponseRedirect(_back(model_admin, request, [*outcomes]))
+    return HttpResponseRedirect(_list(model_admin, request))
 
 
 def _objection(request: HttpRequest, record: Any, act: Act) -> Refusal | None:
@@ -269,22 +269,15 @@ def _tell(model_admin: Any, request: HttpRequest, form: Intervention, outcomes: 
             messages.warning(request, format_html(refused, title=form.title, record=record, why=outcome.why.label))
 
 
-def _came_from_record(request: HttpRequest) -> bool:
-    return "id" in request.GET or "single" in request.POST
+def _list(model_admin: Any, request: HttpRequest) -> str:
+    """Return the URL of the list from which the records were chosen."""
+    url = reverse("admin:django_idempotency_idempotencyrecord_changelist", current_app=model_admin.admin_site.name)
+    return "?".join(filter(None, (url, _filters(request))))
 
 
 def _filters(request: HttpRequest) -> str:
-    """Return the query string of the list from which the record was chosen."""
     if "filters" in request.POST:
         return request.POST["filters"]
-    return request.GET.get("_changelist_filters", "") if "id" in request.GET else request.GET.urlencode()
-
-
-def _back(model_admin: Any, request: HttpRequest, ids: list[UUID]) -> str:
-    """Return the URL of the list from which the records were chosen, or of the record if no list led to it."""
-    site, filters = model_admin.admin_site.name, _filters(request)
-    if not filters and len(ids) == 1 and _came_from_record(request):
-        url = reverse("admin:django_idempotency_idempotencyrecord_change", args=ids, current_app=site)
-        return "?".join(filter(None, (url, query_of(request))))
-    url = reverse("admin:django_idempotency_idempotencyrecord_changelist", current_app=site)
-    return f"{url}?{filters}" if filters else url
+    if "id" in request.GET:
+        return request.GET.get("_changelist_filters", query_of(request))
+    return request.GET.urlencode()

@@ -114,16 +114,6 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
         (_("Request"), {"fields": ("method", "shown_path", "fingerprint_hex", "id")}),
         (_("Claim"), {"fields": ("mode", "hold_on_crash", "attempts", "shown_trace", "token")}),
         (_("Response"), {"fields": ("response_status", "headers", "body")}),
-        (
-            _("Times"),
-            {
-                "classes": ("collapse",),
-                "fields": (
-                    *("shown_created_at", "shown_updated_at", "shown_locked_at", "shown_locked_until"),
-                    *("shown_expires_at", "shown_purge_at", "replays", "shown_last_replayed_at"),
-                ),
-            },
-        ),
     )
 
     class Media:
@@ -184,12 +174,6 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
     # --- What is shown -------------------------------------------------------------------------------------------
 
     shown_created_at = column("created_at", _("created at"))
-    shown_updated_at = column("updated_at", _("updated at"))
-    shown_locked_at = column("locked_at", _("locked at"))
-    shown_locked_until = column("locked_until", _("locked until"))
-    shown_expires_at = column("expires_at", _("expires at"))
-    shown_purge_at = column("purge_at", _("purge at"))
-    shown_last_replayed_at = column("last_replayed_at", _("last replayed at"))
 
     badge = _field(_("status"), lambda record: _badge(record), ordering="status")
     since = _field(_("since"), lambda record: _since(record), ordering="updated_at")

@@ -10,17 +10,14 @@ from django.db import connections
 
 from django_idempotency import conf
 from django_idempotency.checks.project import Database, Source, refusals
-from django_idempotency.maintenance.records import records
 from django_idempotency.policy import Lease
 from django_idempotency.stores.configured import configured
-from django_idempotency.stores.database import ahead
 from django_idempotency.values.options import nearest
 from django_idempotency.values.scopes import tenant_databases
 
 # The settings of wings, and the apps that read them.
 WINGS = {"outbox": "django_idempotency.contrib.outbox", "dashboard": "django_idempotency.contrib.dashboard"}
 UNGUESSABLE = 16  # characters
-DAY = 24 * 60 * 60
 
 
 def is_public_and_guessable(source: Source) -> bool:
@@ -82,8 +79,3 @@ def lacks_skip_locked(database: Database) -> bool:
     features = database.connection.features
     both = features.has_select_for_update_skip_locked and features.has_select_for_update_nowait
     return bool(features.has_select_for_update and not both)
-
-
-def has_records_to_delete(database: Database) -> bool:
-    overdue = records(database.using).purgeable().filter(purge_at__lt=ahead(-DAY)).order_by("purge_at")
-    return bool(overdue[:1])

@@ -11,15 +11,14 @@ from django_idempotency.checks import guards, policies, views
 from django_idempotency.checks.registry import Check, each
 from django_idempotency.conf import conf, debug, in_test_run
 from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.maintenance.reaper import is_overdue
 from django_idempotency.middleware import is_covering
 from django_idempotency.policy import REQUIRE, Lease
+from django_idempotency.stats.queries import DAY, HOUR, alarms, due
 from django_idempotency.stores.claim_function import can_claim, is_partitioned
 from django_idempotency.stores.codec import lack_of_encryption
 from django_idempotency.stores.sharding import is_distributed
 from django_idempotency.values.options import nearest
 
-HOUR = 60 * 60
 EFFECTS = {True: "no response is stored", REQUIRE: "requests with a key get 503"}
 
 CHECKS = (
@@ -299,7 +298,7 @@ CHECKS = (
     # --- Maintenance
     Check(
         "W035",
-        each("migrated", policies.has_records_to_delete),
+        each("migrated", lambda it: due(using=it.using).lag > DAY),
         "Records in the database {it} have been due for deletion for more than a day: idempotency_cleanup is not "
         "scheduled, or does not keep up.",
         "Schedule idempotency_cleanup; idempotency_stats shows how far behind it is.",
@@ -308,7 +307,7 @@ CHECKS = (
     ),
     Check(
         "W035",
-        each("migrated", lambda it: is_overdue(older_than=HOUR, using=it.using)),
+        each("migrated", lambda it: alarms(using=it.using).stuck_oldest > HOUR),
         "The owners of keys in the database {it} have been gone for more than an hour: idempotency_reap is not "
         "scheduled, or fails.",
         "Schedule idempotency_reap. Until then such records are never cleaned up.",

@@ -39,7 +39,6 @@ class Selection:
     - ``scope_prefix``: the beginning of a scope, up to a separator, such as ``acme/`` for a tenant.
     - ``key``: a whole key, as the client sent it, in any scope.
     - ``record``: the id of a record.
-    - ``path``: a whole path, as it is stored.
 
     Raises ``ValueError`` if nothing is set, if a text is empty, or if the prefix ends with a letter or a digit:
     ``acct:1`` would match ``acct:10``.
@@ -49,12 +48,11 @@ class Selection:
     scope_prefix: str | None = None
     key: str | None = None
     record: UUID | None = None
-    path: str | None = None
 
     def __post_init__(self) -> None:
         stated = [value for field in fields(self) if (value := getattr(self, field.name)) is not None]
         if not stated or "" in stated:
-            raise ValueError("Pass scope, scope_prefix, key, record or path to select records; none may be empty.")
+            raise ValueError("Pass scope, scope_prefix, key or record to select records; none may be empty.")
         if self.scope_prefix is not None and self.scope_prefix[-1].isalnum():
             raise ValueError(
                 f"scope_prefix is {self.scope_prefix!r}, which may also begin other scopes, such as "
@@ -62,10 +60,9 @@ class Selection:
             )
 
     def matches(self, record: Snapshot) -> bool:
-        """Return whether a record of a store outside the database is selected. Such a store keeps no paths."""
+        """Return whether a record of a store outside the database is selected."""
         return (
-            self.path is None
-            and self.scope in (None, record.scope)
+            self.scope in (None, record.scope)
             and record.scope.startswith(self.scope_prefix or "")
             and self.key in (None, record.key)
             and self.record in (None, record.id)
@@ -81,8 +78,8 @@ class Selection:
 
     def of(self, rows: Records) -> Records:
         """Return those of ``rows`` that are selected. ``near`` must have narrowed them."""
-        exact = {"scope": self.scope, "path": self.path}
-        rows = rows.filter(**{name: value for name, value in exact.items() if value is not None})
+        if self.scope is not None:
+            rows = rows.filter(scope=self.scope)
         if self.scope_prefix is None:
             return rows
         # Not LIKE, which ignores case on SQLite.
@@ -100,7 +97,6 @@ def erase(
     scope_prefix: str | None = None,
     key: str | None = None,
     record: UUID | None = None,
-    path: str | None = None,
     bodies: bool = False,
     on_hold: bool = False,
     after: UUID | None = None,
@@ -111,7 +107,7 @@ def erase(
 ) -> Iterator[Swept]:
     """Erase the records of ``scope``, or of another ``Selection``. A retry with an erased key runs again, as new.
 
-    Scopes and paths have no index, so for those the table is walked in the order of the ids. Records that are started
+    Scopes have no index, so for those the table is walked in the order of the ids. Records that are started
     or processing, locked or on hold are left alone, and counted. Keys that are created meanwhile may be missed. A cache
     in front of the database no longer replays erased records, either. The texts of the history about erased records are
     replaced.
@@ -120,19 +116,19 @@ def erase(
     - ``on_hold``: erase records on hold, too. Without ``bodies`` this is a decision: ``DECISIONS`` may require a note,
       or refuse it, because two operators have to decide about each key first.
     - ``after``: continue after the record with this id, at which an earlier run ended.
-    - ``store``: a store outside the database, of which all records are read, in one batch. It knows no paths, and
-      erases only whole records.
+    - ``store``: a store outside the database, of which all records are read, in one batch. It erases only whole
+      records.
     - ``by``, ``note``: who erases records on hold, a user or a name, and why, for the history.
 
     The other arguments are those of ``Bounds``; the default of ``batch`` is 10,000. Raises ``ValueError`` as
     ``Selection`` does, if ``DECISIONS`` refuses it, and if the store can't erase what is selected.
     """
-    selection, dry_run = Selection(scope, scope_prefix, key, record, path), bounds.get("dry_run", False)
+    selection, dry_run = Selection(scope, scope_prefix, key, record), bounds.get("dry_run", False)
     if on_hold and not bodies:
         _refuse_undecided(note)
     if store is not None:
-        if bodies or path is not None:
-            raise ValueError(f"The store {store.name!r} knows no paths, and erases only whole records.")
+        if bodies:
+            raise ValueError(f"The store {store.name!r} erases only whole records.")
         yield _erase_in_store(store, selection, on_hold, dry_run, by, note)
         return
 

@@ -107,11 +107,6 @@ class Swept:
         return sum(self.done.values())
 
     @property
-    def rate(self) -> float:
-        """Records per second."""
-        return self.rows / self.seconds if self.seconds else 0.0
-
-    @property
     def complete(self) -> bool:
         """Whether nothing is left of what was to be done."""
         return self.finished and not (any(self.left.values()) or self.bad or self.cached_for)

@@ -184,7 +184,7 @@ class MaintenanceCommand(OneLineErrors):
         bounds = {name: options[name] for name in Bounds.__annotations__ if name in options}
         describe = partial(sentence, dry_run=options["dry_run"])
         swept = self.run(work(**self.where, **bounds, **more), describe, verbosity=options["verbosity"])
-        self.report(asdict(swept) | {"complete": swept.complete, "rate": swept.rate}, describe(swept), options)
+        self.report(asdict(swept) | {"complete": swept.complete}, describe(swept), options)
         for id, why in swept.bad.items():
             self.stderr.write(f"{id}: {why}")
         return swept
@@ -215,7 +215,7 @@ def sentence(swept: Swept, *, dry_run: bool = False) -> str:
     if swept.bad:
         parts.append(f"could not be written: {len(swept.bad)}")
     if not dry_run:
-        parts.append(f"{age(swept.seconds)}, {round(swept.rate)} a second")
+        parts.append(age(swept.seconds))
     if swept.cached_for:
         parts.append(f"the cache in front can't be reached, and may replay them for another {age(swept.cached_for)}")
     if not swept.finished:

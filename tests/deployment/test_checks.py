@@ -13,8 +13,6 @@ from django.utils.decorators import method_decorator
 from django_idempotency.checks.registry import DOCS, TAG
 from django_idempotency.checks.table import CHECKS
 from django_idempotency.decorators import idempotent
-from django_idempotency.maintenance.reaper import is_overdue
-from django_idempotency.maintenance.records import records
 from django_idempotency.policy import Lease, Policy
 from tests.deployment.wrong import WRONG, Page, Project, aview, view
 from tests.deployment.wrong import databases as _databases  # noqa: F401 (registers)
@@ -22,7 +20,7 @@ from tests.deployment.wrong import settings as _settings  # noqa: F401 (register
 from tests.deployment.wrong.databases import HOUR
 from tests.deployment.wrong.views import Adding, Policed
 from tests.support.aliases import another_alias
-from tests.support.callers import Gate, claim
+from tests.support.callers import Gate, claim, shift
 from tests.support.checks import CORE, found, ids_found
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -109,14 +107,15 @@ def test_a_project_without_urls_passes_the_checks(project):
     assert ours() == []
 
 
-@pytest.mark.row_locks
+@pytest.mark.postgresql
 def test_w035_does_not_report_a_live_owner_in_atomic_mode():
     gate = Gate()
     with gate.running():
-        assert records(None).stuck(-HOUR).count() == 1
-        assert not is_overdue(older_than=-HOUR)
+        shift(locked_until=-2 * HOUR)
+        assert ids_found("W035") == []
     claim("dead", policy=Policy())
-    assert is_overdue(older_than=-HOUR)
+    shift("dead", locked_until=-2 * HOUR)
+    assert ids_found("W035") == ["W035"]
 
 
 def test_a_view_is_not_reported_for_what_it_has_from_the_setting(project):

@@ -110,9 +110,7 @@ SELECTIONS = {
     "scope prefix": ({"scope_prefix": "acme/"}, {("acme/user:1", "a"), ("acme/user:7", "b")}),
     "key": ({"key": "a"}, {(MINE, "a"), (OTHERS, "a"), ("acme/user:1", "a")}),
     "record": ({"record": record_id(OTHERS, "a")}, {(OTHERS, "a")}),
-    "path": ({"path": "/refund/"}, {(OTHERS, "r"), ("acme/user:7", "b")}),
     "key and scope": ({"key": "a", "scope": OTHERS}, {(OTHERS, "a")}),
-    "path and prefix": ({"path": "/refund/", "scope_prefix": "acme/"}, {("acme/user:7", "b")}),
 }
 
 
@@ -137,7 +135,7 @@ def test_an_erasure_erases_its_selection_and_nothing_else(name, batch, several):
 
 
 @pytest.mark.parametrize(
-    "selected", [{}, {"scope": ""}, {"scope_prefix": ""}, {"key": "a", "path": ""}], ids=lambda selected: str(selected)
+    "selected", [{}, {"scope": ""}, {"scope_prefix": ""}, {"key": "a", "scope": ""}], ids=lambda selected: str(selected)
 )
 def test_an_erasure_without_a_selection_is_refused(selected, several):
     with pytest.raises(ValueError, match="to select records"):

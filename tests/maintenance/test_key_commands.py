@@ -123,35 +123,11 @@ def test_a_failed_key_replays_its_problem(anna):
     assert (replay.status_code, json.loads(replay.content)["detail"]) == (409, "lost")
 
 
-def test_a_resolved_key_replays_the_body_of_the_file(anna, tmp_path):
-    held()
-    body = tmp_path / "body"
-    body.write_bytes(b'{\r\n"id": 7}')
-    call_command("idempotency_keys", "resolve", "held", "--status=201", f"--body-file={body}", *BY_ANNA)
-    replay = entry_point(paying, **HOLD)("held")
-    assert (replay.status_code, replay.content) == (201, b'{\r\n"id": 7}')
-
-
 def test_a_lease_is_extended_to_the_time_from_now(anna):
     live()
     run("extend", "live", *BY_ANNA)
     left = record("live").locked_until - record("live").locked_at
     assert 1200 <= left.total_seconds() < 1260
-
-
-@pytest.mark.parametrize("act", DECISIONS)
-def test_a_dry_run_names_the_key_and_changes_nothing(told, act):
-    fitting = "live" if act == "extend" else "held"
-    EVERY[fitting]()
-    before = records()
-    ((did, scopes),) = [
-        pair
-        for pair in told("idempotency_keys", act, fitting, *DECISIONS[act], "--dry-run")[0].items()
-        if pair[0] != "database"
-    ]
-    assert (did.startswith(act[:4]), scopes) == (True, ["public"])
-    assert records() == before
-    assert not LogEntry.objects.exists()
 
 
 def test_an_owner_whose_lease_lapsed_is_given_time_to_renew(anna, capsys):
@@ -285,12 +261,6 @@ def test_an_invalid_decision_is_an_error_that_says_why(anna, act, arguments, why
     with pytest.raises(CommandError, match=why):
         run(act, key, *arguments, *BY_ANNA)
     assert records() == before
-
-
-def test_a_body_that_can_not_be_read_is_an_error(anna, tmp_path):
-    held()
-    with pytest.raises(CommandError, match="can't be read"):
-        call_command("idempotency_keys", "resolve", "held", "--status=201", f"--body-file={tmp_path}", *BY_ANNA)
 
 
 def test_a_list_has_the_keys_on_hold_and_then_the_stuck_ones(one_of_each, told):

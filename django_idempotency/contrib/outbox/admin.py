@@ -86,6 +86,7 @@ def _deciding(decision: type[Decision]) -> Any:
             "form": form,
             "media": model_admin.media,
             "filters": request.GET.urlencode(),
+            "list": request.get_full_path(),
         }
         return TemplateResponse(request, "admin/django_idempotency_outbox/outboxevent/confirm.html", context)
 

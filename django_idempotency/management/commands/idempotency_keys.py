@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -37,7 +35,6 @@ from django_idempotency.values.keys import is_record_id, record_id
 from django_idempotency.values.outcomes import StoredResponse
 from django_idempotency.values.printable import in_zone, printable
 
-STDIN = Path("-")
 ACTIONS = {
     "list": "List the keys that are on hold or stuck. Changes nothing.",
     "show": (
@@ -87,7 +84,6 @@ class Command(MaintenanceCommand):
             action.add_argument("--scope", help='a whole scope, such as "auth.user:7"; needed if the key is in several')
             if name not in ("list", "show"):
                 self.add_operator(action)
-                action.add_argument("--dry-run", action="store_true", help="report only; change nothing")
             match name:
                 case "list":
                     help = "at most this many; default: 100"
@@ -105,9 +101,7 @@ class Command(MaintenanceCommand):
     def _add_resolve(self, action: CommandParser) -> None:
         action.add_argument("--status", type=int, required=True, help="status of the response, 200 to 599")
         action.add_argument("--content-type", default="application/json", help="of the body; default: application/json")
-        body = action.add_mutually_exclusive_group()
-        body.add_argument("--body", help="body of the response; default: none")
-        body.add_argument("--body-file", type=Path, metavar="FILE", help="file with the body; - reads stdin")
+        action.add_argument("--body", default="", help="body of the response; default: none")
 
     def handle(self, *args: Any, action: str, **options: Any) -> None:
         if action == "list":
@@ -180,22 +174,20 @@ class Command(MaintenanceCommand):
     def _decide(self, act: Act, options: dict[str, Any]) -> None:
         decide = _decision(act, options)  # refuse what can't be meant before anything else
         found = self._find(options)
-        if act != Act.EXTEND and not options["dry_run"] and (lapsed := list(filter(_has_only_lapsed, found))):
+        if act != Act.EXTEND and (lapsed := list(filter(_has_only_lapsed, found))):
             self.operator(options, act.permission)  # refuse before waiting, not after it
             self._watch(lapsed, options)
             found = self._find(options)
         chosen = self._chosen(act, found, options)
         self.database, self.store, record = chosen.alias, chosen.store, chosen.record
-        if not options["dry_run"]:
-            by = self.operator(options, act.permission)
-            try:
-                outcome = decide(record.pk, as_seen=version(record), note=options["note"].strip(), by=by, **self.where)
-            except ValueError as error:
-                raise CommandError(printable(str(error))) from error
-            if isinstance(outcome, Refused):
-                raise CommandError(why_not(record, outcome.why))
-        verb = "would be" if options["dry_run"] else "is"
-        self.report({act: [record.scope]}, f"The key of {record.scope} {verb} {OUTCOMES[act]}.", options)
+        by = self.operator(options, act.permission)
+        try:
+            outcome = decide(record.pk, as_seen=version(record), note=options["note"].strip(), by=by, **self.where)
+        except ValueError as error:
+            raise CommandError(printable(str(error))) from error
+        if isinstance(outcome, Refused):
+            raise CommandError(why_not(record, outcome.why))
+        self.report({act: [record.scope]}, f"The key of {record.scope} is {OUTCOMES[act]}.", options)
 
     def _watch(self, lapsed: list[Found], options: dict[str, Any]) -> None:
         """Give owners whose leases have lapsed time to renew them, as they may do after an outage of the store."""
@@ -226,14 +218,7 @@ def _decision(act: Act, options: dict[str, Any]) -> Callable[..., Done | Refused
 
 
 def _body(options: dict[str, Any]) -> bytes:
-    file: Path | None = options["body_file"]
-    try:
-        if file is None:
-            body = str(options["body"] or "").encode()
-        else:
-            body = sys.stdin.buffer.read() if file == STDIN else file.read_bytes()
-    except OSError as error:
-        raise CommandError(f"The body can't be read: {error}") from error
+    body = str(options["body"]).encode()
     if body and "json" in options["content_type"]:
         try:
             json.loads(body)

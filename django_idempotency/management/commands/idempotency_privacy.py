@@ -16,7 +16,7 @@ from django_idempotency.values.printable import printable
 
 ACTIONS = {
     "erase": (
-        "Erase the records of one scope, key or path, such as those of a user who asks for it. A retry of an erased "
+        "Erase the records of one scope or key, such as those of a user who asks for it. A retry of an erased "
         "key runs again. Exits with 1 if something is left or has not been examined yet."
     ),
     "export": (
@@ -59,7 +59,6 @@ class Command(MaintenanceCommand):
         action.add_argument("--scope-prefix", help='the beginning of a scope, up to a separator, such as "acme/"')
         action.add_argument("--key", help="a whole key, as the client sent it")
         action.add_argument("--record", type=UUID, help="the id of a record")
-        action.add_argument("--path", help="a whole path")
         self.add_operator(action)
 
     def _add_export(self, action: CommandParser) -> None:
