@@ -5,15 +5,13 @@ from __future__ import annotations
 import base64
 import re
 import sys
-from contextlib import nullcontext
 from html import unescape
 from pathlib import Path
 
 import pytest
-from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission
-from django.db import DatabaseError, connection, connections, transaction
+from django.db import DatabaseError, connection, connections
 from django.utils.html import strip_tags
 
 from django_idempotency import engine
@@ -128,18 +126,6 @@ def test_chosen_records_are_confirmed_together_and_each_has_its_entry(client, su
     keys = [row[0].key for row in asked.context["rows"] if row[3] is None]
     act(client, name, *keys)
     assert {entry.object_id for entry in LogEntry.objects.all()} == {str(found(key).pk) for key in keys}
-
-
-@pytest.mark.parametrize("in_transaction", [False, True])
-def test_an_action_of_the_project_commits_what_it_writes(client, superuser, records, monkeypatch, in_transaction):
-    def note(model_admin, request, queryset):
-        LogEntry.objects.create(user=request.user, action_flag=2, object_repr=", ".join(one.key for one in queryset))
-
-    monkeypatch.setitem(admin.site._actions, "note", note)
-    chosen = {"action": "note", "_selected_action": [str(found("on_hold").pk)]}
-    with transaction.atomic() if in_transaction else nullcontext():
-        assert client.post(f"{LIST}?situation=on_hold", chosen).status_code == 302
-    assert LogEntry.objects.get().object_repr == "on_hold"
 
 
 def test_of_several_records_each_refused_one_is_named_with_the_reason(client, superuser, records):
@@ -261,15 +247,6 @@ def test_an_operators_response_that_can_not_be_encrypted_is_an_error(client, sup
     after = act(client, "resolve", "on_hold")
     assert "could not be encrypted" in told(after)[0]
     assert (found("on_hold").on_hold, LogEntry.objects.count()) == (True, 0)
-
-
-@pytest.mark.parametrize("id", [str.upper, lambda id: id.replace("-", "")])
-def test_an_id_may_be_written_otherwise(client, superuser, records, id):
-    record = found("on_hold")
-    chosen = f"{id(str(record.pk))} {version(record)}"
-    response = client.post(f"{LIST}intervene/allow_retry/", {"record": [chosen]}, follow=True)
-    assert response.status_code == 200
-    assert not found("on_hold").on_hold
 
 
 @pytest.mark.parametrize("query", ["?id=nonsense", f"?id={record_id('nobody', 'k')}", ""])

@@ -73,12 +73,6 @@ def test_the_dashboard_is_in_german(client, german, settings):
     assert "Es wird nichts gezählt: Die Einstellung STATS_RETENTION ist None." in page
 
 
-def test_the_index_is_in_german(client, german):
-    page = words(client.get("/admin/"))
-    assert left_in_english(page) == []
-    assert "Idempotenz-Datensätze" in page
-
-
 def test_the_outbox_is_in_german(client, german):
     outbox = "/admin/django_idempotency_outbox/"
     for topic in ("paid", "sent"):

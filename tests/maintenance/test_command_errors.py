@@ -18,12 +18,7 @@ from tests.support.private_servers import free_port
 COMMANDS = {
     "idempotency_keys list": (),
     "idempotency_keys show": ("k",),
-    "idempotency_keys allow-retry": ("k",),
-    "idempotency_keys fail": ("k",),
-    "idempotency_keys resolve": ("k", "--status=200"),
-    "idempotency_keys extend": ("k",),
     "idempotency_reap": (),
-    "idempotency_cleanup": (),
     "idempotency_privacy erase": ("--scope=public",),
     "idempotency_stats": (),
     "idempotency_partitions": ("status",),

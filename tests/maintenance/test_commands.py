@@ -58,12 +58,6 @@ def test_reap_frees_and_holds_and_says_how_many(told):
     assert (facts["done"], facts["bad"], facts["finished"]) == ({"failed": 1, "on_hold": 1}, {}, True)
 
 
-def test_reap_in_words(capsys):
-    dead()
-    call_command("idempotency_reap")
-    assert capsys.readouterr().out.startswith("Freed: 1, put on hold: 0; ")
-
-
 def test_reap_takes_its_options(told):
     for number in range(3):
         dead(f"k{number}")
@@ -101,25 +95,12 @@ def test_cleanup_deletes_and_says_how_far_behind_it_is(told):
     assert count() == 0
 
 
-def test_cleanup_in_words(capsys):
-    due("a", "b")
-    call_command("idempotency_cleanup", "--batch=1", "--max-seconds=0")
-    assert "Deleted: 1; " in (printed := capsys.readouterr().out)
-    assert "1 h behind." in printed
-
-
 def test_cleanup_of_bodies_leaves_the_record(told):
     due("k")
     shift(purge_at=HOUR)
     assert told("idempotency_cleanup", "--bodies", "--dry-run")["done"] == {"dropped": 1}
     assert told("idempotency_cleanup", "--bodies")["done"] == {"dropped": 1}
     assert record().response_body is None
-
-
-def test_cleanup_only_counts_on_a_dry_run(told):
-    due("a", "b")
-    assert told("idempotency_cleanup", "--dry-run")["done"] == {"deleted": 2}
-    assert count() == 2
 
 
 def test_stats_as_json(told):
@@ -264,13 +245,6 @@ def test_a_signal_ends_a_cleanup_after_its_batch_with_a_report(number):
     assert not facts["finished"]
     assert 0 < facts["done"]["deleted"] < MANY
     assert count() == MANY - facts["done"]["deleted"]
-
-
-def test_without_a_terminal_there_is_no_progress(capsys):
-    due(*"abc")
-    call_command("idempotency_cleanup", "--batch=1", "--pause=0")
-    printed = capsys.readouterr()
-    assert (printed.out.count("\n"), printed.err) == (1, "")
 
 
 @pytest.mark.parametrize(

@@ -148,12 +148,6 @@ def test_an_erasure_without_a_selection_is_refused(selected, several):
     assert len(left()) == 7
 
 
-def test_the_command_takes_every_selection(capsys, several):
-    for selected, gone in SELECTIONS.values():
-        arguments = [f"--{name.replace('_', '-')}={value}" for name, value in selected.items()]
-        assert told(capsys, *arguments, "--dry-run")["done"] == {"erased": len(gone)}
-
-
 @pytest.mark.postgresql
 def test_a_key_is_erased_by_its_range_of_the_primary_key(several):
     with CaptureQueriesContext(connection) as captured:
@@ -318,14 +312,6 @@ def test_an_interrupted_pass_is_taken_up_where_it_ended():
     assert (rest.rows, rest.complete) == (4, True)
 
 
-def test_each_batch_is_a_transaction_of_its_own():
-    done(*"abcd")
-    batches = erase.in_steps(MINE, batch=2, pause=0)
-    next(batches)
-    assert len(left()) == 2, "the first is committed"
-    batches.close()
-
-
 @pytest.mark.postgresql
 def test_erasing_goes_by_primary_key_in_bounded_statements():
     table = IdempotencyRecord._meta.db_table
@@ -374,12 +360,3 @@ def test_the_command_exits_with_1_while_something_is_left(capsys, django_user_mo
     unfinished = told(capsys, f"--scope={MINE}", "--batch=1", "--max-seconds=0", exits=1)
     assert not unfinished["finished"]
     assert told(capsys, f"--scope={MINE}", f"--after={unfinished['after']}")["done"] == {"erased": 2}
-
-
-def test_the_command_says_in_words_what_it_erased(capsys):
-    done("a")
-    call_command("idempotency_privacy", "erase", scope=MINE)
-    assert capsys.readouterr().out.startswith("Erased: 1; left alone: none; ")
-    done("a")
-    call_command("idempotency_privacy", "erase", "--bodies", scope=MINE)
-    assert capsys.readouterr().out.startswith("Emptied: 1; left alone: none; ")

@@ -177,17 +177,6 @@ def test_a_refusal_says_why_and_changes_nothing(key, why):
     assert not LogEntry.objects.exists()
 
 
-@pytest.mark.usefixtures("anna", "one_of_each")
-def test_a_second_operator_confirms_where_the_settings_require_it(settings):
-    get_user_model().objects.create_superuser("bob")
-    settings.IDEMPOTENCY |= {"DECISIONS": ["second_operator"]}
-    with pytest.raises(CommandError, match="It is now proposed"):
-        decide("allow-retry", "held")
-    assert read("held").on_hold
-    call_command("idempotency_keys", "allow-retry", "held", "--scope=user:1", "--by=bob")
-    assert not read("held").on_hold
-
-
 @pytest.mark.usefixtures("anna")
 def test_an_owner_that_comes_back_keeps_its_key(monkeypatch):
     """The store was away, and the owner renews its lease while it is watched."""
