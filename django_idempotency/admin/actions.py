@@ -17,15 +17,13 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.html import format_html
-from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_idempotency.admin.filters import next_record
-from django_idempotency.admin.pages import database_of, page, query_of
-from django_idempotency.admin.standing import badge, summary
+from django_idempotency.admin.pages import database_of, query_of
 from django_idempotency.conf import conf
 from django_idempotency.http.responses import WITHOUT_BODY
+from django_idempotency.maintenance.advice import advice
 from django_idempotency.maintenance.decisions import (
     Act,
     Done,
@@ -40,7 +38,6 @@ from django_idempotency.maintenance.decisions import (
 )
 from django_idempotency.maintenance.given_responses import may_be_given
 from django_idempotency.maintenance.reaper import have_it_watched
-from django_idempotency.models import LIVE
 from django_idempotency.values.outcomes import StoredResponse
 from django_idempotency.values.scopes import is_own
 
@@ -204,16 +201,14 @@ def confirm(model_admin: Any, request: HttpRequest, form: Intervention, records:
         **model_admin.admin_site.each_context(request),
         "title": form.title,
         "opts": model_admin.opts,
-        "rows": [
-            (record, version(record), badge(record), summary(record), why and why.label) for record, why in objections
-        ],
+        "rows": [(record, version(record), advice(record).what, why and why.label) for record, why in objections],
         "possible": any(why is None for _record, why in objections),
         "form": form,
         "media": model_admin.media,
         "filters": _filters(request),
         "database": database_of(request),
         "database_query": query_of(request),
-        "single": records[0] if len(records) == 1 and _came_from_record(request) else None,
+        "list": _list(model_admin, request),
     }
     return TemplateResponse(request, TEMPLATE, context)
 
@@ -229,9 +224,7 @@ def intervene(model_admin: Any, request: HttpRequest, act: str) -> HttpResponse:
     form = intervention(request.POST if request.method == "POST" else None)
     if not form.is_valid() or not seen:
         ids = _ids(seen or request.GET.getlist("id"))
-        return page(
-            model_admin, request, lambda: confirm(model_admin, request, form, _records(model_admin, request, ids))
-        )
+        return confirm(model_admin, request, form, _records(model_admin, request, ids))
     if form.act == Act.RESOLVE and len(seen) > 1:
         raise Http404
     terms = {**form.terms(), "using": database_of(request), "by": request.user}
@@ -239,9 +232,7 @@ def intervene(model_admin: Any, request: HttpRequest, act: str) -> HttpResponse:
         id: form.do(id, as_seen=as_seen, **terms) for id, as_seen in zip(_ids(seen), seen.values(), strict=True)
     }
     _tell(model_admin, request, form, outcomes)
-    if "single" in request.POST and len(outcomes) == 1:
-        _offer_next(model_admin, request, *outcomes.items())
-    return HttpResponseRedirect(_back(model_admin, request, [*outcomes]))
+    return HttpResponseRedirect(_list(model_admin, request))
 
 
 def _objection(request: HttpRequest, record: Any, act: Act) -> Refusal | None:
@@ -278,44 +269,15 @@ def _tell(model_admin: Any, request: HttpRequest, form: Intervention, outcomes: 
             messages.warning(request, format_html(refused, title=form.title, record=record, why=outcome.why.label))
 
 
-def _offer_next(model_admin: Any, request: HttpRequest, done: tuple[UUID, Done | Refused]) -> None:
-    """Offer a link to the next record in the list that the operator is working through."""
-    id, outcome = done
-    filters = _filters(request)
-    if not filters and isinstance(outcome, Done):
-        filters = "&".join(filter(None, (f"situation={_situation_of(outcome.record)}", query_of(request))))
-    if not filters or (following := next_record(model_admin, request, filters, without=id)) is None:
-        return
-    site = model_admin.admin_site.name
-    url = reverse("admin:django_idempotency_idempotencyrecord_change", args=[following.pk], current_app=site)
-    query = "&".join(filter(None, (urlencode({"_changelist_filters": filters}), query_of(request))))
-    text = format_html('{} <a href="{}?{}"><bdi>{}</bdi></a>', _("Next in this list:"), url, query, following)
-    messages.info(request, text)
-
-
-def _situation_of(record: Any) -> str:
-    """Return the list in which an operator would have found ``record``, which is passed as it was before."""
-    if record.on_hold:
-        return "on_hold"
-    return "stuck" if record.status in LIVE else "retryable"
-
-
-def _came_from_record(request: HttpRequest) -> bool:
-    return "id" in request.GET or "single" in request.POST
+def _list(model_admin: Any, request: HttpRequest) -> str:
+    """Return the URL of the list from which the records were chosen."""
+    url = reverse("admin:django_idempotency_idempotencyrecord_changelist", current_app=model_admin.admin_site.name)
+    return "?".join(filter(None, (url, _filters(request))))
 
 
 def _filters(request: HttpRequest) -> str:
-    """Return the query string of the list from which the record was chosen."""
     if "filters" in request.POST:
         return request.POST["filters"]
-    return request.GET.get("_changelist_filters", "") if "id" in request.GET else request.GET.urlencode()
-
-
-def _back(model_admin: Any, request: HttpRequest, ids: list[UUID]) -> str:
-    """Return the URL of the list from which the records were chosen, or of the record if no list led to it."""
-    site, filters = model_admin.admin_site.name, _filters(request)
-    if not filters and len(ids) == 1 and _came_from_record(request):
-        url = reverse("admin:django_idempotency_idempotencyrecord_change", args=ids, current_app=site)
-        return "?".join(filter(None, (url, query_of(request))))
-    url = reverse("admin:django_idempotency_idempotencyrecord_changelist", current_app=site)
-    return f"{url}?{filters}" if filters else url
+    if "id" in request.GET:
+        return request.GET.get("_changelist_filters", query_of(request))
+    return request.GET.urlencode()

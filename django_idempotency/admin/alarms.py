@@ -6,14 +6,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
-from django_idempotency.admin.filters import situation_of, term_of
-from django_idempotency.admin.lists import SITUATIONS
-from django_idempotency.admin.pages import SECONDS, Asking, database_of, panel
+from django_idempotency.admin.pages import SECONDS, Asking, panel
 from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.maintenance.owners import lock_owners, shown_lock_owners
 from django_idempotency.reporting.logs import cause, log
 from django_idempotency.stats import formatting, queries
 from django_idempotency.stats.queries import alarms_of_store, outside_stores
@@ -75,15 +71,3 @@ def alarms_shown(found: queries.Alarms) -> list[Alarm]:
         for text, count, age, situation in raised
         if count
     ]
-
-
-def in_flight_by_lock(request: HttpRequest) -> list[str]:
-    """Return what no list of records shows: claims by lock, which have no record yet.
-
-    Returns who holds the lock of the key searched for or, beside the list of what is in flight, of any key.
-    """
-    term = term_of(request.GET.get("q", "")) or None
-    if term is None and situation_of(request) is not SITUATIONS["live"]:
-        return []
-    owners = panel(lambda ask: ask(lock_owners, key=term), database_of(request))
-    return shown_lock_owners(owners or [], term)

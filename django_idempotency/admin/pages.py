@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable
@@ -11,20 +12,19 @@ from urllib.parse import parse_qs
 
 from django.db import Error
 from django.http import HttpRequest, HttpResponse
-from django.template.response import SimpleTemplateResponse, TemplateResponse
 from django.utils.functional import Promise
-from django.utils.translation import gettext as _
 
 from django_idempotency.reporting.logs import cause, log
 from django_idempotency.stats import queries
 from django_idempotency.stores.connections import databases
+from django_idempotency.values.printable import printable_lines
 
 PARAMETER = "database"
 T = TypeVar("T")
 
-TEMPLATE = "admin/django_idempotency/idempotencyrecord/late_page.html"
+RESPONSE_BODY = "django_idempotency.view_response_idempotencyrecord"
 SECONDS = 1.0  # for a panel
-PAGE_SECONDS = 5.0  # for each statement of a page
+SHOWN = 10_000  # characters of a body
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def choices(request: HttpRequest) -> list[tuple[str, bool]]:
     return [(alias, alias == database_of(request)) for alias in found] if len(found) > 1 else []
 
 
-# --- How long the database may take for a page or a part of one ------------------------------------------------------
+# --- How long the database may take for a part of a page -------------------------------------------------------------
 
 
 class Asking:
@@ -108,28 +108,21 @@ def panel(show: Callable[[Asking], T], using: str) -> T | None:
     try:
         return show(Asking(using))
     except Error as error:  # DatabaseError and InterfaceError: not in time, no table, connection lost
-        _tell(error)
+        log(logging.WARNING, "admin", "idempotency admin: %s", cause(error))
         return None
 
 
-def page(model_admin: Any, request: HttpRequest, show: Callable[[], HttpResponse]) -> HttpResponse:
-    """Return the page that ``show`` makes, rendered; or one that says that the database did not respond in time."""
+# --- Bodies ----------------------------------------------------------------------------------------------------------
+
+
+def readable(body: bytes, content_type: str) -> str:
+    """Return the beginning of a body: JSON is indented, other text is as it is, and anything else in hexadecimal."""
     try:
-        with queries.at_most(PAGE_SECONDS, database_of(request)):
-            response = show()
-            return response.render() if isinstance(response, SimpleTemplateResponse) else response
-    except Error as error:
-        _tell(error)
-    context = {
-        **model_admin.admin_site.each_context(request),
-        "title": _("The database did not respond"),
-        "opts": model_admin.opts,
-        "databases": choices(request),
-        "database_query": query_of(request),
-        "links": links(),
-    }
-    return TemplateResponse(request, TEMPLATE, context, status=503)
-
-
-def _tell(error: Error) -> None:
-    log(logging.WARNING, "admin", "idempotency admin: %s", cause(error))
+        text = body.decode()
+        if "json" in content_type.lower():
+            text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    except UnicodeDecodeError:
+        text = body[:SHOWN].hex(" ")
+    except (ValueError, RecursionError):  # it is not JSON
+        pass
+    return printable_lines(text[:SHOWN]) + "…" * (len(text) > SHOWN)

@@ -24,41 +24,36 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_idempotency import signals
-from django_idempotency.admin import pages, standing
+from django_idempotency.admin import pages
 from django_idempotency.admin.actions import INTERVENTIONS, confirm, intervene
-from django_idempotency.admin.alarms import alarms, in_flight_by_lock
-from django_idempotency.admin.child_keys import RESPONSE_BODY, child_keys
-from django_idempotency.admin.filters import (
+from django_idempotency.admin.alarms import alarms
+from django_idempotency.admin.lists import (
+    MOST,
     DatabaseFilter,
-    MethodFilter,
-    PathFilter,
     RecordList,
+    Records,
     SituationFilter,
-    TimeFilter,
     situation_of,
     term_of,
 )
-from django_idempotency.admin.lists import MOST, Records
-from django_idempotency.admin.pages import database_of, page, query_of
-from django_idempotency.admin.previews import readable
-from django_idempotency.maintenance.advice import advice, shown_reason
+from django_idempotency.admin.pages import RESPONSE_BODY, database_of, query_of, readable
+from django_idempotency.maintenance.advice import advice, shown_reason, standing_of
 from django_idempotency.maintenance.decisions import Act, Refusal, objection
 from django_idempotency.maintenance.history import VIEWED, write_entry
-from django_idempotency.maintenance.owners import shown_owner
 from django_idempotency.maintenance.records import operation_of
 from django_idempotency.maintenance.timeline import timeline
 from django_idempotency.models import DatabaseNow, IdempotencyRecord, RowLocked
 from django_idempotency.reporting.events import send
-from django_idempotency.stats.formatting import amount
+from django_idempotency.stats.formatting import age, amount
 from django_idempotency.stores.codec import decoded, is_encrypted, life_of
 from django_idempotency.values.keys import is_record_id
 from django_idempotency.values.outcomes import StoredResponse
-from django_idempotency.values.printable import column, printable
+from django_idempotency.values.printable import column, in_zone, printable
 from django_idempotency.values.scopes import is_own
 
 TEMPLATES = "admin/django_idempotency/idempotencyrecord"
 SAYS_NOTHING_WITHOUT = {
-    **{"owner": "locked_at", "token": "token", "fingerprint_hex": "fingerprint"},
+    **{"token": "token", "fingerprint_hex": "fingerprint"},
     **dict.fromkeys(("response_status", "headers", "body"), "response_status"),
 }
 
@@ -99,8 +94,8 @@ def _field(name: Any, show: Callable[[Any], Any], *, ordering: str | None = None
 
 @admin.register(IdempotencyRecord)
 class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
-    list_display = ("shown_key", "badge", "since", "shown_reason", "shown_attempts", "request", "shown_scope")
-    list_filter = (DatabaseFilter, SituationFilter, TimeFilter, PathFilter, MethodFilter, "mode")
+    list_display = ("shown_key", "badge", "since", "shown_reason", "attempts", "request", "shown_scope")
+    list_filter = (DatabaseFilter, SituationFilter, "mode")
     list_per_page = 50
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
@@ -113,26 +108,15 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
     change_list_template = f"{TEMPLATES}/change_list.html"
     change_form_template = f"{TEMPLATES}/change_form.html"
     fieldsets = (
-        (None, {"fields": ("copyable_key", "shown_scope", "badge", "what", "by_itself", "safe", "owner")}),
+        (None, {"fields": ("whole_key", "shown_scope", "badge", "what", "by_itself", "safe")}),
         (_("Timeline"), {"fields": ("events",)}),
-        (_("Request"), {"fields": ("method", "shown_path", "fingerprint_hex", "copyable_id")}),
+        (_("Request"), {"fields": ("method", "shown_path", "fingerprint_hex", "id")}),
         (_("Claim"), {"fields": ("mode", "hold_on_crash", "attempts", "token")}),
         (_("Response"), {"fields": ("response_status", "headers", "body")}),
-        (
-            _("Times"),
-            {
-                "classes": ("collapse",),
-                "fields": (
-                    *("shown_created_at", "shown_updated_at", "shown_locked_at", "shown_locked_until"),
-                    *("shown_expires_at", "shown_purge_at", "replays", "shown_last_replayed_at"),
-                ),
-            },
-        ),
     )
 
     class Media:
         css = {"all": ("django_idempotency/admin.css",)}
-        js = ("django_idempotency/copy.js",)
 
     # --- What is read, and how -----------------------------------------------------------------------------------
 
@@ -147,7 +131,7 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
         return not hidden and super().lookup_allowed(lookup, value, request)
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
-        return situation_of(request).ordering
+        return (situation_of(request).ordering,)
 
     def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
         """Return the columns that matter in the situation or, for a search, in any."""
@@ -165,11 +149,9 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
             "most": amount(MOST),
             "database_query": query_of(request),
             "alarms": alarms(database_of(request)),
-            "by_lock": in_flight_by_lock(request),
             "links": pages.links(),
         }
-        show = super().changelist_view
-        return page(self, request, lambda: show(request, context | (extra_context or {})))
+        return super().changelist_view(request, context | (extra_context or {}))
 
     def get_search_results(self, request: HttpRequest, queryset: Records, search_term: str) -> tuple[Records, bool]:
         """Search by primary key: one record's, or the range that a raw key maps to. Never look through the table.
@@ -191,29 +173,19 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
     # --- What is shown -------------------------------------------------------------------------------------------
 
     shown_created_at = column("created_at", _("created at"))
-    shown_updated_at = column("updated_at", _("updated at"))
-    shown_locked_at = column("locked_at", _("locked at"))
-    shown_locked_until = column("locked_until", _("locked until"))
-    shown_expires_at = column("expires_at", _("expires at"))
-    shown_purge_at = column("purge_at", _("purge at"))
-    shown_last_replayed_at = column("last_replayed_at", _("last replayed at"))
 
-    badge = _field(_("status"), standing.badge, ordering="status")
-    since = _field(_("since"), standing.since, ordering="updated_at")
-    claim = _field(_("in flight for"), standing.claim, ordering="locked_at")
-    shown_attempts = _field(_("attempts"), standing.attempts, ordering="attempts")
+    badge = _field(_("status"), lambda record: _badge(record), ordering="status")
+    since = _field(_("since"), lambda record: _since(record), ordering="updated_at")
     shown_reason = _field(_("reason"), lambda record: _clamped(shown_reason(record)))
     request = _field(_("request"), lambda record: _clamped(f"{record.method} {record.path}"), ordering="path")
     shown_key = _field(_("key"), lambda record: _clamped(record.key), ordering="key")
     shown_scope = _field(_("scope"), lambda record: _clamped(record.scope), ordering="scope")
     shown_path = _field(_("path"), lambda record: _apart(record.path))
-    copyable_key = _field(_("key"), lambda record: _copyable(printable(record.key), _("key")))
-    copyable_id = _field(_("record id"), lambda record: _copyable(record.pk, _("record id")))
+    whole_key = _field(_("key"), lambda record: _apart(record.key))
     fingerprint_hex = _field(_("fingerprint"), lambda record: bytes(record.fingerprint).hex())
     what = _field(_("what it is"), lambda record: advice(record).what)
     by_itself = _field(_("what happens by itself"), lambda record: advice(record).by_itself)
     safe = _field(_("safe to do now"), lambda record: advice(record).safe)
-    owner = _field(_("current owner"), lambda record: _apart(shown_owner(record)))
 
     @admin.display(description=_("what happened"))
     def events(self, record: Any) -> SafeString:
@@ -260,7 +232,6 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
     def get_urls(self) -> list[URLPattern]:
         return [
             *(path(page.route, self._page(page.view), name=page.name) for page in pages.registered()),
-            path("<path:object_id>/child-keys/", self._page(child_keys), name="django_idempotency_child_keys"),
             path("intervene/<str:act>/", self._page(intervene), name="django_idempotency_intervene"),
             *super().get_urls(),
         ]
@@ -274,17 +245,6 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        return page(self, request, lambda: self._record_page(request, object_id, form_url, extra_context or {}))
-
-    def history_view(
-        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        show = super().history_view
-        return page(self, request, lambda: show(request, object_id, extra_context))
-
-    def _record_page(
-        self, request: HttpRequest, object_id: str, form_url: str, extra_context: dict[str, Any]
-    ) -> HttpResponse:
         record: Any = self.get_object(request, object_id)
         possible = [
             intervention()
@@ -294,12 +254,8 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
             and not is_own(record.scope, request.user)
             and objection(record, act, record.now) in (None, Refusal.LAPSED)
         ]
-        context = {
-            "interventions": possible,
-            "may_derive": record is not None and request.user.has_perm(RESPONSE_BODY),
-            "database_query": query_of(request),
-        }
-        return super().change_view(request, object_id, form_url, context | extra_context)
+        context = {"interventions": possible, "database_query": query_of(request)}
+        return super().change_view(request, object_id, form_url, context | (extra_context or {}))
 
     def render_change_form(
         self,
@@ -339,8 +295,18 @@ def _apart(text: str) -> SafeString:
     return format_html("<bdi>{}</bdi>", printable(text))
 
 
-def _copyable(text: Any, label: Any) -> SafeString:
-    return render_to_string(f"{TEMPLATES}/copyable.html", {"text": text, "label": label})
+def _badge(record: Any) -> SafeString:
+    stands = standing_of(record)
+    text = ", ".join(str(part) for part in (stands.label, record.response_status) if part is not None)
+    return format_html('<span class="idempotency-badge {}">{}</span>', stands.name.lower(), text)
+
+
+def _since(record: Any) -> SafeString:
+    """Return how long a record has been as it is; the time itself on hover."""
+    moment = record.locked_at or record.updated_at
+    at = in_zone(moment).isoformat(timespec="seconds")
+    ago = age((record.now - moment).total_seconds())
+    return format_html('<time datetime="{at}" title="{at}">{ago}</time>', at=at, ago=ago)
 
 
 def _stored(record: IdempotencyRecord, *, body: bytes | memoryview | None) -> StoredResponse:

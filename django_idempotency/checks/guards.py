@@ -8,8 +8,6 @@ from types import FunctionType
 from typing import Any
 
 from django.contrib.auth.mixins import AccessMixin
-from django.middleware.csrf import CsrfViewMiddleware
-from django.utils.module_loading import import_string
 
 from django_idempotency import conf
 from django_idempotency.http.placement import MARK, closed_over, entry_point_policy, innermost, layers, view_class
@@ -32,15 +30,11 @@ Found = tuple[str, str]  # the guard inside an entry point, and where it is
 
 
 def guards_inside(route: tuple[str, Any]) -> Iterator[Found]:
-    """Yield authentication, permissions and CSRF protection inside an entry point, so a replay comes before them."""
+    """Yield authentication and permissions inside an entry point, so a replay comes before them."""
     path, view = route
     policy = _policy(path, view)
-    if policy is None:
-        return
-    asks_itself, csrf_is_global = policy.may_replay is not None, _csrf_is_global(view)
-    for guard, where in _inside(view, policy):
-        if not (csrf_is_global if guard == "csrf_protect" else asks_itself):
-            yield guard, where
+    if policy is not None and policy.may_replay is None:
+        yield from _inside(view, policy)
 
 
 def _policy(route: str, view: Any) -> Policy | None:
@@ -49,13 +43,6 @@ def _policy(route: str, view: Any) -> Policy | None:
         if (stated := entry_point_policy(view, method)) is not None:
             return conf.resolve(stated)
     return conf.conf().policy if is_covering() and covers(view, "POST", route) else None
-
-
-def _csrf_is_global(view: Any) -> bool:
-    return not getattr(view, "csrf_exempt", False) and any(
-        isinstance(middleware, type) and issubclass(middleware, CsrfViewMiddleware)
-        for middleware in map(import_string, conf.middleware())
-    )
 
 
 def _inside(view: Any, policy: Policy) -> Iterator[Found]:
@@ -117,12 +104,7 @@ def _is_decorator_of_ours(part: Any) -> bool:
 def guard_of(part: Any) -> str | None:
     """Return the name of the guard, which lets callers in or refuses them; ``None`` for any other part of a view."""
     module = _module(part)
-    if module in GUARDS:
-        return f"a decorator of {module}"
-    contents = [inner for content in closed_over(part) for inner in (content, *closed_over(content))]
-    if any(content is CsrfViewMiddleware or type(content) is CsrfViewMiddleware for content in contents):
-        return "csrf_protect"
-    return None
+    return f"a decorator of {module}" if module in GUARDS else None
 
 
 def _module(part: Any) -> str:

@@ -11,18 +11,15 @@ from django_idempotency.checks import guards, policies, views
 from django_idempotency.checks.registry import Check, each
 from django_idempotency.conf import conf, debug, in_test_run
 from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.http.placement import layers, opens_durable_block
-from django_idempotency.maintenance.reaper import is_overdue
 from django_idempotency.middleware import is_covering
 from django_idempotency.policy import REQUIRE, Lease
+from django_idempotency.stats.queries import DAY, HOUR, alarms, due
 from django_idempotency.stores.claim_function import can_claim, is_partitioned
 from django_idempotency.stores.codec import lack_of_encryption
 from django_idempotency.stores.sharding import is_distributed
 from django_idempotency.values.options import nearest
 
-HOUR = 60 * 60
 EFFECTS = {True: "no response is stored", REQUIRE: "requests with a key get 503"}
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # RFC 9110 section 9.2.1
 
 CHECKS = (
     # --- Settings and policies
@@ -105,24 +102,6 @@ CHECKS = (
         'Set ANONYMOUS to "refuse", and add the paths of login pages and other forms to EXEMPT_PATHS.',
     ),
     Check(
-        "W009",
-        each("sources", lambda it: ", ".join(sorted(SAFE_METHODS.intersection(it.policy.methods)))),
-        "{it}: `methods` includes {found}. Safe methods change nothing: a replay would be outdated.",
-        "Limit `methods` to POST, PUT, PATCH and DELETE.",
-    ),
-    Check(
-        "W010",
-        each("limited", policies.why_counts_are_wrong),
-        "Limits(…) are counted in the cache {it!r}: {found}.",
-        "Set LIMITS_CACHE to a cache in Redis or memcached.",
-    ),
-    Check(
-        "E011",
-        each("settings", policies.weak_keys),
-        "{found[0]}: the key at index {found[1]} {found[2]}.",
-        "Generate one with: openssl rand -base64 32",
-    ),
-    Check(
         "W012",
         each("settings", lambda it: not it.enabled),
         "ENABLED is off in the IDEMPOTENCY setting: keys of requests are ignored, and retries run again.",
@@ -172,12 +151,6 @@ CHECKS = (
         each("atomic_views", lambda it: getattr(it.of, "view_is_async", False) or iscoroutinefunction(it.handler)),
         "{it} is an async view in atomic mode.",
         'A transaction belongs to a thread; set mode="lease".',
-    ),
-    Check(
-        "E018",
-        each("atomic_views", lambda it: any(map(opens_durable_block, layers(it.handler)))),
-        "{it} is in atomic mode, but opens a durable block inside the transaction of its key.",
-        'Remove durable=True, because the key\'s transaction is the outermost, or set mode="lease".',
     ),
     Check(
         "E019",
@@ -295,13 +268,6 @@ CHECKS = (
         database=True,
     ),
     Check(
-        "E032",
-        each("migrated", policies.missing_keys),
-        "Records in the database {it} need the key {found[0]}, which {found[1]}.",
-        "Put the key back, after the others, until its records have expired.",
-        database=True,
-    ),
-    Check(
         "W033",
         each("asked_stores", lambda it: isinstance(it[1], StoreUnavailable) and it[1]),
         "The store {it[0]!r} can't be reached: {found}",
@@ -318,7 +284,7 @@ CHECKS = (
     # --- Maintenance
     Check(
         "W035",
-        each("migrated", policies.has_records_to_delete),
+        each("migrated", lambda it: due(using=it.using).lag > DAY),
         "Records in the database {it} have been due for deletion for more than a day: idempotency_cleanup is not "
         "scheduled, or does not keep up.",
         "Schedule idempotency_cleanup; idempotency_stats shows how far behind it is.",
@@ -327,18 +293,11 @@ CHECKS = (
     ),
     Check(
         "W035",
-        each("migrated", lambda it: is_overdue(older_than=HOUR, using=it.using)),
+        each("migrated", lambda it: alarms(using=it.using).stuck_oldest > HOUR),
         "The owners of keys in the database {it} have been gone for more than an hour: idempotency_reap is not "
         "scheduled, or fails.",
         "Schedule idempotency_reap. Until then such records are never cleaned up.",
         database=True,
-        deploy=True,
-    ),
-    Check(
-        "W036",
-        each("settings", policies.unscheduled_tasks),
-        "Celery beat has a schedule, but not for {found}.",
-        "Add django_idempotency.tasks.BEAT_SCHEDULE, or silence this if something else schedules maintenance.",
         deploy=True,
     ),
     # --- Consumers

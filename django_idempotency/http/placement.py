@@ -290,17 +290,10 @@ def _inner(view: View) -> Any:
     return inner if is_called and not opens_transaction(view) else None
 
 
-def opens_transaction(view: View, *, durable: bool = False) -> bool:
-    """Whether ``view`` is decorated with ``transaction.atomic``; with ``durable``, only if it may not be nested."""
+def opens_transaction(view: View) -> bool:
+    """Whether ``view`` is decorated with ``transaction.atomic``."""
     contents = [part for part in closed_over(view) for part in (part if isinstance(part, list | tuple) else [part])]
-    if any(isinstance(part, transaction.Atomic) and getattr(part, "durable", False) >= durable for part in contents):
-        return True
-    return not durable and any(part is transaction.atomic for part in contents)
-
-
-def opens_durable_block(view: View) -> bool:
-    """Whether the outermost decorator of ``view`` is ``transaction.atomic(durable=True)``."""
-    return opens_transaction(view, durable=True)
+    return any(isinstance(part, transaction.Atomic) or part is transaction.atomic for part in contents)
 
 
 def closed_over(view: Any) -> list[Any]:

@@ -1,14 +1,13 @@
 """The history of records: what operators did, who, when and why.
 
 Entries are in the admin's log, ``django_admin_log``, if ``django.contrib.admin`` is installed, and in each log that an
-app registers. They are stored in English, because operators with different languages read them, and shown in the
-active language.
+app registers. They are in English, because operators with different languages read them. They name a record by its id,
+so that nothing of a caller is left in them when the record is gone.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
@@ -19,42 +18,18 @@ from django.apps import apps
 from django.contrib.auth import get_user_model
 from django.db import router, transaction
 from django.db.models import Model, QuerySet
-from django.utils.translation import gettext, gettext_noop
 
 from django_idempotency.conf import conf
-from django_idempotency.maintenance.records import records, stores_outside
-from django_idempotency.maintenance.selection import Selection
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.stores.connections import databases
-from django_idempotency.values.keys import id_range, record_id
-from django_idempotency.values.printable import is_blank, printable
+from django_idempotency.values.printable import is_blank
 
-RETRY_ALLOWED = gettext_noop("Retry allowed.")
-FAILED = gettext_noop("Marked as failed with the response %(status)s.")
-RESOLVED = gettext_noop("Resolved with the response %(status)s.")
-EXTENDED = gettext_noop("Lease extended to %(seconds)s s from then.")
-DIGEST = gettext_noop("Digest %(digest)s.")
-VIEWED = gettext_noop("Response body viewed.")
-ERASED_ON_HOLD = gettext_noop("Erased while on hold.")
-
-
-def _pattern(sentence: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"%\\\((\w+)\\\)s", r"(?P<\1>\\S+)", re.escape(sentence)) + r"(?!\S)\s*")
-
-
-_SENTENCES = {
-    sentence: _pattern(sentence)
-    for sentence in (RETRY_ALLOWED, FAILED, RESOLVED, EXTENDED, DIGEST, VIEWED, ERASED_ON_HOLD)
-}
-
-
-def shown_entry(message: str) -> str:
-    """Return the text of an entry in the active language. Text that is not the package's own, such as a note, stays."""
-    for sentence, pattern in _SENTENCES.items():
-        if found := pattern.match(message):
-            translated = gettext(sentence) % found.groupdict()
-            return " ".join(filter(None, (translated, shown_entry(message[found.end() :]))))
-    return message
+RETRY_ALLOWED = "Retry allowed."
+FAILED = "Marked as failed with the response %(status)s."
+RESOLVED = "Resolved with the response %(status)s."
+EXTENDED = "Lease extended to %(seconds)s s from then."
+DIGEST = "Digest %(digest)s."
+VIEWED = "Response body viewed."
+ERASED_ON_HOLD = "Erased while on hold."
 
 
 # --- Where it is kept ------------------------------------------------------------------------------------------------
@@ -124,7 +99,9 @@ def write_entry(record: Any, by: Any, message: str) -> None:
 
     Write nothing if ``by`` is ``None``. Wings have entries about rows of their own models.
     """
-    _write(record.pk, str(record)[:LONGEST], record.now, by, message, _model_of(record))
+    model = _model_of(record)
+    name = str(record.pk if model is IdempotencyRecord else record)
+    _write(record.pk, name[:200], record.now, by, message, model)
 
 
 def _write(id: Any, name: str, at: datetime, by: Any, message: str, model: type[Model] = IdempotencyRecord) -> None:
@@ -190,66 +167,15 @@ def _beginning(what: str) -> str:
 # --- Erasing its texts -----------------------------------------------------------------------------------------------
 
 ERASED = "(erased)"
-LONGEST = 200  # characters of a name; longer names were cut
-AT_ONCE = 500
-OF_KEY = 18  # characters of an id that are the same for a key in every scope
 
 
 def redact(ids: Collection[UUID]) -> None:
-    """Replace the names and texts of the entries about the records ``ids``. Who did something, and when, remains."""
+    """Replace the texts of the entries about the records ``ids``. Who did something, and when, remains."""
     if ids:
         for log in logs():
-            _redact(log.entries(IdempotencyRecord).filter(object_id__in=[str(id) for id in ids]))
+            log.entries(IdempotencyRecord).filter(object_id__in=[str(id) for id in ids]).update(change_message=ERASED)
 
 
 def write_erasure(id: UUID, at: datetime, by: Any, note: str) -> None:
     """Write that ``by`` has erased the record ``id``, which was on hold."""
-    _write(id, ERASED, at, by, f"{ERASED_ON_HOLD} {note}".strip())
-
-
-def redact_gone(selection: Selection) -> None:
-    """``redact`` the entries about records that ``selection`` would match, but that are in no database any more.
-
-    Such records are known only by their names, so a selection with a path matches none.
-    """
-    if selection.path is not None:
-        return
-    for log in logs():
-        candidates = _candidates(log.entries(IdempotencyRecord), selection)
-        meant = [(pk, id) for pk, id, name in candidates if id and _is_meant(UUID(id), name, selection)]
-        for some in (meant[first : first + AT_ONCE] for first in range(0, len(meant), AT_ONCE)):
-            left = _existing({id for _pk, id in some})
-            _redact(log.entries(IdempotencyRecord).filter(pk__in=[pk for pk, id in some if id not in left]))
-
-
-def _redact(entries: QuerySet[Any]) -> None:
-    entries.update(object_repr=ERASED, change_message=ERASED)
-
-
-def _candidates(entries: QuerySet[Any], selection: Selection) -> QuerySet[Any, tuple[Any, str | None, str]]:
-    entries = entries.exclude(object_repr=ERASED)
-    if selection.record is not None:
-        entries = entries.filter(object_id=str(selection.record))
-    if selection.key is not None:
-        first, _last = id_range(selection.key)
-        entries = entries.filter(object_id__startswith=str(first)[:OF_KEY])
-    if (begins := selection.scope or selection.scope_prefix) is not None:
-        entries = entries.filter(object_repr__startswith=printable(begins)[:LONGEST])
-    return entries.values_list("pk", "object_id", "object_repr")
-
-
-def _is_meant(id: UUID, name: str, selection: Selection) -> bool:
-    """Whether an entry is meant, by its name: scope and key as ``printable`` shows them. If unclear, it is meant."""
-    if not name.startswith(printable(selection.scope_prefix or "")[:LONGEST]):
-        return False
-    if selection.scope is None:
-        return True
-    begins = printable(f"{selection.scope} ")[:LONGEST]
-    key = name.removeprefix(begins)
-    is_unclear = len(name) == LONGEST or "\\" in key
-    return name.startswith(begins) and (is_unclear or record_id(selection.scope, key) == id)
-
-
-def _existing(ids: Collection[str]) -> set[str]:
-    found = {str(id) for using in databases() for id in records(using).filter(pk__in=ids).values_list("pk", flat=True)}
-    return found | {id for store in stores_outside() for id in ids if store.read(UUID(id))}
+    _write(id, str(id), at, by, f"{ERASED_ON_HOLD} {note}".strip())

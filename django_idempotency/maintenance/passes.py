@@ -6,7 +6,6 @@ loaded, so the table has the paths of functions.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -92,12 +91,11 @@ def run_pass(name: str, **options: Any) -> dict[str, Any]:
 
 
 def _run_on_each(run: Callable[..., Any], wanted: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
-    ends = time.monotonic() + (options.get("max_seconds") or 0.0)
+    if options.get("max_seconds") is not None:
+        options["max_seconds"] /= len(wanted)
     figures: dict[str, Any] = {}
     errors: list[Exception] = []
-    for place, alias in enumerate(wanted):
-        if options.get("max_seconds") is not None:  # share the remaining time among the remaining databases
-            options["max_seconds"] = max(0.0, ends - time.monotonic()) / (len(wanted) - place)
+    for alias in wanted:
         try:
             figures[alias] = asdict(run(using=alias, **options))
         except Exception as error:

@@ -4,28 +4,90 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Unpack
 from uuid import UUID
+
+from django.db.models import Value
+from django.db.models.functions import Substr
 
 from django_idempotency import signals
 from django_idempotency.conf import conf
 from django_idempotency.maintenance import history
 from django_idempotency.maintenance.cleaner import delete_rows
 from django_idempotency.maintenance.records import HAS_BODY, Records, operation_of, record_of, records
-from django_idempotency.maintenance.selection import Selection
 from django_idempotency.maintenance.sweep import Batch, Bounds, Pages, Swept, stepwise, sweep
 from django_idempotency.models import LIVE, TERMINAL, DatabaseNow
 from django_idempotency.reporting.events import send
 from django_idempotency.stores import Store
 from django_idempotency.stores.codec import stored_response
 from django_idempotency.stores.configured import forget
+from django_idempotency.values.keys import is_record_id
 from django_idempotency.values.outcomes import Snapshot
 
 EXAMINED, EXPORTED = 10_000, 1_000  # records that are read in one statement
 Standing = tuple[str, bool]  # the status, and whether it is on hold
 TIMES = ("created_at", "updated_at", "locked_at", "locked_until", "expires_at", "purge_at", "last_replayed_at")
 COLUMNS = ("scope", "key", "method", "path", "mode", "status", "on_hold", "reason", "attempts", "replays", *TIMES)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The records that match everything that is set.
+
+    - ``scope``: a whole scope, as it is stored.
+    - ``scope_prefix``: the beginning of a scope, up to a separator, such as ``acme/`` for a tenant.
+    - ``key``: a whole key, as the client sent it, in any scope.
+    - ``record``: the id of a record.
+
+    Raises ``ValueError`` if nothing is set, if a text is empty, or if the prefix ends with a letter or a digit:
+    ``acct:1`` would match ``acct:10``.
+    """
+
+    scope: str | None = None
+    scope_prefix: str | None = None
+    key: str | None = None
+    record: UUID | None = None
+
+    def __post_init__(self) -> None:
+        stated = [value for field in fields(self) if (value := getattr(self, field.name)) is not None]
+        if not stated or "" in stated:
+            raise ValueError("Pass scope, scope_prefix, key or record to select records; none may be empty.")
+        if self.scope_prefix is not None and self.scope_prefix[-1].isalnum():
+            raise ValueError(
+                f"scope_prefix is {self.scope_prefix!r}, which may also begin other scopes, such as "
+                f"{self.scope_prefix + '0'!r}. End it with a separator, such as '/', or pass the whole scope."
+            )
+
+    def matches(self, record: Snapshot) -> bool:
+        """Return whether a record of a store outside the database is selected."""
+        return (
+            self.scope in (None, record.scope)
+            and record.scope.startswith(self.scope_prefix or "")
+            and self.key in (None, record.key)
+            and self.record in (None, record.id)
+        )
+
+    def near(self, rows: Records) -> Records:
+        """Narrow ``rows`` by their primary key, as far as the selection determines it."""
+        if self.key is not None:
+            rows = rows.with_key(self.key)
+        if self.record is None:
+            return rows
+        return rows.filter(pk=self.record) if is_record_id(self.record) else rows.none()
+
+    def of(self, rows: Records) -> Records:
+        """Return those of ``rows`` that are selected. ``near`` must have narrowed them."""
+        if self.scope is not None:
+            rows = rows.filter(scope=self.scope)
+        if self.scope_prefix is None:
+            return rows
+        # Not LIKE, which ignores case on SQLite.
+        begins = Substr("scope", 1, len(self.scope_prefix))
+        return rows.alias(begins=begins).filter(begins=Value(self.scope_prefix))
+
+
+# --- Erasure ---------------------------------------------------------------------------------------------------------
 
 
 @stepwise
@@ -35,7 +97,6 @@ def erase(
     scope_prefix: str | None = None,
     key: str | None = None,
     record: UUID | None = None,
-    path: str | None = None,
     bodies: bool = False,
     on_hold: bool = False,
     after: UUID | None = None,
@@ -46,28 +107,28 @@ def erase(
 ) -> Iterator[Swept]:
     """Erase the records of ``scope``, or of another ``Selection``. A retry with an erased key runs again, as new.
 
-    Scopes and paths have no index, so for those the table is walked in the order of the ids. Records that are started
+    Scopes have no index, so for those the table is walked in the order of the ids. Records that are started
     or processing, locked or on hold are left alone, and counted. Keys that are created meanwhile may be missed. A cache
     in front of the database no longer replays erased records, either. The texts of the history about erased records are
-    replaced, including those about records that are gone already.
+    replaced.
 
     - ``bodies``: empty the responses, but keep the records, so that no retry runs again.
     - ``on_hold``: erase records on hold, too. Without ``bodies`` this is a decision: ``DECISIONS`` may require a note,
       or refuse it, because two operators have to decide about each key first.
     - ``after``: continue after the record with this id, at which an earlier run ended.
-    - ``store``: a store outside the database, of which all records are read, in one batch. It knows no paths, and
-      erases only whole records.
+    - ``store``: a store outside the database, of which all records are read, in one batch. It erases only whole
+      records.
     - ``by``, ``note``: who erases records on hold, a user or a name, and why, for the history.
 
     The other arguments are those of ``Bounds``; the default of ``batch`` is 10,000. Raises ``ValueError`` as
     ``Selection`` does, if ``DECISIONS`` refuses it, and if the store can't erase what is selected.
     """
-    selection, dry_run = Selection(scope, scope_prefix, key, record, path), bounds.get("dry_run", False)
+    selection, dry_run = Selection(scope, scope_prefix, key, record), bounds.get("dry_run", False)
     if on_hold and not bodies:
         _refuse_undecided(note)
     if store is not None:
-        if bodies or path is not None:
-            raise ValueError(f"The store {store.name!r} knows no paths, and erases only whole records.")
+        if bodies:
+            raise ValueError(f"The store {store.name!r} erases only whole records.")
         yield _erase_in_store(store, selection, on_hold, dry_run, by, note)
         return
 
@@ -93,8 +154,6 @@ def erase(
     for one, swept in sweep(pages, change, bounds, batch=EXAMINED):
         erased = set(wanted(list(one.found)) if dry_run else one.changed)
         cached_for = forget(erased, pages.using) if erased and not dry_run else 0.0
-        if one.finished and not dry_run:
-            history.redact_gone(selection)
         yield replace(swept, done={verb: len(erased)}, left=_left(one, erased, on_hold), cached_for=cached_for)
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from typing import Unpack
 from uuid import UUID
 
@@ -18,7 +17,7 @@ from django_idempotency.engine import leases
 from django_idempotency.engine.decisions import LEASE_LAPSED
 from django_idempotency.engine.leases import BEATS_PER_LEASE
 from django_idempotency.maintenance.advice import Standing, standing
-from django_idempotency.maintenance.records import Records, kept_again, lockable, locked, operation_of, records
+from django_idempotency.maintenance.records import Records, kept_again, operation_of, records
 from django_idempotency.maintenance.sweep import (
     Batch,
     Bounds,
@@ -27,7 +26,6 @@ from django_idempotency.maintenance.sweep import (
     batch_size,
     chosen,
     deadline,
-    in_transaction,
     stepwise,
     sweep,
 )
@@ -40,7 +38,6 @@ from django_idempotency.values.outcomes import Snapshot
 
 LONGEST_WATCH = 60.0
 LOOK_EVERY = 1.0
-LOOKED_AT = 1000  # records of a distributed table that are read to find out whether any is overdue
 _LAPSED = Q(mode="lease", locked_until__gt=F("locked_at"))
 MOVED = ("scope", "key", "method", "path", "fingerprint", "status", "hold_on_crash")
 ASK_EVERY = 0.1  # seconds between two looks at one record
@@ -103,17 +100,6 @@ def _is_ownerless(seconds: float) -> Q:
     ``seconds``.
     """
     return ~_LAPSED | Q(locked_until__lt=ahead(-seconds))
-
-
-def is_overdue(*, older_than: float, using: str | None = None) -> bool:
-    """Whether there are records that ``reap`` would take. Records of live owners do not count."""
-    rows = records(using).stuck(older_than)
-    parts = lockable(rows, rows.values_list("pk", flat=True)[:LOOKED_AT])
-    return any(in_transaction(rows.db, partial(_has_free, part)) for part in parts)
-
-
-def _has_free(rows: Records) -> bool:
-    return bool(locked(rows).values_list("pk")[:1])
 
 
 def _move(rows: Records) -> Batch:

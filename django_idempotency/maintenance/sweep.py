@@ -84,7 +84,6 @@ class Swept:
 
     - ``done``: the number of records by what was done to them, such as ``{"deleted": 3}``.
     - ``left``: the number of selected records that were left alone, by reason, such as ``{"live": 1}``.
-    - ``found``: other counts, such as how many responses had which key.
     - ``bad``: the records that could not be written, by id, with the error.
     - ``seconds``: how long it took, pauses included.
     - ``lag``: for how many seconds the records that are left have been due, in a pass that takes the oldest first.
@@ -95,7 +94,6 @@ class Swept:
 
     done: Mapping[str, int] = field(default_factory=dict)
     left: Mapping[str, int] = field(default_factory=dict)
-    found: Mapping[str, int] = field(default_factory=dict)
     bad: Mapping[str, str] = field(default_factory=dict)
     seconds: float = field(default=0.0, compare=False)
     lag: float = 0.0
@@ -109,11 +107,6 @@ class Swept:
         return sum(self.done.values())
 
     @property
-    def rate(self) -> float:
-        """Records per second."""
-        return self.rows / self.seconds if self.seconds else 0.0
-
-    @property
     def complete(self) -> bool:
         """Whether nothing is left of what was to be done."""
         return self.finished and not (any(self.left.values()) or self.bad or self.cached_for)
@@ -122,7 +115,6 @@ class Swept:
         return Swept(
             done=_sum(self.done, later.done),
             left=_sum(self.left, later.left),
-            found=_sum(self.found, later.found),
             bad={**self.bad, **later.bad},
             seconds=self.seconds + later.seconds,
             lag=later.lag,

@@ -45,8 +45,7 @@ def timeline(record: IdempotencyRecord, now: datetime) -> list[Event]:
 
 def _decisions(record: IdempotencyRecord) -> Iterator[Event]:
     for entry in history.entries_of_life(record) if history.is_kept() else ():
-        what = history.shown_entry(entry.get_change_message())
-        yield Event(entry.action_time, printable(what), by=printable(str(entry.user)))
+        yield Event(entry.action_time, printable(entry.get_change_message()), by=printable(str(entry.user)))
 
 
 def _in_order(events: list[Event]) -> list[Event]:

@@ -57,7 +57,6 @@ class OneLineErrors(BaseCommand):
         """Run, and end with one line if the database refuses or can't be reached; with ``--json``, also as JSON."""
         with override(None):
             try:
-                _refuse_undecodable(options)
                 return super().execute(*args, **options)
             except CommandError as error:
                 self._report_error(error, options)
@@ -185,7 +184,7 @@ class MaintenanceCommand(OneLineErrors):
         bounds = {name: options[name] for name in Bounds.__annotations__ if name in options}
         describe = partial(sentence, dry_run=options["dry_run"])
         swept = self.run(work(**self.where, **bounds, **more), describe, verbosity=options["verbosity"])
-        self.report(asdict(swept) | {"complete": swept.complete, "rate": swept.rate}, describe(swept), options)
+        self.report(asdict(swept) | {"complete": swept.complete}, describe(swept), options)
         for id, why in swept.bad.items():
             self.stderr.write(f"{id}: {why}")
         return swept
@@ -213,12 +212,10 @@ def sentence(swept: Swept, *, dry_run: bool = False) -> str:
     if swept.left:
         left = [f"{count} {name.replace('_', ' ')}" for name, count in swept.left.items() if count]
         parts.append(f"left alone: {', '.join(left) or 'none'}")
-    if swept.found:
-        parts.append("found: " + ", ".join(f"{name} ({count})" for name, count in sorted(swept.found.items())))
     if swept.bad:
         parts.append(f"could not be written: {len(swept.bad)}")
     if not dry_run:
-        parts.append(f"{age(swept.seconds)}, {round(swept.rate)} a second")
+        parts.append(age(swept.seconds))
     if swept.cached_for:
         parts.append(f"the cache in front can't be reached, and may replay them for another {age(swept.cached_for)}")
     if not swept.finished:
@@ -230,13 +227,6 @@ def _how_far(swept: Swept) -> str:
     if swept.after is not None:
         return f"{100 * swept.after.int >> 128} % examined; continue with --after {swept.after}"
     return f"{age(swept.lag)} behind" if swept.lag else "more is left"
-
-
-def _refuse_undecodable(options: Mapping[str, Any]) -> None:
-    """Raise ``CommandError`` for a text that was not UTF-8 on the command line, so that no record can have it."""
-    for name, value in options.items():
-        if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
-            raise CommandError(f"The argument {name} is not UTF-8.")
 
 
 # By the error's code: the SQLSTATE, or the number on MariaDB.

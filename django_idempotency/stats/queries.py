@@ -11,12 +11,11 @@ from itertools import takewhile
 from typing import Any
 
 from django.db import DatabaseError, OperationalError, connections, transaction
-from django.db.models import Count, DurationField, ExpressionWrapper, F, Q, Sum
-from django.db.models.functions import Coalesce
+from django.db.models import DurationField, ExpressionWrapper, F
 
 from django_idempotency.conf import conf
 from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.models import DatabaseNow, IdempotencyRecord, RecordQuerySet, Status
+from django_idempotency.models import DatabaseNow, IdempotencyRecord, RecordQuerySet
 from django_idempotency.stores import DatabaseStore, Store, stores_of
 from django_idempotency.stores.claim_function import LOCK_HOLDERS
 from django_idempotency.stores.configured import configured
@@ -94,18 +93,6 @@ class Stats(Due, Pending, Size):
     """All of these figures. Counts go up to ``MOST``, ages are in seconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """Counts over the whole table. ``deduplicated``: the share of requests, 0 to 1, that got a replay."""
-
-    completed: int
-    failed: int
-    retryable: int
-    on_hold: int
-    replays: int
-    deduplicated: float
-
-
 def stats(*, using: str | None = None) -> Stats:
     """Return the figures that indexes can provide. ``using``: alias of the database; by default the settings'."""
     parts = (size(using=using), pending(using=using), due(using=using))
@@ -142,21 +129,6 @@ def due(*, using: str | None = None, most: int = MOST) -> Due:
     """Return figures of up to ``most`` rows that are due. ``using``: as for ``stats``."""
     purgeable = IdempotencyRecord.objects.using(record_database(using)).purgeable()
     return Due(due=purgeable[:most].count(), lag=_seconds_since("purge_at", purgeable.order_by("purge_at")))
-
-
-def totals(*, using: str | None = None) -> Totals:
-    """Return the figures that need a scan of all records. ``using``: as for ``stats``."""
-    unanswered = Q(status=Status.FAILED, response_status__isnull=True)
-    counted = IdempotencyRecord.objects.using(record_database(using)).aggregate(
-        completed=Count("pk", filter=Q(status=Status.COMPLETED)),
-        failed=Count("pk", filter=Q(status=Status.FAILED)),
-        retryable=Count("pk", filter=unanswered & Q(on_hold=False)),
-        on_hold=Count("pk", filter=Q(on_hold=True)),
-        replays=Coalesce(Sum("replays"), 0),
-        runs=Coalesce(Sum("attempts"), 0),
-    )
-    requests = counted["replays"] + counted.pop("runs")
-    return Totals(**counted, deduplicated=counted["replays"] / requests if requests else 0.0)
 
 
 def _pending_ages(rows: RecordQuerySet, most: int) -> list[float]:
@@ -290,22 +262,16 @@ def alarms_of(unfinished: Iterable[Snapshot]) -> Alarms:
 
 def at_most(seconds: float, using: str) -> AbstractContextManager[None]:
     """Make each query in the block fail after ``seconds``. SQLite has no such limit."""
-    connection: Any = connections[using]
+    connection = connections[using]
     if connection.vendor == "postgresql":
         return _postgresql_at_most(seconds, using)
     if connection.vendor == "mysql":
-        mariadb = connection.mysql_is_mariadb  # asked for inside the wrapper, it would be a query in the wrapper
+        limit = f"SET STATEMENT max_statement_time = {seconds:.3f} FOR"  # of MariaDB
         wrapper: AbstractContextManager[None] = connection.execute_wrapper(
-            lambda execute, sql, *details: execute(_limited(sql, seconds, mariadb=mariadb), *details)
+            lambda execute, sql, *details: execute(f"{limit} {sql}", *details)
         )
         return wrapper
     return nullcontext()
-
-
-def _limited(sql: str, seconds: float, *, mariadb: bool) -> str:
-    if mariadb:
-        return f"SET STATEMENT max_statement_time = {seconds:.3f} FOR {sql}"
-    return sql.replace("SELECT", f"SELECT /*+ MAX_EXECUTION_TIME({max(1, round(seconds * 1000))}) */", 1)
 
 
 @contextmanager

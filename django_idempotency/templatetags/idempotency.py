@@ -1,4 +1,4 @@
-"""``{% load idempotency %}``: the form field for a key, and a filter that makes text from clients safe to show."""
+"""``{% load idempotency %}``: the form field for a key, and filters for what clients sent and for times."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from django_idempotency.forms import FIELD, new_form_key
-from django_idempotency.values.printable import printable
+from django_idempotency.values.printable import printable, zone
 
 register = template.Library()
 register.filter("printable", printable)
+register.filter("zone", zone)
 
 
 @register.simple_tag

@@ -21,7 +21,6 @@ OF_DOCS: dict[str, tuple[str, int, int | None, str]] = {
     "admin-narrow": ("list", 390, 1000, "light"),
     "admin-record": ("record", 1440, None, "light"),
     "admin-confirm-dark": ("confirm", 1440, None, "dark"),
-    "admin-child-keys": ("child-keys", 1024, 460, "light"),
 }
 SIDEBAR = "'django.admin.navSidebarIsOpen'"
 PAID = b'{"id": "9f1c", "amount": 4200, "currency": "EUR", "status": "paid", "lines": [{"sku": "book", "quantity": 2}]}'
@@ -83,7 +82,6 @@ def take(browser: Any, directory: Path, ids: dict[str, Any]) -> None:
         "dashboard": f"{LIST}dashboard/",
         "dashboard-week": f"{LIST}dashboard/?range=7d",
         "dashboard-view": f"{LIST}dashboard/?range=6h&view=shop.api.ChargeViewSet",
-        "child-keys": f"{LIST}{ids['done']}/child-keys/?name=bank",
         "record": f"{LIST}{ids['done']}/change/",
         "record-on-hold": f"{LIST}{ids['on_hold']}/change/",
         "confirm": f"{LIST}intervene/resolve/?id={ids['on_hold']}",

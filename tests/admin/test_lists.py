@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from uuid import uuid4
 
 import pytest
 from django.db import connection
@@ -11,13 +10,12 @@ from django.test.utils import CaptureQueriesContext
 
 from django_idempotency import engine
 from django_idempotency.admin import lists
-from django_idempotency.admin.filters import TimeFilter
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Policy
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import Keep, Operation, StoredResponse
-from tests.admin.pages import LIST, claimed, ended, page
+from tests.admin.pages import LIST, claimed, ended
 
 
 def listed(client, query=""):
@@ -30,7 +28,7 @@ def listed(client, query=""):
 def test_the_list_shows_first_what_has_been_in_flight_too_long(client, staff, records):
     content = client.get(LIST).content.decode()
     assert listed(client) == ["stuck", "running"]
-    for shown in ("user:1", ">lapsed<", "/pay/stuck/", "POST", "3 h 7 min, lease ran out 3 h 7 min ago"):
+    for shown in ("user:1", ">lapsed<", "/pay/stuck/", "POST", ">3 h 7 min<"):
         assert shown in content
 
 
@@ -42,37 +40,13 @@ def test_the_list_shows_first_what_has_been_in_flight_too_long(client, staff, re
         ("?situation=on_hold", ["on_hold"]),
         ("?situation=retryable", ["failed"]),
         ("?situation=done", ["on_hold", "failed", "done", "done"]),
-        ("?situation=often", ["done"]),
         ("?situation=nonsense", ["stuck", "running"]),
-        ("?path=/pay/stu", ["stuck"]),
-        ("?path=pay", []),
-        ("?method=POST&situation=on_hold", ["on_hold"]),
-        ("?method=PUT", []),
         ("?mode__exact=lease&situation=on_hold", ["on_hold"]),
         ("?mode__exact=atomic", []),
-        ("?situation=on_hold&when=2001-01-01", []),
-        ("?situation=on_hold&when=2001-01-01T12", []),
-        ("?situation=on_hold&when=nonsense", ["on_hold"]),
     ],
 )
 def test_the_filters(client, staff, records, query, keys):
-    IdempotencyRecord.objects.filter(scope="user:2").update(replays=3)
     assert listed(client, query) == keys
-
-
-@pytest.mark.parametrize("situation", ["live", "on_hold", "retryable", "done"])
-def test_every_record_is_in_one_of_the_days_and_in_one_of_its_hours(client, staff, records, situation):
-    def choices(query):
-        filters = client.get(LIST + query).context["cl"].filter_specs
-        return [when for spec in filters if isinstance(spec, TimeFilter) for when, _title in spec.lookup_choices]
-
-    everything = listed(client, f"?situation={situation}")
-    days = choices(f"?situation={situation}")
-    by_day = [key for day in reversed(days) for key in listed(client, f"?situation={situation}&when={day}")]
-    assert sorted(by_day) == sorted(everything)
-    hours = [hour for day in days for hour in choices(f"?situation={situation}&when={day}") if "T" in hour]
-    by_hour = [key for hour in hours for key in listed(client, f"?situation={situation}&when={hour}")]
-    assert sorted(by_hour) == sorted(everything)
 
 
 def test_a_list_ends_where_it_says(client, staff, db, monkeypatch):
@@ -83,44 +57,18 @@ def test_a_list_ends_where_it_says(client, staff, db, monkeypatch):
         ended(f"d{number}", Keep(StoredResponse(201)))
         IdempotencyRecord.objects.filter(key=f"d{number}").update(purge_at=ahead(24 * 3600 + number))
     assert listed(client) == ["k0", "k1", "k2"]
-    assert listed(client, "?path=/pay/k4/") == []
+    assert listed(client, "?q=/pay/k4/") == []
     assert listed(client, "?situation=done") == ["d4", "d3", "d2"]
     assert listed(client, "?q=k4") == ["k4"]
-
-
-def test_the_situations_say_how_many_there_are(client, staff, records):
-    content = client.get(LIST).content.decode()
-    for title in ("In flight (2)", "Lease ran out (1)", "On hold (1)", "Failed, free to retry (1)"):
-        assert title in content
-
-
-@pytest.mark.parametrize("order", ["o=2", "o=-7", "o=3.-8"])
-def test_a_list_can_be_put_in_another_order(client, staff, records, order):
-    assert sorted(listed(client, f"?{order}")) == ["running", "stuck"]
-
-
-@pytest.mark.row_locks
-def test_the_list_says_whether_an_owner_in_atomic_mode_is_alive(client, staff, transactional_db, other_thread):
-    policy = Policy()
-    claim = engine.claim(Operation("user:1", "alive", b"f" * 32, "POST", "/pay/"), policy)
-    engine.claim(Operation("user:1", "gone", b"f" * 32, "POST", "/pay/"), policy)
-    with engine.execution(claim, policy) as run:
-        shown = other_thread(lambda: client.get(LIST).content.decode())
-        if connection.vendor == "postgresql":
-            assert shown.count("an owner has its row locked") == shown.count("its row is not locked") == 1
-            assert "a transaction has its row locked, so its owner is alive" in other_thread(page, client, "alive")
-        else:
-            assert shown.count("locked_until is not renewed in atomic mode") == 2
-        run.verdict = Keep(StoredResponse(201))
 
 
 @pytest.mark.parametrize(
     ("query", "shown"),
     [
-        ("?situation=stuck", {"claim": "3 h 7 min, lease ran out 3 h 7 min ago", "shown_scope": "user:1"}),
-        ("?situation=on_hold", {"since": "2 h", "shown_reason": "its lease ran out", "shown_attempts": "3"}),
-        ("?situation=retryable", {"since": "2 h", "shown_reason": "ValueError", "shown_attempts": "3"}),
-        ("?q=on_hold", {"since": "2 h", "shown_reason": "its lease ran out", "shown_attempts": "3"}),
+        ("?situation=stuck", {"since": "3 h 7 min", "shown_scope": "user:1"}),
+        ("?situation=on_hold", {"since": "2 h", "shown_reason": "its lease ran out", "attempts": "3"}),
+        ("?situation=retryable", {"since": "2 h", "shown_reason": "ValueError", "attempts": "3"}),
+        ("?q=on_hold", {"since": "2 h", "shown_reason": "its lease ran out", "attempts": "3"}),
     ],
 )
 def test_a_list_shows_what_matters_in_it(client, staff, records, query, shown):
@@ -132,14 +80,7 @@ def test_a_list_shows_what_matters_in_it(client, staff, records, query, shown):
 def cell(html, column):
     """What the list's only record shows in a column."""
     (found,) = re.findall(rf'<td class="field-{column}">(.*?)</td>', html, re.DOTALL)
-    named = re.sub(r'<span class="idempotency-column">.*?</span>', "", found)
-    return re.sub(r"<[^>]+>", "", named).strip()
-
-
-def test_long_texts_are_cut_and_whole_when_pointed_at(client, staff, db):
-    long = "/pay/" + 400 * "x"
-    engine.claim(Operation("user:1", "k", b"f" * 32, "POST", long), Policy())
-    assert f'<bdi class="idempotency-clamped" title="POST {long}">' in client.get(LIST).content.decode()
+    return re.sub(r"<[^>]+>", "", found).strip()
 
 
 @pytest.mark.postgresql
@@ -154,10 +95,10 @@ def test_a_slow_owner_that_is_alive_is_not_shown_as_stuck(client, staff, transac
         in_flight = other_thread(lambda: client.get(LIST).content.decode())
         run.verdict = Keep(StoredResponse(201))
     assert stuck == ["gone"]
-    assert in_flight.count(">lapsed<") == in_flight.count("Lease ran out (1)") == 1
+    assert in_flight.count(">lapsed<") == 1
 
 
-@pytest.mark.parametrize("term", ["done", '"done"', " done ", "done&situation=on_hold&when=2001-01-01"])
+@pytest.mark.parametrize("term", ["done", '"done"', " done ", "done&situation=on_hold"])
 def test_a_key_is_found_in_every_scope_as_the_client_sent_it(client, staff, records, term):
     assert listed(client, f"?q={term}") == ["done", "done"]
 
@@ -166,11 +107,6 @@ def test_a_key_is_found_in_every_scope_as_the_client_sent_it(client, staff, reco
 def test_a_search_for_nothing_lists_what_is_listed_without_one(client, staff, records, term):
     """And never the whole table."""
     assert listed(client, f"?q={term}") == listed(client)
-
-
-@pytest.mark.parametrize("query", ["path=%00", "when=0001-01-01", "when=9999-12-31T23", "when=2026-01-01T00%00"])
-def test_an_invalid_filter_is_not_an_error(client, staff, records, query):
-    assert client.get(f"{LIST}?situation=done&{query}").status_code in (200, 302)
 
 
 @pytest.mark.parametrize("lookup", ["gt", "startswith", "contains", "regex", "isnull", "exact"])
@@ -192,7 +128,7 @@ def test_a_term_that_begins_no_key_scope_or_path_finds_nothing(client, staff, re
         ("?q=/pay/run", ["running"]),
         ("?q=user:1", ["stuck", "running"]),
         ("?q=user:1&situation=done", ["done", "failed", "on_hold"]),
-        ("?q=user:1&situation=on_hold&path=/pay/", ["on_hold"]),
+        ("?q=user:1&situation=on_hold", ["on_hold"]),
         ("?q=don", []),
         ("?q=don&situation=done", ["done", "done"]),
     ],
@@ -212,12 +148,6 @@ def test_a_key_that_looks_like_an_id_is_found_as_a_key(client, staff, db):
     claimed("some")
     claimed(key)
     assert listed(client, f"?q={key}") == [key]
-
-
-def test_a_key_that_begins_with_an_id_is_found_by_its_beginning(client, staff, db):
-    order = uuid4()
-    claimed(f"{order}-charge")
-    assert listed(client, f"?q={order}") == [f"{order}-charge"]
 
 
 @pytest.mark.postgresql

@@ -84,13 +84,6 @@ def test_commands_print_hostile_text_as_escapes(hostile):
     with pytest.raises(CommandError, match="several scopes") as refused:
         call_command("idempotency_keys", "allow-retry", hostile.key)
     assert is_harmless(str(refused.value))
-    for options in ({}, {"json": True}):
-        out = io.StringIO()
-        call_command(
-            "idempotency_keys", "allow-retry", hostile.key, scope=hostile.scope, dry_run=True, stdout=out, **options
-        )
-        assert is_harmless(out.getvalue())
-        assert "scope \\" in out.getvalue()
 
 
 @pytest.mark.parametrize("options", [{}, {"json": True}], ids=["in_words", "as_json"])
@@ -99,7 +92,7 @@ def test_lists_and_refusals_of_commands_print_hostile_text_as_escapes(hostile, o
     call_command("idempotency_keys", "list", stdout=out, **options)
     call_command("idempotency_keys", "show", hostile.key, stdout=out, **options)
     with pytest.raises(CommandError, match="It is not running") as refused:
-        call_command("idempotency_keys", "extend", hostile.key, dry_run=True, stdout=out, **options)
+        call_command("idempotency_keys", "extend", hostile.key, stdout=out, **options)
     for text in (out.getvalue().replace("\n", ""), str(refused.value)):
         assert is_harmless(text)
         assert text.count("scope \\") >= 1

@@ -11,7 +11,6 @@ from django.db import transaction
 from django.http import HttpResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
-from django.views.decorators.csrf import csrf_exempt, csrf_protect, ensure_csrf_cookie
 from django.views.decorators.http import require_POST
 
 from django_idempotency.decorators import idempotent
@@ -23,7 +22,6 @@ from tests.support.callers import is_replay
 from tests.support.views import Runs
 
 OURS = f"{IdempotencyMiddleware.__module__}.{IdempotencyMiddleware.__qualname__}"
-CSRF = "django.middleware.csrf.CsrfViewMiddleware"
 MIDDLEWARE = ["django.contrib.sessions.middleware.SessionMiddleware"]
 
 
@@ -75,10 +73,8 @@ WRONG = {
     "permission_required": lambda: idempotent(permitted(view)),
     "further inside": lambda: timed(idempotent(timed(require_POST(permitted(view))))),
     "async": lambda: once(permitted(aview)),
-    "csrf_protect": lambda: idempotent(csrf_protect(view)),
     "a form": lambda: idempotent_form(permitted(view)),
     "a method of a class": lambda: idempotent(on("post", permitted)).as_view(),
-    "a method, csrf_protect": lambda: idempotent(on("post", csrf_protect)).as_view(),
     "one method": lambda: on("post", idempotent, permitted).as_view(),
     "dispatch": lambda: on("dispatch", once, login_required).as_view(),
     "dispatch, around a mixin": lambda: on("dispatch", idempotent, view=type("P", (Guarded,), {})).as_view(),
@@ -88,14 +84,10 @@ WRONG = {
 RIGHT = {
     "login_required": lambda: login_required(idempotent(view)),
     "permission_required": lambda: permitted(timed(idempotent(timed(view)))),
-    "csrf_protect": lambda: csrf_protect(idempotent(view)),
-    "csrf_exempt": lambda: idempotent(csrf_exempt(view)),
-    "ensure_csrf_cookie": lambda: idempotent(ensure_csrf_cookie(view)),
-    "require_POST": lambda: idempotent(require_POST(view)),
     "a mixin": lambda: idempotent(Guarded).as_view(),
     "around a class": lambda: login_required(idempotent(Page).as_view()),
     "dispatch": lambda: on("dispatch", login_required, once).as_view(),
-    "dispatch of a class": lambda: idempotent(on("dispatch", permitted, csrf_protect)).as_view(),
+    "dispatch of a class": lambda: idempotent(on("dispatch", permitted)).as_view(),
     "one method": lambda: on("post", permitted, idempotent).as_view(),
     "another method": lambda: on("put", permitted, view=on("post", idempotent, view=Both)).as_view(),
     "no entry point": lambda: permitted(view),
@@ -126,11 +118,6 @@ def test_w021_names_view_and_guard(settings):
         "tests.deployment.wrong.view: a decorator of django.contrib.auth.decorators is inside"
     )
     assert "@idempotent below" in message.hint
-
-
-def test_csrf_protect_counts_only_without_the_middleware(found):
-    assert found(idempotent(csrf_protect(view)), MIDDLEWARE=[CSRF]) == []
-    assert found(csrf_exempt(idempotent(csrf_protect(view)))) == ["W021"]
 
 
 def covered(found, view, **changed):

@@ -108,7 +108,6 @@ def migrate(deployment: Deployment) -> None:
 def maintain(deployment: Deployment) -> None:
     for arguments in (
         ("idempotency_stats",),
-        ("idempotency_stats", "--exact"),
         ("idempotency_keys", "list"),
         ("idempotency_reap",),
         ("idempotency_privacy", "export", "--scope", SCOPE),
@@ -117,9 +116,7 @@ def maintain(deployment: Deployment) -> None:
     ):
         deployment.command(*arguments)
     deployment.command("idempotency_stats", "--check", ends=(0, 2))  # the clean-up is behind
-    deployment.command(
-        "idempotency_privacy", "reencrypt", "--unencrypted", "--max-seconds", "20", ends=(0, 1)
-    )  # most are left
+    deployment.command("idempotency_privacy", "reencrypt", "--max-seconds", "20", ends=(0, 1))  # some may be left
     deployment.page("the list in the admin", LIST)
     deployment.page("a search in the admin, by the beginning of a key", f"{LIST}?q=a1b2")
     deployment.page("the dashboard, of a week", f"{LIST}dashboard/?range=7d")

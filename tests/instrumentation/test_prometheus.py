@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -16,20 +14,17 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, connections, transaction
 from django.db.models import Value
 
-from django_idempotency import engine
 from django_idempotency.conf import conf
 from django_idempotency.contrib.outbox.maintenance import GAUGES, Figures
 from django_idempotency.contrib.outbox.models import OutboxEvent
 from django_idempotency.contrib.outbox.publishing import publish
 from django_idempotency.instrumentation import metrics, prometheus
 from django_idempotency.models import DatabaseNow
-from django_idempotency.policy import Atomic, Policy
+from django_idempotency.policy import Policy
 from django_idempotency.stats.queries import Stats
-from django_idempotency.values.outcomes import Fail, Keep, StoredResponse
 from tests.instrumentation.metered import (
     KEY,
     LEASE,
-    ROOT,
     alert_rules,
     counted,
     everything,
@@ -38,7 +33,7 @@ from tests.instrumentation.metered import (
     scraped,
     total,
 )
-from tests.support.callers import Gate, claim, entry_point, paying, shift
+from tests.support.callers import claim, entry_point, paying, shift
 from tests.support.threads import in_threads, locked
 from tests.support.waiting import eventually
 
@@ -90,39 +85,6 @@ def test_the_figures_are_those_of_the_table(registry):
     assert ages.keys() == {"50", "95", "99", "100"}
     assert all(100 <= age < 200 for age in ages.values())
     assert found["idempotency_table_up"] == {DEFAULT: 1}
-
-
-def test_keys_on_hold_are_counted_with_the_age_of_the_oldest(registry):
-    assert samples(scraped(registry))["idempotency_on_hold_age_seconds"] == {DEFAULT: 0}
-    for key, age in (("old", 900), ("young", 30)):
-        with engine.execution(claim(key, policy=Policy(**LEASE)), Policy(**LEASE)) as run:
-            run.verdict = Fail("its lease ran out", on_hold=True)
-        shift(key, updated_at=-age)
-    metrics._tables.clear()
-    found = samples(scraped(registry))
-    assert found["idempotency_on_hold"] == {DEFAULT: 2}
-    assert 900 <= found["idempotency_on_hold_age_seconds"][DEFAULT] < 960
-
-
-@pytest.mark.postgresql
-def test_a_slow_owner_that_is_alive_is_not_stuck(registry, transactional_db, other_thread):
-    slow, _gone = [claim(key, policy=Policy()) for key in ("slow", "gone")]
-    for key in ("slow", "gone"):
-        shift(key, locked_until=-700)
-    with engine.execution(slow, Policy()) as run:
-        found = samples(other_thread(scraped, registry))
-        run.verdict = Keep(StoredResponse(201))
-    assert found["idempotency_pending"] == {DEFAULT: 2}
-    assert found["idempotency_stuck"] == {DEFAULT: 1}
-    assert 700 <= found["idempotency_stuck_age_seconds"][DEFAULT] < 760
-
-
-@pytest.mark.postgresql
-def test_runs_whose_claims_are_locks_are_figures_of_their_own(registry):
-    with Gate().running(mode=Atomic(claim="lock")):
-        found = samples(scraped(registry))
-    assert (found["idempotency_pending"], found["idempotency_pending_by_lock"]) == ({DEFAULT: 0}, {DEFAULT: 1})
-    assert 0 <= found["idempotency_pending_by_lock_age_seconds"][DEFAULT] < 60
 
 
 @pytest.mark.promtool
@@ -291,42 +253,6 @@ def test_with_two_workers_a_scrape_of_either_tells_of_both(start_server, tmp_pat
     assert "scrape-" not in text
     assert set(re.findall(r'entry_point="(\w+)",view="([\w.]+)"', text)) == {("mixin", "testproject.api.ChargeViewSet")}
     assert used_metrics() <= set(samples(text))
-
-
-def recipe():
-    """The configuration of gunicorn in docs/monitoring.md."""
-    fences = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "monitoring.md").read_text(), re.DOTALL)
-    (found,) = [fence for fence in fences if "child_exit" in fence]
-    return found
-
-
-LIVE_GAUGE = """
-def post_worker_init(worker):
-    import prometheus_client
-
-    prometheus_client.Gauge("alive", "Of a worker.", multiprocess_mode="liveall").set(1)
-"""
-
-
-@pytest.mark.server
-def test_a_dead_worker_leaves_its_counts_and_nothing_else(start_server, tmp_path):
-    directory, config = tmp_path / "metrics", tmp_path / "gunicorn.conf.py"
-    directory.mkdir()
-    config.write_text(recipe() + LIVE_GAUGE)
-    server = start_server(
-        INSTRUMENTATION="prometheus",
-        PROMETHEUS_MULTIPROC_DIR=str(directory),
-        GUNICORN_CMD_ARGS=f"--config {config}",
-        workers=1,
-    )
-    body = {"amount": 1, "currency": "EUR", "reference": "dead-worker"}
-    assert server.post("/api/charges/", body, key="dead-worker").status_code == 201
-    (gauge,) = directory.glob("gauge_liveall_*.db")
-    pid = int(gauge.stem.rpartition("_")[2])
-    os.kill(pid, signal.SIGKILL)
-    assert eventually(lambda: not gauge.exists())
-    assert (directory / f"counter_{pid}.db").exists()
-    assert total(server.http.get("/metrics/", headers=TOKEN).text, "key_claimed") == 1
 
 
 def used_metrics():

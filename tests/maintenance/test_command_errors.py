@@ -18,12 +18,7 @@ from tests.support.private_servers import free_port
 COMMANDS = {
     "idempotency_keys list": (),
     "idempotency_keys show": ("k",),
-    "idempotency_keys allow-retry": ("k",),
-    "idempotency_keys fail": ("k",),
-    "idempotency_keys resolve": ("k", "--status=200"),
-    "idempotency_keys extend": ("k",),
     "idempotency_reap": (),
-    "idempotency_cleanup": (),
     "idempotency_privacy erase": ("--scope=public",),
     "idempotency_stats": (),
     "idempotency_partitions": ("status",),
@@ -107,18 +102,3 @@ def test_a_table_that_is_missing_is_named(transactional_db, capsys):
 def test_an_id_that_nothing_has_is_no_error_of_the_database(transactional_db, capsys):
     assert not IdempotencyRecord.objects.filter(pk=record_id("public", "k")).exists()
     assert str(told(capsys, "idempotency_keys show")).startswith("Unknown key")
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("idempotency_keys show", ("\udcff",)),
-        ("idempotency_privacy erase", ("--scope=\udcff",)),
-        ("idempotency_keys fail", ("k", "--detail=\udcff")),
-    ],
-    ids=["a key", "a scope", "a detail"],
-)
-def test_an_argument_that_is_not_utf_8_ends_a_command_with_one_line(capsys, name, arguments):
-    with pytest.raises(CommandError, match=r"^The argument \w+ is not UTF-8\.$") as ended:
-        call_command(*name.split(), *arguments, "--json")
-    assert json.loads(capsys.readouterr().out) == {"error": str(ended.value)}

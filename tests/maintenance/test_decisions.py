@@ -7,8 +7,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
-from django.contrib.admin.models import LogEntry
-from django.db import connection, transaction
+from django.db import connection
 
 from django_idempotency import engine, signals
 from django_idempotency.engine.digests import is_response_digest
@@ -409,12 +408,6 @@ def test_an_error_of_the_history_undoes_the_decision(act, monkeypatch, django_us
     assert (row(), wrote, sent) == (before, [("k", True)], [])
 
 
-def test_a_refused_decision_leaves_no_history(django_user_model):
-    claim(policy=Policy(mode="lease"))
-    refused(allow_retry(K, by=django_user_model.objects.create_user("anna")))
-    assert not LogEntry.objects.exists()
-
-
 @pytest.mark.parametrize("act", Act)
 def test_a_signal_tells_what_was_done_by_whom_and_a_digest_of_the_response(act):
     dead()
@@ -425,18 +418,3 @@ def test_a_signal_tells_what_was_done_by_whom_and_a_digest_of_the_response(act):
     stored = stored_response(record())
     assert (stored is not None and is_response_digest(outcome.digest, stored)) == (act in (Act.FAIL, Act.RESOLVE))
     assert bool(outcome.digest) == (stored is not None)
-
-
-@pytest.mark.parametrize("act", Act)
-def test_the_log_tells_what_was_done(act, caplog):
-    dead()
-    caplog.set_level("INFO", "django_idempotency")
-    done(ACTS[act]())
-    (said,) = caplog.records
-    assert (said.event, said.record_id) == ("operator_decided", str(K))
-    assert said.getMessage().endswith(f"({act})")
-
-
-def test_a_decision_inside_a_transaction_is_refused():
-    with transaction.atomic(), pytest.raises(RuntimeError, match="durable"):
-        allow_retry(K)

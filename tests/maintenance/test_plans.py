@@ -8,9 +8,9 @@ from django.db import connection
 from django_idempotency.maintenance import cleanup, drop_bodies, reap
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Policy
-from django_idempotency.stats.queries import stats, totals
+from django_idempotency.stats.queries import stats
 from tests.support.callers import claim, shift
-from tests.support.maintained import HOLD, HOUR, TABLE, dead, done, fill, postgresql, run_sql
+from tests.support.maintained import HOUR, TABLE, dead, fill, postgresql, run_sql
 from tests.support.statements import buffers, explaining, nodes
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -27,17 +27,6 @@ def test_stats_tell_what_is_pending_stuck_and_due():
     assert 4 <= found.pending_p50 <= found.pending_p95 <= found.pending_p99
     assert HOUR <= found.pending_p99 <= HOUR + 120
     assert 500 <= found.lag <= 520
-
-
-def test_totals_look_at_every_record():
-    done("a", expires_at=HOUR)
-    IdempotencyRecord.objects.update(replays=3)
-    dead("retry", mode="lease")
-    dead("hold", **HOLD)
-    reap()
-    found = totals()
-    assert (found.completed, found.failed, found.retryable, found.on_hold, found.replays) == (1, 2, 1, 1, 3)
-    assert found.deduplicated == 3 / 6
 
 
 @postgresql

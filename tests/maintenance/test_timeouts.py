@@ -27,11 +27,9 @@ def hurried(payer):
     [
         (("idempotency_cleanup",), r"\s*WITH picked"),
         (("idempotency_cleanup", "--dry-run"), r"SELECT COUNT"),
-        (("idempotency_cleanup", "--bodies"), r"\s*WITH picked"),
         (("idempotency_privacy", "erase", "--scope=custom:public"), ".* LIMIT"),
         (("idempotency_privacy", "erase", "--scope=custom:public", "--dry-run"), '.*"on_hold" FROM'),
         (("idempotency_privacy", "export", "--scope=custom:public"), ".*has_body"),
-        (("idempotency_stats", "--exact"), "SELECT COUNT.*deduplicated|SELECT COUNT.*FILTER"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )

@@ -376,14 +376,6 @@ class TestOneKilled:
         figures = metrics.figures()[metrics.RECORDS]
         assert {alias for alias in ALIASES if not figures[alias]["up"]} == {"shard2"}
 
-    def test_the_admin_leads_on_from_a_shard_that_is_dead(self, operator):
-        stuck(3, "three")
-        page = operator.get(f"{LIST}?database=shard2")
-        assert page.status_code == 503
-        assert f'href="{LIST}?database=shard3"' in page.content.decode()
-        assert shown(operator.get(f"{LIST}?database=shard3")) == ["three"]
-        assert operator.get(f"{LIST}dashboard/?database=shard2").context["pending"] is None
-
     def test_counts_wait_for_a_shard_that_is_dead(self):
         asked(2, "k")
         asked(3, "k")

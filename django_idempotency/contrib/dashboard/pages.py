@@ -21,7 +21,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_idempotency.admin.alarms import alarms
-from django_idempotency.admin.pages import Asking, choices, database_of, page, panel, query_of
+from django_idempotency.admin.pages import Asking, choices, database_of, panel, query_of
 from django_idempotency.conf import conf
 from django_idempotency.contrib.dashboard import activity as activity_of
 from django_idempotency.contrib.dashboard import formatting as of_counters
@@ -123,15 +123,10 @@ def figures(model_admin: Any, request: HttpRequest) -> HttpResponse:
     if written is None:
         raise Http404
     chosen, using = Chosen.of(request), database_of(request)
-
-    def write() -> HttpResponse:
-        history = activity_of.history(chosen.range.seconds, step=chosen.range.step, view=chosen.view, using=using)
-        return written(chosen, using, history)
-
-    response = page(model_admin, request, write)
-    if response.status_code == 200:
-        name = f"idempotency-{chosen.range.name}.{request.GET['format']}"
-        response.headers["Content-Disposition"] = f'attachment; filename="{name}"'
+    history = activity_of.history(chosen.range.seconds, step=chosen.range.step, view=chosen.view, using=using)
+    response = written(chosen, using, history)
+    name = f"idempotency-{chosen.range.name}.{request.GET['format']}"
+    response.headers["Content-Disposition"] = f'attachment; filename="{name}"'
     return response
 
 

@@ -17,9 +17,7 @@ from django.utils.translation import ngettext
 
 from django_idempotency.admin.actions import Decision
 from django_idempotency.admin.alarms import Alarm, register
-from django_idempotency.admin.child_keys import RESPONSE_BODY
-from django_idempotency.admin.pages import ReadOnly, panel
-from django_idempotency.admin.previews import readable
+from django_idempotency.admin.pages import RESPONSE_BODY, ReadOnly, panel, readable
 from django_idempotency.contrib.outbox import maintenance
 from django_idempotency.contrib.outbox.decisions import Act, Decided, decide, version
 from django_idempotency.contrib.outbox.models import TRIED, OutboxEvent, Relay, Status
@@ -83,14 +81,12 @@ def _deciding(decision: type[Decision]) -> Any:
             **model_admin.admin_site.each_context(request),
             "title": form.title,
             "opts": model_admin.opts,
-            "rows": [
-                (event, version(event), event.get_status_display(), [event.error], None if is_dead[event.pk] else ALIVE)
-                for event in events
-            ],
+            "rows": [(event, version(event), event.error, None if is_dead[event.pk] else ALIVE) for event in events],
             "possible": any(is_dead.values()),
             "form": form,
             "media": model_admin.media,
             "filters": request.GET.urlencode(),
+            "list": request.get_full_path(),
         }
         return TemplateResponse(request, "admin/django_idempotency_outbox/outboxevent/confirm.html", context)
 

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -25,21 +23,19 @@ from django_idempotency.maintenance.decisions import (
     resolve,
     version,
 )
-from django_idempotency.maintenance.owners import Owner, lock_owners, shown_lock_owners, shown_owner
 from django_idempotency.maintenance.reaper import store_of, watch
 from django_idempotency.maintenance.records import Records, record_of, records
 from django_idempotency.maintenance.timeline import Event, timeline
 from django_idempotency.management.base import MaintenanceCommand, number, seconds
-from django_idempotency.models import TERMINAL, DatabaseNow, RowLocked, Status
+from django_idempotency.models import DatabaseNow, RowLocked
 from django_idempotency.stats.formatting import age
 from django_idempotency.stores import Store
 from django_idempotency.values.keys import is_record_id, record_id
 from django_idempotency.values.outcomes import StoredResponse
 from django_idempotency.values.printable import in_zone, printable
 
-STDIN = Path("-")
 ACTIONS = {
-    "list": "List the keys that are on hold or stuck, or others with --situation. Changes nothing.",
+    "list": "List the keys that are on hold or stuck. Changes nothing.",
     "show": (
         "Show the records of a key: what each is, what happens by itself, what is safe to do now, and what happened. "
         "Never shows responses. Changes nothing."
@@ -65,23 +61,6 @@ OUTCOMES = {
     Act.RESOLVE: "resolved: every retry gets the response",
     Act.EXTEND: "held by its owner for at least that long",
 }
-# What to list of a database, by indexes, and of a store. What an operator has to decide on comes first.
-SITUATIONS: dict[str, tuple[Callable[[Records], list[Records]], tuple[Standing, ...]]] = {
-    "waiting": (lambda rows: [rows.awaiting_operator(), rows.abandoned()], (Standing.ON_HOLD, Standing.LAPSED)),
-    "on_hold": (lambda rows: [rows.awaiting_operator()], (Standing.ON_HOLD,)),
-    "stuck": (lambda rows: [rows.abandoned()], (Standing.LAPSED,)),
-    "live": (lambda rows: [rows.live().order_by("locked_until")], (Standing.RUNNING, Standing.LAPSED)),
-    "retryable": (
-        lambda rows: [
-            rows.filter(status=Status.FAILED, response_status__isnull=True, on_hold=False).order_by("-updated_at")
-        ],
-        (Standing.RETRYABLE,),
-    ),
-    "ended": (
-        lambda rows: [rows.filter(status__in=TERMINAL, response_status__isnull=False).order_by("-purge_at")],
-        (Standing.FAILED, Standing.COMPLETED),
-    ),
-}
 SHOWN = (
     *("id", "scope", "key", "method", "path", "mode", "status", "attempts", "on_hold", "reason", "created_at"),
     *("locked_at", "locked_until", "updated_at", "expires_at", "purge_at", "replays", "response_status"),
@@ -104,10 +83,10 @@ class Command(MaintenanceCommand):
             action.add_argument("--scope", help='a whole scope, such as "auth.user:7"; needed if the key is in several')
             if name not in ("list", "show"):
                 self.add_operator(action)
-                action.add_argument("--dry-run", action="store_true", help="report only; change nothing")
             match name:
                 case "list":
-                    self._add_list(action)
+                    help = "at most this many; default: 100"
+                    action.add_argument("--limit", type=number, default=100, help=help)
                 case "resolve":
                     self._add_resolve(action)
                 case "fail":
@@ -118,16 +97,10 @@ class Command(MaintenanceCommand):
                     help = "seconds from now, or a time such as 20min or 2h; default: 300"
                     action.add_argument("--seconds", type=seconds(1), default=300, help=help)
 
-    def _add_list(self, action: CommandParser) -> None:
-        action.add_argument("--situation", choices=SITUATIONS, default="waiting", help="which keys; default: waiting")
-        action.add_argument("--limit", type=number, default=100, help="at most this many; default: 100")
-
     def _add_resolve(self, action: CommandParser) -> None:
         action.add_argument("--status", type=int, required=True, help="status of the response, 200 to 599")
         action.add_argument("--content-type", default="application/json", help="of the body; default: application/json")
-        body = action.add_mutually_exclusive_group()
-        body.add_argument("--body", help="body of the response; default: none")
-        body.add_argument("--body-file", type=Path, metavar="FILE", help="file with the body; - reads stdin")
+        action.add_argument("--body", default="", help="body of the response; default: none")
 
     def handle(self, *args: Any, action: str, **options: Any) -> None:
         if action == "list":
@@ -137,17 +110,14 @@ class Command(MaintenanceCommand):
         else:
             self._decide(Act(action.replace("-", "_")), options)
 
-    def work(self, *, situation: str, limit: int, scope: str | None, **options: Any) -> bool:
-        found = (each for each in listed(self.database, self.store, situation) if scope in (None, each.scope))
+    def work(self, *, limit: int, scope: str | None, **options: Any) -> bool:
+        found = (each for each in waiting(self.database, self.store) if scope in (None, each.scope))
         first = list(islice(found, limit + 1))
         shown, more = first[:limit], len(first) > limit
         lines = [line(record) for record in shown] or ["No such keys."]
         if more:
             lines.append(f"There are more: these are the first {limit}; see --limit.")
-        owners = lock_owners(self.database) if situation == "live" and self.store is None else []
-        if owners:
-            lines.append("\n  ".join(shown_lock_owners(owners, most=limit)))
-        facts = {"records": [facts_of(record) for record in shown], "more": more, "locks": len(owners)}
+        facts = {"records": [facts_of(record) for record in shown], "more": more}
         self.report(facts, "\n".join(lines), options)
         return True
 
@@ -165,27 +135,24 @@ class Command(MaintenanceCommand):
 
         Set ``complete`` to whether each database and store was searched.
         """
-        found, owners = list[Found](), list[Owner]()
+        found: list[Found] = []
 
         def search(*, key: str | None, scope: str | None, record: UUID | None, **_options: Any) -> bool:
             here = found_in(self.database, self.store, key=key, scope=scope, id=record)
             found.extend(Found(self.database, self.store, each) for each in here)
-            if self.store is None and key is not None and not any(scope in (None, each.scope) for each in here):
-                owners.extend(lock_owners(self.database, key, scope))
             return True
 
         self.complete = self.work_on_each(search, **options)
         wanted = [each for each in found if options["scope"] in (None, each.record.scope)]
         if wanted:
             return wanted
-        if owners:
-            raise CommandError("\n  ".join(shown_lock_owners(owners, options["key"])))
         if found:
             raise CommandError(f"The key is not in that scope, but in {_scopes(found)}.")
         if not self.complete:
             raise CommandError("The key was not found, but a database or store could not be searched.")
         raise CommandError(
-            "Unknown key: there is no record of it. It was never used, or was released, or its retention is over."
+            "Unknown key: there is no record of it. It was never used, or was released, or its retention is over, or "
+            "its run has claimed it by a lock."
         )
 
     def _chosen(self, act: Act, found: list[Found], options: dict[str, Any]) -> Found:
@@ -206,22 +173,20 @@ class Command(MaintenanceCommand):
     def _decide(self, act: Act, options: dict[str, Any]) -> None:
         decide = _decision(act, options)  # refuse what can't be meant before anything else
         found = self._find(options)
-        if act != Act.EXTEND and not options["dry_run"] and (lapsed := list(filter(_has_only_lapsed, found))):
+        if act != Act.EXTEND and (lapsed := list(filter(_has_only_lapsed, found))):
             self.operator(options, act.permission)  # refuse before waiting, not after it
             self._watch(lapsed, options)
             found = self._find(options)
         chosen = self._chosen(act, found, options)
         self.database, self.store, record = chosen.alias, chosen.store, chosen.record
-        if not options["dry_run"]:
-            by = self.operator(options, act.permission)
-            try:
-                outcome = decide(record.pk, as_seen=version(record), note=options["note"].strip(), by=by, **self.where)
-            except ValueError as error:
-                raise CommandError(printable(str(error))) from error
-            if isinstance(outcome, Refused):
-                raise CommandError(why_not(record, outcome.why))
-        verb = "would be" if options["dry_run"] else "is"
-        self.report({act: [record.scope]}, f"The key of {record.scope} {verb} {OUTCOMES[act]}.", options)
+        by = self.operator(options, act.permission)
+        try:
+            outcome = decide(record.pk, as_seen=version(record), note=options["note"].strip(), by=by, **self.where)
+        except ValueError as error:
+            raise CommandError(printable(str(error))) from error
+        if isinstance(outcome, Refused):
+            raise CommandError(why_not(record, outcome.why))
+        self.report({act: [record.scope]}, f"The key of {record.scope} is {OUTCOMES[act]}.", options)
 
     def _watch(self, lapsed: list[Found], options: dict[str, Any]) -> None:
         """Give owners whose leases have lapsed time to renew them, as they may do after an outage of the store."""
@@ -252,14 +217,7 @@ def _decision(act: Act, options: dict[str, Any]) -> Callable[..., Done | Refused
 
 
 def _body(options: dict[str, Any]) -> bytes:
-    file: Path | None = options["body_file"]
-    try:
-        if file is None:
-            body = str(options["body"] or "").encode()
-        else:
-            body = sys.stdin.buffer.read() if file == STDIN else file.read_bytes()
-    except OSError as error:
-        raise CommandError(f"The body can't be read: {error}") from error
+    body = str(options["body"]).encode()
     if body and "json" in options["content_type"]:
         try:
             json.loads(body)
@@ -285,12 +243,12 @@ def read(rows: Records) -> Any:
     return rows.defer("response_body").annotate(now=DatabaseNow(), locked=RowLocked())
 
 
-def listed(using: str, store: Store | None, situation: str) -> Iterator[Any]:
-    """Yield the records in a ``situation``."""
-    of_database, standings = SITUATIONS[situation]
+def waiting(using: str, store: Store | None) -> Iterator[Any]:
+    """Yield the records that are on hold, and then those that are stuck."""
     if store is None:
-        return chain.from_iterable(of_database(read(records(using))))
-    return (record_of(found) for found in store.records() if standing(found) in standings)
+        rows = read(records(using))
+        return chain(rows.awaiting_operator(), rows.abandoned())
+    return (record_of(found) for found in store.unfinished() if standing(found) in (Standing.ON_HOLD, Standing.LAPSED))
 
 
 def found_in(using: str, store: Store | None, *, key: str | None, scope: str | None, id: UUID | None) -> list[Any]:
@@ -344,19 +302,17 @@ def line(record: Any) -> str:
 
 def described(record: Any) -> tuple[dict[str, Any], str]:
     """Return what there is to say about a record: as facts, and in words."""
-    advised, owner, events = advice(record), shown_owner(record), timeline(record, record.now)
+    advised, events = advice(record), timeline(record, record.now)
     facts = facts_of(record) | {
         "what": advised.what,
         "by_itself": advised.by_itself,
         "safe": advised.safe,
-        "owner": owner,
         "events": [{"at": event.at, "what": str(event.what), "by": event.by} for event in events],
     }
     texts = {
         "what it is": advised.what,
         "by itself": advised.by_itself,
         "safe to do now": advised.safe,
-        "current owner": owner,
         "request": f"{record.method} {record.path}".strip(),
         "mode": str(record.get_mode_display()),
         "attempts": str(record.attempts),

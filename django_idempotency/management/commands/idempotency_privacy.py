@@ -9,15 +9,14 @@ from uuid import UUID
 from django.core.management.base import CommandError, CommandParser
 
 from django_idempotency.maintenance.decisions import Act
-from django_idempotency.maintenance.privacy import erase, export
+from django_idempotency.maintenance.privacy import Selection, erase, export
 from django_idempotency.maintenance.reencryption import reencrypt
-from django_idempotency.maintenance.selection import Selection
 from django_idempotency.management.base import MaintenanceCommand
 from django_idempotency.values.printable import printable
 
 ACTIONS = {
     "erase": (
-        "Erase the records of one scope, key or path, such as those of a user who asks for it. A retry of an erased "
+        "Erase the records of one scope or key, such as those of a user who asks for it. A retry of an erased "
         "key runs again. Exits with 1 if something is left or has not been examined yet."
     ),
     "export": (
@@ -25,8 +24,8 @@ ACTIONS = {
         "responses are left out unless --bodies is given, which prints them decrypted."
     ),
     "reencrypt": (
-        "Encrypt stored responses again with the newest of ENCRYPTION_KEYS, and report which keys they had. Exits with "
-        "1 if something is left or has not been examined yet."
+        "Encrypt stored responses again with the newest of ENCRYPTION_KEYS. Exits with 1 if something is left or has "
+        "not been examined yet."
     ),
 }
 SELECTED = tuple(field.name for field in fields(Selection))
@@ -60,7 +59,6 @@ class Command(MaintenanceCommand):
         action.add_argument("--scope-prefix", help='the beginning of a scope, up to a separator, such as "acme/"')
         action.add_argument("--key", help="a whole key, as the client sent it")
         action.add_argument("--record", type=UUID, help="the id of a record")
-        action.add_argument("--path", help="a whole path")
         self.add_operator(action)
 
     def _add_export(self, action: CommandParser) -> None:
@@ -69,7 +67,6 @@ class Command(MaintenanceCommand):
         action.add_argument("--bodies", action="store_true", help=help)
 
     def _add_reencrypt(self, action: CommandParser) -> None:
-        action.add_argument("--unencrypted", action="store_true", help="also responses that are stored in clear")
         self._add_walk(action)
 
     def handle(self, *args: Any, action: str, **options: Any) -> None:
@@ -111,5 +108,4 @@ class Command(MaintenanceCommand):
         return True
 
     def _reencrypt(self, options: dict[str, Any]) -> bool:
-        what = {name: options[name] for name in ("unencrypted", "after")}
-        return self.run_pass(reencrypt.in_steps, options, **what).complete or options["dry_run"]
+        return self.run_pass(reencrypt.in_steps, options, after=options["after"]).complete or options["dry_run"]

@@ -1,19 +1,17 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_idempotency.maintenance.advice import Standing, standing
 from django_idempotency.maintenance.sweep import LONGEST
 from django_idempotency.management.base import FAILURE, MaintenanceCommand, seconds
 from django_idempotency.stats import formatting
-from django_idempotency.stats.formatting import WIDTH, age, sections
-from django_idempotency.stats.queries import HOUR, MOST, Stats, alarms, alarms_of_store, at_most, due, stats, totals
+from django_idempotency.stats.formatting import age, sections
+from django_idempotency.stats.queries import HOUR, MOST, Stats, alarms, alarms_of_store, at_most, due, stats
 from django_idempotency.stores import Store
 
 CHECK_SECONDS = 10.0  # for each statement of a check
@@ -29,7 +27,6 @@ class Command(MaintenanceCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--exact", action="store_true", help="also read every record: slow")
         parser.add_argument(
             "--check",
             action="store_true",
@@ -48,35 +45,28 @@ class Command(MaintenanceCommand):
         if not complete:
             sys.exit(self.unreachable)
 
-    def work(self, *, exact: bool, check: bool, **options: Any) -> bool:
+    def work(self, *, check: bool, **options: Any) -> bool:
         if check:
             self._check(options)
         elif self.store is not None:
-            self._tell_of_store(self.store, exact, options)
+            self._tell_of_store(self.store, options)
         else:
             with at_most(LONGEST, self.database):
-                self._tell(exact, options)
+                self._tell(options)
         return True
 
-    def _tell(self, exact: bool, options: dict[str, Any]) -> None:
+    def _tell(self, options: dict[str, Any]) -> None:
         stand = stats(using=self.database)
-        counted = asdict(totals(using=self.database)) if exact else {}
-        found = sections(self.database)
-        facts = {**asdict(stand), **counted}
-        lines = [*_standing(stand), *_counted(counted)]
-        for section in found:
+        facts, lines = asdict(stand), [*_standing(stand)]
+        for section in sections(self.database):
             facts |= section.facts
             lines += section.lines
         self.report(facts, "\n".join(lines), options)
 
-    def _tell_of_store(self, store: Store, exact: bool, options: dict[str, Any]) -> None:
+    def _tell_of_store(self, store: Store, options: dict[str, Any]) -> None:
         found = alarms_of_store(store.name, seconds=CHECK_SECONDS)
-        facts, lines = asdict(found), ["", *formatting.lines(f"STORE {store.name}", formatting.alarming(found))]
-        if exact:
-            counted = Counter(map(standing, store.records()))
-            facts |= {str(each): counted[each] for each in Standing}
-            lines += [f"  {each.label:{WIDTH}}{formatting.amount(counted[each])}" for each in Standing]
-        self.report(facts, "\n".join(lines), options)
+        lines = ["", *formatting.lines(f"STORE {store.name}", formatting.alarming(found))]
+        self.report(asdict(found), "\n".join(lines), options)
 
     def _check(self, options: dict[str, Any]) -> None:
         late: dict[str, float] = {}
@@ -106,10 +96,3 @@ def _standing(stand: Stats) -> Iterator[str]:
     yield from formatting.lines("RECORDS", formatting.sizes(stand))
     yield from formatting.lines("PENDING", formatting.waiting(stand, MOST))
     yield from formatting.lines("CLEANING UP", formatting.backlog(stand, MOST))
-
-
-def _counted(counted: dict[str, Any]) -> Iterator[str]:
-    if counted:
-        yield "ALL RECORDS"
-        shown = counted | {"deduplicated": formatting.share(counted["deduplicated"])}
-        yield from (f"  {name:{WIDTH}}{value}" for name, value in shown.items())

@@ -100,11 +100,11 @@ def test_an_entry_is_added_and_never_changed(anna):
     )
 
 
-def test_an_erasure_replaces_names_and_texts_and_leaves_who_did_something_and_when(anna):
+def test_an_erasure_replaces_texts_and_leaves_who_did_something_and_when(anna):
     held()
     allow_retry(record("held").pk, by=anna, note="asked the bank")
     before = Entry.objects.get()
     assert erase(SCOPE).complete
     after = Entry.objects.get()
-    assert (after.object_repr, after.change_message) == ("(erased)", "(erased)")
+    assert after.change_message == "(erased)"
     assert (after.user, after.action_time, after.object_id) == (before.user, before.action_time, before.object_id)

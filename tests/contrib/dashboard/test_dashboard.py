@@ -161,14 +161,6 @@ def test_an_export_takes_the_permission_and_a_format(client, staff):
     assert client.get(f"{PAGE}figures/?format=csv").status_code == 403
 
 
-@pytest.mark.row_locks
-def test_an_export_that_is_not_in_time_says_so(client, staff, monkeypatch):
-    monkeypatch.setattr(pages, "PAGE_SECONDS", 0.1)
-    with locked(COUNTERS):
-        response = client.get(f"{PAGE}figures/?format=csv")
-    assert (response.status_code, response.has_header("Content-Disposition")) == (503, False)
-
-
 def test_the_dashboard_links_to_the_list_of_stuck_records(client, staff):
     claim("stuck", policy=Policy())
     shift("stuck", locked_until=-3600)

@@ -114,16 +114,6 @@ def no_nowait(project):
     return no_skip_locked(project, "nowait")
 
 
-@wrong("E032", "which is neither in DIGEST_KEYS nor derived from ENCRYPTION_KEYS.")
-def keys_that_records_need(project):
-    project(DIGEST_KEYS=["n3rI0Q4m0tX1m9cP5yq0kSxJcF5YH0b3tq6bS0XoBqs="])
-    entry_point(paying, mode="lease")()
-    stated = project.settings.IDEMPOTENCY
-    project()
-    yield
-    project.settings.IDEMPOTENCY = stated
-
-
 @wrong("W033", "The store 'memory' can't be reached: it is away")
 def an_unreachable_store(project):
     def objections(self):

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
-from django.db import transaction
 from django.http import HttpResponse
 from django.utils.decorators import method_decorator
 from django.views.generic import CreateView
@@ -152,12 +151,6 @@ table(
         Given(idempotent(AsyncPage).as_view()),
         Given(idempotent(mode="lease")(AsyncPage).as_view()),
         "wrong.views.AsyncPage is an async view in atomic mode.",
-    ),
-    (
-        "E018",
-        Given(idempotent(transaction.atomic(durable=True)(view))),
-        Given(idempotent(transaction.atomic(view))),
-        "wrong.view is in atomic mode, but opens a durable block",
     ),
     (
         "W020",

@@ -1,15 +1,12 @@
-"""Runs in progress whose claims are locks: counted and found by key, and neither locked nor waited for to find out."""
+"""Runs in progress whose claims are locks are counted."""
 
 from __future__ import annotations
 
-import re
 from contextlib import contextmanager
 
 import pytest
-from django.core.management import CommandError, call_command
 from django.db import transaction
 
-from django_idempotency.maintenance.owners import Owner, lock_owners, shown_lock_owners
 from django_idempotency.policy import Atomic, Policy
 from django_idempotency.stats.queries import ByLock, by_lock
 from django_idempotency.stores.postgresql import OWNER_LOCK
@@ -56,33 +53,16 @@ def test_a_run_is_counted_from_its_claim_to_its_end():
     assert by_lock() == NONE
 
 
-def test_a_key_is_found_in_any_scope_or_in_its_own():
-    with Gate().running(mode=Atomic(claim="lock")):
-        (owner,) = lock_owners("default")
-        assert [found.pid for found in lock_owners("default", "k")] == [owner.pid]
-        assert [found.pid for found in lock_owners("default", "k", SCOPE)] == [owner.pid]
-        assert lock_owners("default", "k", "auth.user:7") == lock_owners("default", "another") == []
-        assert (owner.state, 0 <= owner.in_state <= owner.transaction < 60) == ("idle in transaction", True)
-    assert lock_owners("default") == []
-
-
-def test_listing_lock_owners_takes_no_lock_and_blocks_no_claim(other_thread):
-    with transaction.atomic():
-        assert lock_owners("default", "k") == []
-        assert run_sql("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()") == [(0,)]
-        assert other_thread(entry_point(paying, mode=Atomic(claim="lock"))).status_code == 201
-
-
 def test_a_claim_that_is_a_record_is_counted_among_the_records_alone():
     claim(policy=Policy(scope=SCOPE))
     with Gate().running_with("running"):
         assert by_lock() == NONE
 
 
-def test_a_replay_by_lock_leaves_no_owner():
+def test_a_replay_by_lock_leaves_nothing_to_count():
     for _twice in range(2):
         assert entry_point(paying, mode=Atomic(claim="lock"))().status_code == 201
-    assert (by_lock(), lock_owners("default", "k")) == (NONE, [])
+    assert by_lock() == NONE
 
 
 @pytest.mark.parametrize(
@@ -104,9 +84,9 @@ def test_runs_of_another_tenant_are_not_counted(other_thread):
     other_thread(run_sql, f"CREATE SCHEMA tenant; CREATE TABLE tenant.{TABLE} (LIKE public.{TABLE})")
     try:
         with beside("SET LOCAL search_path = tenant", COUNTED, lock_of("k")):
-            assert (by_lock(), lock_owners("default")) == (NONE, [])
+            assert by_lock() == NONE
         with beside(COUNTED, lock_of("k")):
-            assert len(lock_owners("default", "k", SCOPE)) == 1
+            assert by_lock().pending_by_lock == 1
     finally:
         run_sql("DROP SCHEMA tenant CASCADE")
 
@@ -126,45 +106,11 @@ def as_clerk(*rights):
 def test_a_role_without_rights_sees_that_a_key_is_in_flight():
     with Gate().running(mode=Atomic(claim="lock")):
         with as_clerk():
-            (owner,) = lock_owners("default", "k")
-            assert (owner.state, owner.transaction) == (None, None)
             assert by_lock() == ByLock(pending_by_lock=1, pending_by_lock_oldest=None)
-            assert "hidden from this role" in shown_lock_owners([owner], "k")[1]
         with as_clerk("GRANT pg_read_all_stats TO idempotency_clerk"):
             assert by_lock().pending_by_lock_oldest >= 0
 
 
-def test_a_role_that_may_not_read_the_locks_sees_no_owners():
+def test_a_role_that_may_not_read_the_locks_counts_nothing():
     with Gate().running(mode=Atomic(claim="lock")), as_clerk("REVOKE SELECT ON pg_locks FROM PUBLIC"):
-        assert (by_lock(), lock_owners("default")) == (ByLock(), [])
-
-
-def test_the_commands_show_a_run_claimed_by_lock(capsys):
-    with Gate().running_with("made", mode=Atomic(claim="lock")):
-        (owner,) = lock_owners("default")
-        told = f"The key is in flight without a record: its claim is a lock.\n  PID {owner.pid} of the database"
-        for scope in (None, SCOPE):
-            with pytest.raises(CommandError, match=told):
-                call_command("idempotency_keys", "show", "made", scope=scope)
-        with pytest.raises(CommandError, match="Unknown key"):
-            call_command("idempotency_keys", "show", "made", scope="auth.user:7")
-        call_command("idempotency_keys", "list", "--situation", "live")
-        listed = capsys.readouterr().out
-        assert f"1 run is in flight without a record: its claim is a lock.\n  PID {owner.pid} of the" in listed
-        call_command("idempotency_stats")
-        assert re.search(r"^  pending by lock +1$", capsys.readouterr().out, re.M)
-
-
-def test_a_run_by_lock_is_shown_though_other_scopes_have_records():
-    claim("made", policy=Policy(scope=SCOPE))
-    with Gate().running_with("made", mode=Atomic(claim="lock"), scope=lambda request: "7"):
-        call_command("idempotency_keys", "show", "made", scope=SCOPE)
-        with pytest.raises(CommandError, match="in flight without a record"):
-            call_command("idempotency_keys", "show", "made", scope="custom:7")
-
-
-def test_many_are_counted_and_the_first_are_named():
-    owner = Owner(pid=7, user="u", application="", address="", state="idle", transaction=3, in_state=2, waits_for=None)
-    title, *owners, rest = shown_lock_owners([owner] * 12)
-    assert (title[:19], len(owners), rest) == ("12 runs are in flig", 10, "and 2 more")
-    assert shown_lock_owners([]) == []
+        assert by_lock() == ByLock()
