@@ -108,15 +108,8 @@ class StoreConflict(StoreRefused):
     """Another transaction prevented this (lock not available, serialization failure). Nothing was written."""
 
 
-class PartitionsUnsupported(IdempotencyError):
-    """Only PostgreSQL can partition the records."""
-
-    def __init__(self, using: str) -> None:
-        super().__init__(f"Only PostgreSQL can partition the records (database {using!r}).")
-
-
 class NotConvertible(IdempotencyError):
-    """The table of the records can't be converted to a partitioned or a plain table. The message says why."""
+    """The table of the records can't be partitioned. The message says why."""
 
 
 class IllegalMove(IdempotencyError):

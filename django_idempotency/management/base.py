@@ -21,7 +21,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error, connections
 from django.utils.translation import override
 
-from django_idempotency.exceptions import NotConvertible, PartitionsUnsupported, StoreUnavailable
+from django_idempotency.exceptions import NotConvertible, StoreUnavailable
 from django_idempotency.maintenance.history import is_kept
 from django_idempotency.maintenance.records import stores_outside
 from django_idempotency.maintenance.sweep import Bounds, Result, Swept
@@ -37,7 +37,7 @@ LONGEST_NOTE = 200  # characters, as in the admin
 
 Work = Callable[..., bool]
 # What ends a command with one line: errors of databases and stores, and of their configuration.
-EXPECTED = (Error, StoreUnavailable, ImproperlyConfigured, NotConvertible, PartitionsUnsupported)
+EXPECTED = (Error, StoreUnavailable, ImproperlyConfigured, NotConvertible)
 
 
 class OneLineErrors(BaseCommand):

@@ -203,7 +203,7 @@ def _clean() -> None:
 
 def _divide() -> None:
     from django_idempotency.contrib.partitions.conversion import enable
-    from django_idempotency.contrib.partitions.provisioning import ensure
+    from django_idempotency.contrib.partitions.upkeep import ensure
 
     enable(using="default")
     ensure(using="default")
@@ -211,7 +211,7 @@ def _divide() -> None:
 
 def _drop() -> None:
     """Drop a partition, with the clock set days ahead."""
-    from django_idempotency.contrib.partitions.dropping import drop
+    from django_idempotency.contrib.partitions.upkeep import drop
 
     with connection.cursor() as cursor:
         clock.install(cursor)

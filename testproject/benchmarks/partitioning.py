@@ -54,7 +54,7 @@ def main(order: str) -> None:
 def divide(name: str, rows: int) -> None:
     """Create a partition with ``rows`` to drop, and those that exist by today; the one that is written is new."""
     from django_idempotency.contrib.partitions.conversion import enable
-    from django_idempotency.contrib.partitions.provisioning import ensure
+    from django_idempotency.contrib.partitions.upkeep import ensure
 
     completed = growth.run_one(name)[0]
     with growth.filling(name) as cursor:
@@ -108,7 +108,7 @@ def drop(name: str) -> dict[str, Any]:
 
     Also return what a plain DROP TABLE of an equally large table takes beside the same load.
     """
-    from django_idempotency.contrib.partitions.dropping import drop
+    from django_idempotency.contrib.partitions.upkeep import drop
 
     _copy_oldest(name)
     with paced.load(name, rate=RATE) as load:

@@ -1,24 +1,17 @@
-"""A record table of millions of rows on a server of our own, its subscriber, and the passing of its days."""
+"""A record table of millions of rows on a server of our own, and the passing of its days."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from uuid import uuid4
 
 import psycopg
 
 from testproject.benchmarks import growth
 from testproject.benchmarks.growth import TABLE
-from tests.faults.cluster import Cluster
-from tests.support.servers import prepare_database
-from tests.support.waiting import eventually
 
 STUCK = 5000
 SCOPES = 100
 SCOPE = "auth.user:1000"  # of one row in a hundred
-SUBSCRIBER = "subscriber"
 # What a record has whose owner died.
 OF_STUCK = {
     "status": "'processing'",
@@ -47,34 +40,6 @@ def fill(connection: psycopg.Connection[Any], rows: int) -> None:
     with connection.cursor() as cursor, growth.refilling(cursor):
         for times, different in ((STUCK, OF_STUCK), (rows, OF_ENDED)):
             growth.copy(cursor, of_one, times, key="gen_random_uuid()::text", **different)
-
-
-@contextmanager
-def subscribed(cluster: Cluster) -> Iterator[psycopg.Connection[Any]]:
-    """A session on another database, whose plain table follows the publication ``mirrored`` from now on."""
-    cluster.execute(f"CREATE DATABASE {SUBSCRIBER}")
-    prepare_database(cluster.url(SUBSCRIBER))
-    cluster.execute(f"CREATE PUBLICATION mirrored FOR TABLE {TABLE} WITH (publish_via_partition_root)")
-    cluster.execute("SELECT pg_create_logical_replication_slot('mirror', 'pgoutput')")
-    with psycopg.connect(cluster.url(SUBSCRIBER), autocommit=True) as connection:
-        connection.execute(
-            f"CREATE SUBSCRIPTION mirror CONNECTION '{cluster.url()}' PUBLICATION mirrored"
-            " WITH (create_slot = false, slot_name = 'mirror', copy_data = false)"
-        )
-        try:
-            yield connection
-        finally:
-            connection.execute("DROP SUBSCRIPTION mirror")
-            cluster.execute("DROP PUBLICATION mirrored")
-
-
-def follows(cluster: Cluster, subscriber: psycopg.Connection[Any]) -> None:
-    """Write one more record, and wait until the subscriber has it."""
-    key = uuid4().hex
-    with psycopg.connect(cluster.url(), autocommit=True) as connection, connection.cursor() as cursor:
-        (of_any,) = cursor.execute(f"SELECT id FROM {TABLE} LIMIT 1").fetchone() or (None,)
-        growth.copy(cursor, of_any, 1, key=f"'{key}'")
-    eventually(lambda: subscriber.execute(f"SELECT FROM {TABLE} WHERE key = %s", [key]).rowcount == 1)
 
 
 def let_two_days_pass(connection: psycopg.Connection[Any]) -> None:

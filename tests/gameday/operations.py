@@ -26,11 +26,11 @@ from testproject.interrupts import end_on_signals
 from tests.faults.cluster import Cluster, room, running_cluster
 from tests.gameday.callers import Callers, calling, seen
 from tests.gameday.ground import LIST, Page
-from tests.gameday.large_table import SCOPE, fill, follows, let_two_days_pass, subscribed
+from tests.gameday.large_table import SCOPE, fill, let_two_days_pass
 from tests.support.servers import ROOT, Server, prepare_database, running_server
 
 SETTINGS = "tests.gameday.large_settings"
-PARAMETERS = {"shared_buffers": "1GB", "max_wal_size": "4GB", "wal_level": "logical", "max_connections": "200"}
+PARAMETERS = {"shared_buffers": "1GB", "max_wal_size": "4GB", "max_connections": "200"}
 MIGRATIONS = ("0001_create_record",)
 HEADINGS = ("Operation", "Took", "Clients got", "Longest without a response", "Slowest response")
 SLOW = 0.5  # seconds: what takes longer is told of
@@ -58,9 +58,9 @@ class Deployment:
             if answered - sent > SLOW or not how.startswith(("201", "replayed")):
                 print(f"    {how} after {_told(answered - sent)}, sent at {sent - begun:.1f} s", file=sys.stderr)
 
-    def command(self, *arguments: str, title: str = "", ends: tuple[int, ...] = (0,)) -> None:
+    def command(self, *arguments: str, ends: tuple[int, ...] = (0,)) -> None:
         """A management command, whose exit code is one of ``ends``."""
-        self.note(title or f"`{' '.join(arguments)}`", lambda: self.run(*arguments, ends=ends))
+        self.note(f"`{' '.join(arguments)}`", lambda: self.run(*arguments, ends=ends))
 
     def run(self, *arguments: str, ends: tuple[int, ...] = (0,), **environment: str) -> None:
         done = subprocess.run(
@@ -131,15 +131,10 @@ def maintain(deployment: Deployment) -> None:
 
 
 def partition(deployment: Deployment) -> None:
-    command, enable = deployment.command, ("idempotency_partitions", "enable", "--yes")
-    with subscribed(deployment.cluster) as subscriber:
-        follows(deployment.cluster, subscriber)
-        command(*enable, title="`idempotency_partitions enable --yes`, beside logical replication")
-        follows(deployment.cluster, subscriber)
+    command = deployment.command
+    command("idempotency_partitions", "enable", "--yes")
     command("idempotency_partitions", "ensure", "--ahead", "14")
     command("idempotency_partitions", "status")
-    command("idempotency_partitions", "disable", "--yes")
-    command(*enable)
     with psycopg.connect(deployment.cluster.url(), autocommit=True) as connection:
         let_two_days_pass(connection)
     deployment.callers.since(now := time.monotonic(), now)  # those who waited for that are served

@@ -14,13 +14,17 @@ from django.db import connection
 
 WANTED = os.environ.get("IDEMPOTENCY_DISTRIBUTED") == "1"
 EFFECTS = "testproject_ledgerentry"
+FUNCTION = """
+SELECT format(
+    'SELECT create_distributed_function(%L, ''new_id'', colocate_with := ''django_idempotency_record'')',
+    oid::regprocedure
+) FROM pg_proc WHERE proname = 'django_idempotency_claim'
+"""
 NODES = "SELECT nodename, nodeport FROM pg_dist_node ORDER BY groupid"
 
 
 def distribute() -> None:
-    """Make the default database, which has its tables, one of Citus, and run what the command tells."""
-    from django_idempotency.contrib.citus.distribution import distribution_plan
-
+    """Make the default database, which has its tables, one of Citus, as ``docs/scaling.md`` says."""
     (coordinator, *workers) = nodes()
     for worker in workers:
         _make_on(worker, connection.settings_dict["NAME"])
@@ -29,8 +33,14 @@ def distribute() -> None:
         cursor.execute("SELECT citus_set_coordinator_host(%s, %s)", coordinator)
         for worker in workers:
             cursor.execute("SELECT citus_add_node(%s, %s)", worker)
-        for statement in distribution_plan().statements:
-            cursor.execute(statement)
+        cursor.execute("SELECT create_distributed_table('django_idempotency_record', 'id', colocate_with := 'none')")
+        cursor.execute(FUNCTION)
+        ((statement,),) = cursor.fetchall()
+        cursor.execute(statement)
+        for table in ("counter", "observation"):
+            cursor.execute("SELECT create_reference_table(%s)", [f"django_idempotency_{table}"])
+        for table in ("event", "lane", "relay"):
+            cursor.execute("SELECT citus_add_local_table_to_metadata(%s)", [f"django_idempotency_outbox_{table}"])
         cursor.execute("SELECT citus_add_local_table_to_metadata(%s, cascade_via_foreign_keys := true)", [EFFECTS])
 
 

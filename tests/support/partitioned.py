@@ -13,13 +13,14 @@ from django.db import connection, transaction
 
 WANTED = os.environ.get("IDEMPOTENCY_PARTITIONED") == "1"
 WIDTH, COUNT = timedelta(seconds=10), 30
+PARAMETERS = "autovacuum_vacuum_scale_factor = 0.01"  # as in the migration
 
 
 def divide(*bounds: datetime) -> None:
     """Partitions that end at each of ``bounds``, and a last one without end, for a table without rows."""
     from django_idempotency.contrib.partitions.catalog import read_layout
     from django_idempotency.contrib.partitions.conversion import enable
-    from django_idempotency.contrib.partitions.layout import TABLE, Bounds
+    from django_idempotency.contrib.partitions.layout import TABLE
     from django_idempotency.contrib.partitions.templates import creation, template
 
     enable()
@@ -30,7 +31,7 @@ def divide(*bounds: datetime) -> None:
             cursor.execute(f"DROP TABLE {partition.name}")
         for number, (lower, upper) in enumerate(pairwise([None, *bounds, None])):
             name = f"{found.schema}.{TABLE}_p{number}"
-            for statement in creation(found.schema, name, Bounds(lower, upper), like):
+            for statement in creation(found.schema, name, lower, upper, like):
                 cursor.execute(statement)
 
 
@@ -39,3 +40,25 @@ def divide_finely() -> None:
     from django_idempotency.contrib.partitions.catalog import read_layout
 
     divide(*(read_layout().now + number * WIDTH for number in range(COUNT)))
+
+
+def make_plain() -> None:
+    """Make the table plain again, with its rows, which no command does."""
+    from django_idempotency.contrib.partitions.catalog import read_layout
+    from django_idempotency.contrib.partitions.conversion import INDEXES
+    from django_idempotency.contrib.partitions.layout import TABLE
+
+    if not read_layout().partitioned:
+        return
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(INDEXES)
+        indexes = [definition for _name, _aside, definition, _is_primary in cursor.fetchall()]
+        for statement in (
+            f"ALTER TABLE {TABLE} RENAME TO divided",
+            f"CREATE TABLE {TABLE} (LIKE divided INCLUDING ALL EXCLUDING INDEXES) WITH ({PARAMETERS})",
+            f"INSERT INTO {TABLE} SELECT * FROM divided",
+            "DROP TABLE divided",
+            f"ALTER TABLE {TABLE} ADD CONSTRAINT {TABLE}_pkey PRIMARY KEY (id)",
+            *indexes,
+        ):
+            cursor.execute(statement)

@@ -7,11 +7,11 @@ from django_idempotency.maintenance.passes import Pass
 PASSES = tuple(
     Pass(
         name=f"{action}_partitions",
-        path=f"django_idempotency.contrib.partitions.{module}.{action}",
+        path=f"django_idempotency.contrib.partitions.upkeep.{action}",
         every=3600.0,
         bounded=False,
     )
-    for module, action in (("provisioning", "ensure"), ("dropping", "drop"))
+    for action in ("ensure", "drop")
 )
 
 
@@ -23,7 +23,7 @@ class PartitionsConfig(AppConfig):
         from django_idempotency import checks
         from django_idempotency.contrib.partitions.catalog import meaning
         from django_idempotency.contrib.partitions.checks import CHECKS
-        from django_idempotency.contrib.partitions.report import FAMILY
+        from django_idempotency.contrib.partitions.upkeep import FAMILY
         from django_idempotency.instrumentation import metrics
         from django_idempotency.maintenance import passes
         from django_idempotency.stores import errors

@@ -22,14 +22,17 @@ from django_idempotency.contrib.partitions.layout import (
     Partition,
     stamp,
 )
-from django_idempotency.exceptions import PartitionsUnsupported, StoreConflict, StoreRefused, StoreUnavailable
+from django_idempotency.exceptions import NotConvertible, StoreConflict, StoreRefused, StoreUnavailable
 from django_idempotency.models import LIVE, TERMINAL
 from django_idempotency.reporting.logs import cause, log
 from django_idempotency.stores.connections import record_database
 from django_idempotency.stores.errors import sqlstate
 
 CHECK_VIOLATION = "23514"
-NO_PARTITION = "There is no partition for a new record. Run manage.py idempotency_partitions ensure, and schedule it."
+NO_PARTITION = (
+    "There is no partition for a new record. Run manage.py idempotency_partitions ensure, and schedule it; "
+    "or run enable again, if it was interrupted."
+)
 
 
 def _microseconds(when: str) -> str:
@@ -52,12 +55,8 @@ LOWER, UPPER = (
     f"(regexp_match(bounds, '{end} [(]''((?!-?infinity)[^'']+)''[)]'))[1]::timestamptz" for end in ("FROM", "TO")
 )
 PARTITIONS = f"""
-SELECT {_microseconds(LOWER)} AS lower, {_microseconds(UPPER)} AS upper, part.oid, name, bounds = 'DEFAULT',
-    EXISTS (
-        SELECT FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attname = 'id'
-        WHERE indrelid = part.oid AND indisunique AND indisvalid AND indpred IS NULL AND indkey::text = attnum::text
-    ),
-    inhdetachpending, EXISTS (SELECT FROM pg_constraint WHERE conrelid = part.oid AND conname = '{RETIRED}')
+SELECT {_microseconds(LOWER)} AS lower, {_microseconds(UPPER)} AS upper, part.oid, name, inhdetachpending,
+    EXISTS (SELECT FROM pg_constraint WHERE conrelid = part.oid AND conname = '{RETIRED}')
 FROM (
     SELECT pg_class.oid, format('%I.%I', nspname, relname) AS name, inhdetachpending,
         coalesce(pg_get_expr(relpartbound, pg_class.oid), '') AS bounds
@@ -69,7 +68,7 @@ ORDER BY lower NULLS FIRST, upper
 
 
 def read_layout(*, using: str | None = None) -> Layout:
-    """Return how the table is divided. Raises ``PartitionsUnsupported`` on a database other than PostgreSQL."""
+    """Return how the table is divided. Raises ``NotConvertible`` on a database other than PostgreSQL."""
     alias = postgresql(using)
     with connections[alias].cursor() as cursor:
         cursor.execute(LAYOUT)
@@ -86,10 +85,10 @@ def read_layout(*, using: str | None = None) -> Layout:
 
 
 def postgresql(using: str | None) -> str:
-    """Return the alias of the records' database. Raises ``PartitionsUnsupported`` if it is not PostgreSQL."""
+    """Return the alias of the records' database. Raises ``NotConvertible`` if it is not PostgreSQL."""
     alias = record_database(using)
     if connections[alias].vendor != "postgresql":
-        raise PartitionsUnsupported(alias)
+        raise NotConvertible(f"Only PostgreSQL can partition the records (database {alias!r}).")
     return alias
 
 
@@ -98,7 +97,9 @@ def contents_of(cursor: Any, partition: Partition) -> Contents:
 
     It is read by the partial indexes alone, and through the table, for a role that has no rights on its partitions.
     """
-    rows = _rows_of(partition)
+    bounds = {">=": partition.lower, "<": partition.upper}
+    within = (f"created_at {sign} '{stamp(end)}' AND " for sign, end in bounds.items() if end is not None)
+    rows = f"{TABLE} WHERE {''.join(within)}"
     live, terminal = (", ".join(f"'{status.value}'" for status in statuses) for statuses in (LIVE, TERMINAL))
     statement = (
         f"SELECT (SELECT count(*) FROM (SELECT FROM {rows} status IN ({live}) LIMIT {MOST}) AS live),"
@@ -109,14 +110,6 @@ def contents_of(cursor: Any, partition: Partition) -> Contents:
     cursor.execute(statement)
     of_live, of_on_hold, purge_at, now = cursor.fetchone()
     return Contents(of_live, of_on_hold, _when(purge_at), EPOCH + timedelta(microseconds=now))
-
-
-def _rows_of(partition: Partition) -> str:
-    if partition.default or partition.detaching:  # a detached one is not seen through the table
-        return f"{partition.name} WHERE"
-    bounds = {">=": partition.lower, "<": partition.upper}
-    within = (f"created_at {sign} '{stamp(end)}' AND " for sign, end in bounds.items() if end is not None)
-    return f"{TABLE} WHERE {''.join(within)}"
 
 
 LEFT_BEHIND = f"""

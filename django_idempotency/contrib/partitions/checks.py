@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django_idempotency.checks import Check, Database, each
 from django_idempotency.contrib.partitions.catalog import read_layout
-from django_idempotency.contrib.partitions.layout import UNTIL, Layout, covered_until, half_detached, is_short, stamp
+from django_idempotency.contrib.partitions.layout import UNTIL, Layout, covered_until, is_short, stamp
 
 
 def _layout(database: Database) -> Layout | None:
@@ -19,12 +19,6 @@ def end_that_is_near(database: Database) -> str | None:
     return stamp(until) if until else None
 
 
-def unkeyed_partitions(database: Database) -> str:
-    layout = _layout(database)
-    found = layout.partitions if layout else ()
-    return ", ".join(partition.name for partition in found if not partition.keyed and not partition.default)
-
-
 def is_half_enabled(database: Database) -> bool:
     layout = _layout(database)
     return layout is not None and bool(layout.halfway) and not layout.partitioned
@@ -32,7 +26,8 @@ def is_half_enabled(database: Database) -> bool:
 
 def half_detached_partition(database: Database) -> str | None:
     layout = _layout(database)
-    return half_detached(layout.partitions) if layout else None
+    found = (partition.half_detached for partition in (layout.partitions if layout else ()))
+    return next(filter(None, found), None)
 
 
 ENSURE = "manage.py idempotency_partitions ensure --database {it.using}"
@@ -46,20 +41,13 @@ CHECKS = (
     ),
     Check(
         "W002",
-        each("migrated", unkeyed_partitions),
-        "Partitions of the idempotency records without a unique index on id: {found}.",
-        f"Every claim reads them in full. {ENSURE} fixes future ones.",
-        database=True,
-    ),
-    Check(
-        "W003",
         each("migrated", is_half_enabled),
         f"Partitioning the idempotency records in {{it}} was interrupted and left a CHECK ({UNTIL}) behind.",
-        f"In a day or two it will refuse new records. Run {ENSURE}, which removes it, or run enable again.",
+        "In a day or two it will refuse new records. Run manage.py idempotency_partitions enable again.",
         database=True,
     ),
     Check(
-        "W003",
+        "W002",
         each("migrated", half_detached_partition),
         "Claims can't see a partition of the idempotency records in {it}: {found}",
         "Operations with its keys can run again. Finish detaching it, and attach it again if the keys are needed.",

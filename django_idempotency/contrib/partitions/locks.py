@@ -1,4 +1,4 @@
-"""Locks while the table is changed: they are short, are tried again, and the server notices if their process dies."""
+"""Locks while the table is changed: they are short, and are tried again."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 from django.db import DatabaseError, connections, transaction
 
-from django_idempotency.contrib.partitions.layout import TABLE, UNTIL
-from django_idempotency.stores.claim_function import TABLE_LOCKS
 from django_idempotency.stores.errors import is_conflict
 
 T = TypeVar("T")
@@ -52,38 +50,6 @@ def keep_autovacuum_away(cursor: Any, table: str) -> None:
     cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
 
 
-# The lock that a session holds while it converts the table, and shares while it drops partitions.
-AT_WORK = f"{TABLE_LOCKS}, hashtext('{TABLE} is being converted')"
-# If the platform supports it, the server ends a statement soon after the process that sent it is gone.
-NOTICE_DEATH = """
-DO $$ BEGIN
-    PERFORM set_config('client_connection_check_interval', '100ms', false);
-EXCEPTION WHEN invalid_parameter_value THEN NULL;
-END $$
-"""
-
-
-@contextmanager
-def at_work(alias: str, *, alone: bool) -> Iterator[bool]:
-    """Yield true if this is the only conversion (``alone``), or if there is none (not ``alone``).
-
-    So no name comes to mean another table. Meanwhile the session has no ``statement_timeout``.
-    """
-    shared = "" if alone else "_shared"
-    with connections[alias].cursor() as cursor:
-        cursor.execute(f"SELECT pg_try_advisory_lock{shared}({AT_WORK}), current_setting('statement_timeout')")
-        had, timeout = cursor.fetchone()
-        try:
-            cursor.execute(NOTICE_DEATH)
-            cursor.execute("SET statement_timeout = 0")
-            yield had
-        finally:
-            cursor.execute("RESET client_connection_check_interval")
-            cursor.execute(f"SET statement_timeout = '{timeout}'")
-            if had:
-                cursor.execute(f"SELECT pg_advisory_unlock{shared}({AT_WORK})")
-
-
 def patiently(work: Callable[[], T], *, attempts: int = ATTEMPTS) -> T:
     """Run ``work``. If a lock is not to be had, run it again after a pause, up to ``attempts`` times in all."""
     for _attempt in range(attempts - 1):
@@ -94,16 +60,3 @@ def patiently(work: Callable[[], T], *, attempts: int = ATTEMPTS) -> T:
                 raise
         time.sleep(PAUSE)
     return work()
-
-
-def take_back_check(alias: str) -> None:
-    """Take back the CHECK of an ``enable`` that no longer runs: it would refuse every record of a day to come."""
-
-    def forget() -> None:
-        with short_transaction(alias, lock_timeout=LOCK_TIMEOUT) as cursor:
-            cursor.execute(f"SELECT pg_try_advisory_xact_lock({AT_WORK})")
-            if cursor.fetchone() == (True,):
-                keep_autovacuum_away(cursor, TABLE)
-                cursor.execute(f"ALTER TABLE {TABLE} DROP CONSTRAINT IF EXISTS {UNTIL}")
-
-    patiently(forget)

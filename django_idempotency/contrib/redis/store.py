@@ -10,13 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate, pairwise
+from operator import methodcaller
 from typing import Any, NoReturn
 from uuid import UUID
 
 from django.utils.translation import gettext_noop
 
 from django_idempotency.contrib.redis import scripts
-from django_idempotency.contrib.redis.client import ID_LENGTH, Connection, Durability, RedisOptions, TooFew, connection
+from django_idempotency.contrib.redis.client import ID_LENGTH, Connection, RedisOptions, TooFew, connection
 from django_idempotency.exceptions import StoreConflict, StoreRefused, StoreUnavailable
 from django_idempotency.models import Status, check_move
 from django_idempotency.stores.base import Seen, Store, Unlocked
@@ -181,28 +182,13 @@ class RedisStore(Store):
         return escaped + "{??}" + "?" * ID_LENGTH
 
     def objections(self) -> list[str]:
-        return [why for info in self.connection.each_master(_info) for why in self._objections(info)]
-
-    def _objections(self, info: dict[str, Any]) -> Iterator[str]:
-        if (policy := info.get("maxmemory_policy", "noeviction")) != "noeviction":
-            yield (
-                f"The Redis of the store {self.name!r} evicts keys when memory is full (maxmemory-policy {policy}). A "
-                "key whose record is evicted counts as new: set maxmemory-policy to noeviction."
-            )
-        if why := self._not_durable(info):
-            yield (
-                f"The store {self.name!r} has durability {str(self.options.durability)!r}, but {why}: every claim is "
-                "refused."
-            )
-
-    def _not_durable(self, info: dict[str, Any]) -> str | None:
-        if self.options.durability == Durability.REPLICAS and info["connected_slaves"] < self.options.replicas:
-            return f"a master has {info['connected_slaves']} of {self.options.replicas} replicas"
-        if self.options.durability == Durability.DISK and not info.get("aof_enabled"):
-            return "a master has no append-only file (appendonly no)"
-        if self.options.durability == Durability.DISK and not info["can_wait_for_disk"]:
-            return "the server has no WAITAOF (Redis from 7.2, Valkey)"
-        return None
+        masters = self.connection.each_master(methodcaller("info", "memory"))
+        policies = {info.get("maxmemory_policy", "noeviction") for info in masters}
+        return [
+            f"The Redis of the store {self.name!r} evicts keys when memory is full (maxmemory-policy {policy}). A "
+            "key whose record is evicted counts as new: set maxmemory-policy to noeviction."
+            for policy in policies - {"noeviction"}
+        ]
 
     # --- means
 
@@ -224,10 +210,6 @@ def _acknowledged() -> Iterator[None]:
 
 def _refuse(error: TooFew) -> NoReturn:
     raise StoreRefused(str(error)) from error
-
-
-def _info(master: Any) -> dict[str, Any]:
-    return {**master.info(), "can_wait_for_disk": any(master.execute_command("COMMAND INFO", "WAITAOF"))}
 
 
 def _micro(seconds: float) -> int:

@@ -6,11 +6,10 @@ import pytest
 
 from django_idempotency.contrib.partitions import conversion, locks
 from django_idempotency.contrib.partitions.catalog import read_layout
-from django_idempotency.contrib.partitions.conversion import disable
 from django_idempotency.contrib.partitions.layout import TABLE, detachment
 from django_idempotency.models import IdempotencyRecord
 from tests.contrib.partitions.table import DAYS, HOURS, run_sql
-from tests.support.partitioned import divide
+from tests.support.partitioned import divide, make_plain
 from tests.support.threads import OtherThread
 
 
@@ -22,7 +21,7 @@ def table(payer, short_watch):
     for partition in read_layout().partitions:
         if partition.detaching:
             run_sql(detachment(partition.name, begun=True))
-    disable()
+    make_plain()
     for (name,) in run_sql("SELECT relname FROM pg_class WHERE relname LIKE %s AND relkind = 'r'", [f"{TABLE}\\_p%"]):
         run_sql(f"DROP TABLE {name}")
 

@@ -8,15 +8,12 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_idempotency.contrib.partitions.catalog import read_layout
-from django_idempotency.contrib.partitions.conversion import disable, enable, enable_plan
-from django_idempotency.contrib.partitions.dropping import drop
+from django_idempotency.contrib.partitions.conversion import Converted, enable, enable_plan
 from django_idempotency.contrib.partitions.layout import TABLE
-from django_idempotency.contrib.partitions.provisioning import ensure
-from django_idempotency.contrib.partitions.report import status
-from django_idempotency.exceptions import PartitionsUnsupported
-from tests.contrib.partitions.table import HOURS, OLDEST, YESTERDAY, old, plain_table, postgresql, rows, run_sql
+from django_idempotency.contrib.partitions.upkeep import drop, ensure, status
+from django_idempotency.exceptions import NotConvertible
+from tests.contrib.partitions.table import HOURS, old, plain_table, postgresql, run_sql
 from tests.support.aliases import role
-from tests.support.callers import record
 from tests.support.checks import PARTITIONS, found
 from tests.support.partitioned import divide
 from tests.support.threads import just_before
@@ -37,17 +34,16 @@ def told(capsys):
 @plain_table
 def test_the_command_changes_nothing_without_yes(table, told, capsys):
     assert not told("status")["partitioned"]
-    planned = told("enable", "--plan")["statements"]
-    assert planned == enable_plan().statements
+    assert told("enable")["statements"] == enable_plan()
+    capsys.readouterr()
     call_command("idempotency_partitions", "enable")
     printed = capsys.readouterr()
     assert "CREATE TABLE" in printed.out
     assert "--yes" in printed.err
     assert not read_layout().partitioned
     assert told("enable", "--yes")["changed"]
-    told("disable")
-    assert read_layout().partitioned
-    assert told("disable", "--yes") == {"database": "default", "partitioned": False, "changed": True}
+    assert told("enable")["statements"] == []
+    assert not told("enable", "--yes")["changed"]
 
 
 @postgresql
@@ -56,27 +52,12 @@ def test_the_command_keeps_partitions(table, told, capsys):
     assert told("ensure")["partitioned"] is told("drop")["partitioned"] is False
     call_command("idempotency_partitions", "enable", "--yes")
     capsys.readouterr()
-    assert told("ensure", "--plan")["statements"] == []
-    planned = told("ensure", "--ahead=12", "--plan")["statements"]
-    made = told("ensure", "--ahead=12")["created"]
-    assert made
-    assert sum("ATTACH" in statement for statement in planned) == len(made)
+    assert told("ensure")["created"] == []
+    assert len(told("ensure", "--ahead=12")["created"]) == 5
     call_command("idempotency_partitions", "status")
     assert f"public.{TABLE}_p0: … – " in capsys.readouterr().out
-
-
-@postgresql
-@plain_table
-def test_drop_prints_its_plan_and_does_it(days, told, capsys):
-    old()
-    planned = told("drop", "--plan")["statements"]
-    assert [statement for statement in planned if statement.startswith("DROP")] == [
-        f"DROP TABLE {OLDEST}",
-        f"DROP TABLE {YESTERDAY}",
-    ]
-    assert record()
     call_command("idempotency_partitions", "drop")
-    assert capsys.readouterr().out == "2 partitions dropped.\n"
+    assert capsys.readouterr().out == "0 partitions dropped.\n"
 
 
 @postgresql
@@ -95,13 +76,11 @@ def test_status_needs_no_rights_on_the_partitions(days, told):
     ("work", "step"),
     [
         (enable, "ALTER TABLE .* VALIDATE"),
-        (ensure, "CREATE TABLE"),
         (status, r"SELECT \(SELECT count"),
         (drop, r"SELECT \(SELECT count"),
         (drop, "ALTER TABLE .* DETACH"),
-        (disable, "INSERT"),
     ],
-    ids=["enable", "ensure", "status", "drop", "detach", "disable"],
+    ids=["enable", "status", "drop", "detach"],
 )
 def test_a_statement_may_take_longer_than_the_role_lets_it(table, work, step):
     """``statement_timeout`` is for requests; a large table is not read in a second."""
@@ -114,37 +93,20 @@ def test_a_statement_may_take_longer_than_the_role_lets_it(table, work, step):
     try:
         with just_before(step, lambda: run_sql("SELECT pg_sleep(0.4)")):
             done = work()
-        assert done.dropped if work is drop else done.partitioned is (work is not disable)
+        assert done == Converted(changed=True) if work is enable else done.partitioned
         assert run_sql("SHOW statement_timeout") == [("300ms",)]
     finally:
         run_sql("RESET statement_timeout")
 
 
-def test_plan_and_yes_exclude_each_other(payer):
-    with pytest.raises(CommandError, match="not both"):
-        call_command("idempotency_partitions", "enable", "--plan", "--yes")
-
-
 @pytest.mark.other_databases
 def test_partitions_on_another_database_are_an_error_that_says_so(payer):
-    for work in (read_layout, status, ensure, drop, enable, disable):
-        with pytest.raises(PartitionsUnsupported, match="PostgreSQL"):
+    for work in (read_layout, status, ensure, drop, enable):
+        with pytest.raises(NotConvertible, match="PostgreSQL"):
             work()
     with pytest.raises(CommandError, match="PostgreSQL"):
         call_command("idempotency_partitions", "status")
     assert found(label=PARTITIONS) == []
-
-
-@postgresql
-@plain_table
-def test_beside_a_default_partition_everything_stays_as_it_is(table):
-    now = read_layout().now
-    divide(now - HOURS)
-    run_sql(f"DROP TABLE {YESTERDAY}")
-    run_sql(f"CREATE TABLE {TABLE}_p9 PARTITION OF {TABLE} (PRIMARY KEY (id)) DEFAULT")
-    old()
-    assert "default partition" in drop().kept[OLDEST]
-    assert (rows(OLDEST), status().covered_until) == (1, None)
 
 
 @postgresql

@@ -6,24 +6,12 @@ import pytest
 from django.core.management import call_command
 
 from django_idempotency.contrib.partitions.catalog import read_layout
-from django_idempotency.contrib.partitions.conversion import disable, enable
-from django_idempotency.contrib.partitions.layout import TABLE, Bounds
-from django_idempotency.contrib.partitions.provisioning import ensure
-from django_idempotency.contrib.partitions.report import status
-from django_idempotency.contrib.partitions.templates import name_of
+from django_idempotency.contrib.partitions.conversion import enable
+from django_idempotency.contrib.partitions.layout import TABLE
+from django_idempotency.contrib.partitions.upkeep import ensure, status
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Policy
-from tests.contrib.partitions.table import (
-    ACTIVITY,
-    DAYS,
-    OLDEST,
-    YESTERDAY,
-    described,
-    long_transaction,
-    old,
-    rows,
-    run_sql,
-)
+from tests.contrib.partitions.table import ACTIVITY, YESTERDAY, old, rows, run_sql
 from tests.support.callers import claim, effects, entry_point, is_replay, paying
 from tests.support.checks import PARTITIONS, found
 from tests.support.owner_process import commanding
@@ -78,64 +66,23 @@ def warnings():
     ],
 )
 def test_an_enable_that_is_killed_can_be_begun_again(table, other_thread, step, halfway, partitioned):
-    plain = described()
     make_keys()
     kill("enable", "--yes", before=step)
     assert_keys_are_as_before(other_thread)
-    assert (status().halfway, status().partitioned) == (halfway, partitioned)
-    assert ("django_idempotency_partitions.W003" in warnings()) is halfway
+    assert (read_layout().halfway, read_layout().partitioned) == (halfway, partitioned)
+    assert ("django_idempotency_partitions.W002" in warnings()) is halfway
     run_again("enable", "--yes")
     assert_keys_are_as_before(other_thread)
-    assert (status().halfway, status().partitioned, warnings()) == (False, True, set())
-    disable()
-    assert described() == plain
+    assert (read_layout().halfway, read_layout().partitioned, warnings()) == (False, True, set())
 
 
-def test_ensure_takes_back_what_an_enable_left_that_was_killed(table):
-    plain = described()
-    kill("enable", "--yes", before="LOCK TABLE .* IN ACCESS EXCLUSIVE")
-    run_again("ensure")
-    assert (described(), warnings()) == (plain, set())
-
-
-def test_a_disable_that_is_killed_leaves_the_table_partitioned(table, other_thread):
-    plain = described()
+def test_an_ensure_that_is_killed_can_be_begun_again(table, other_thread):
     make_keys()
     enable()
     before = read_layout().partitions
-    kill("disable", "--yes", before="ALTER TABLE .* ADD CONSTRAINT")
+    kill("ensure", before="ALTER TABLE .* ATTACH PARTITION")
     assert_keys_are_as_before(other_thread)
     assert read_layout().partitions == before
-    run_again("disable", "--yes")
-    assert_keys_are_as_before(other_thread)
-    assert described() == plain
-
-
-def test_nobody_waits_for_the_copying_of_a_disable_that_was_killed(table, other_thread):
-    """The server would go on with it, under its lock, and notice only at its end."""
-    entry_point(paying)("done")
-    enable()
-    run_sql(f"ALTER TABLE {TABLE} ADD CONSTRAINT slow CHECK (pg_sleep(60)::text = '') NOT VALID")
-    try:
-        with commanding(COMMAND, "disable", "--yes", before="INSERT") as process:
-            process.go_on()
-            eventually(lambda: run_sql(f"{ACTIVITY} AND wait_event = 'PgSleep'"))
-            process.kill()
-        other_thread(wait_little_for_locks)
-        assert is_replay(other_thread(entry_point(paying), "done"))
-    finally:
-        run_sql(f"ALTER TABLE {TABLE} DROP CONSTRAINT slow")
-
-
-@pytest.mark.parametrize("step", ["ALTER TABLE .* ATTACH PARTITION", "ALTER TABLE {second} "])
-def test_an_ensure_that_is_killed_can_be_begun_again(table, other_thread, step):
-    make_keys()
-    enable()
-    upper = read_layout().partitions[-1].upper
-    second = name_of("public", Bounds(upper + DAYS, upper + 2 * DAYS))
-    kill("ensure", before=step.format(second=second))
-    assert_keys_are_as_before(other_thread)
-    assert read_layout().partitions[-1].upper == upper + ("{" in step) * DAYS
     run_again("ensure")
     assert_keys_are_as_before(other_thread)
     assert (warnings(), ensure().created) == (set(), ())
@@ -166,24 +113,3 @@ def test_a_drop_that_is_killed_goes_on(days, other_thread, capsys, step, retired
     assert run_sql("SELECT 1 FROM pg_class WHERE relname = %s", [f"{TABLE}_p1"]) == []
     assert_keys_are_as_before(other_thread, 3)
     assert entry_point(paying)("old").status_code == 201
-
-
-@pytest.mark.parametrize("then", [["drop"], ["disable", "--yes"]], ids=["drop", "disable"])
-def test_a_drop_killed_while_it_waits_can_be_repeated(days, other_thread, observer, then):
-    """Its wait would keep others from making partitions, and from converting the table."""
-    old("old")
-    make_keys()
-    waits = f"{ACTIVITY} AND query LIKE '%DETACH%' AND wait_event = 'virtualxid'"
-    with long_transaction(observer):
-        with commanding(COMMAND, "drop", before="ALTER TABLE .* DETACH") as process:
-            process.go_on()
-            eventually(lambda: run_sql(waits))
-            process.kill()
-        assert_keys_are_as_before(other_thread, 3)
-        eventually(lambda: not run_sql(waits))
-        assert [standing.name for standing in status().partitions if standing.detaching] == [OLDEST]
-        assert ensure().created == ()
-    run_again(*then)
-    assert len(read_layout().partitions) == (2 if then == ["drop"] else 0)
-    assert run_sql("SELECT 1 FROM pg_class WHERE relname = %s", [f"{TABLE}_p0"]) == []
-    assert_keys_are_as_before(other_thread, 3)

@@ -9,28 +9,22 @@ import pytest
 from django.db import connection, transaction
 
 from django_idempotency import engine
-from django_idempotency.contrib.partitions import locks, provisioning
+from django_idempotency.contrib.partitions import locks, upkeep
 from django_idempotency.contrib.partitions.catalog import read_layout
-from django_idempotency.contrib.partitions.conversion import disable, enable
-from django_idempotency.contrib.partitions.dropping import drop
-from django_idempotency.contrib.partitions.layout import TABLE, Bounds
-from django_idempotency.contrib.partitions.provisioning import ensure
-from django_idempotency.contrib.partitions.report import FAMILY, status
+from django_idempotency.contrib.partitions.conversion import enable
+from django_idempotency.contrib.partitions.layout import TABLE
 from django_idempotency.contrib.partitions.templates import name_of
+from django_idempotency.contrib.partitions.upkeep import FAMILY, drop, ensure, status
 from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Policy
 from django_idempotency.values.outcomes import Keep, StoredResponse
 from tests.contrib.partitions.table import (
-    DAY,
     DAYS,
     HOURS,
     MIDNIGHT,
     OLDEST,
     TODAY,
     YESTERDAY,
-    described,
-    old,
     rows,
     run_sql,
 )
@@ -53,18 +47,16 @@ def test_ensure_makes_what_is_missing_and_then_nothing(table):
         "SELECT DISTINCT reloptions FROM pg_class WHERE oid = ANY(%s)", [[p.oid for p in read_layout().partitions]]
     )
     assert len(options) == 1
-    assert all(partition.keyed for partition in read_layout().partitions)
 
 
 def test_ensure_makes_the_missing_partition_for_now(table):
-    """Somebody has detached the one of today, and its table still has the name."""
+    """Somebody has detached the one of today."""
     today = read_layout().now.replace(hour=0, minute=0, second=0, microsecond=0)
     divide(*(today + number * DAYS for number in range(9)))
     run_sql(f"ALTER TABLE {TABLE} DETACH PARTITION {TABLE}_p1")
-    run_sql(f"ALTER TABLE {TABLE}_p1 RENAME TO {name_of('public', Bounds(today, today + DAYS)).partition('.')[2]}")
     assert entry_point(paying)().status_code == 503
     (made,) = ensure().created
-    assert made == f"{name_of('public', Bounds(today, today + DAYS))}_2"
+    assert made == name_of("public", today)
     assert entry_point(paying)().status_code == 201
     assert rows(made) == 1
     assert not status().short
@@ -90,7 +82,7 @@ def test_ensure_holds_up_nobody_and_waits_for_nobody(table, other_thread):
 
 def test_ensure_waits_longer_than_one_attempt_takes(table, other_thread, monkeypatch):
     """As behind an ANALYZE, which conflicts with it as this lock does."""
-    monkeypatch.setattr(provisioning, "PATIENCE", "50ms")
+    monkeypatch.setattr(upkeep, "PATIENCE", "50ms")
     enable()
     analyzed = ExitStack()
     other_thread(analyzed.enter_context, other_thread(transaction.atomic))
@@ -98,39 +90,6 @@ def test_ensure_waits_longer_than_one_attempt_takes(table, other_thread, monkeyp
     pauses = SimpleNamespace(sleep=lambda _seconds: other_thread(analyzed.close))
     monkeypatch.setattr(locks, "time", pauses)
     assert ensure().created
-
-
-def test_a_future_partition_that_somebody_else_made_gets_its_key(table):
-    enable()
-    upper = read_layout().partitions[-1].upper
-    sql = f"CREATE TABLE {TABLE}_px PARTITION OF {TABLE} FOR VALUES FROM ('{upper}') TO ('{upper + DAYS}')"
-    run_sql(sql)
-    assert not status().partitions[-1].keyed
-    assert "django_idempotency_partitions.W002" in [message.id for message in found(label=PARTITIONS)]
-    assert f"public.{TABLE}_px" in ensure().created
-    assert all(standing.keyed for standing in status().partitions)
-
-
-def test_new_partitions_take_the_latest_storage_parameters(table):
-    run_sql(f"ALTER TABLE {TABLE} SET (fillfactor = 90, toast.autovacuum_enabled = false)")
-    try:
-        before = described()["options"]
-        enable()
-        upper = read_layout().partitions[-1].upper
-        sql = f"CREATE TABLE {TABLE}_px PARTITION OF {TABLE} (PRIMARY KEY (id))"
-        run_sql(f"{sql} FOR VALUES FROM ('{upper}') TO ('{upper + DAYS}')")
-        made = ensure(ahead=5).created
-        options = (
-            "SELECT reloptions, (SELECT reloptions FROM pg_class WHERE oid = part.reltoastrelid) FROM pg_class part"
-        )
-        for name in made:
-            found = run_sql(f"{options} WHERE oid = %s::regclass", [name])
-            assert found == [(*before[0], ["autovacuum_enabled=false"])]
-        disable()
-        assert described()["options"] == before
-    finally:
-        disable()
-        run_sql(f"ALTER TABLE {TABLE} RESET (fillfactor, toast.autovacuum_enabled)")
 
 
 def test_infinity_is_no_end(table):
@@ -143,18 +102,6 @@ def test_infinity_is_no_end(table):
     assert found(label=PARTITIONS) == []
     assert ensure().created == ()
     assert OLDEST in drop().dropped
-
-
-def test_a_partition_that_is_divided_itself_is_dropped_whole(days):
-    run_sql(f"DROP TABLE {OLDEST}")
-    divided_again = "FOR VALUES FROM (MINVALUE) TO ('2020-01-01') PARTITION BY HASH (id)"
-    run_sql(f"CREATE TABLE {OLDEST} PARTITION OF {TABLE} {divided_again}")
-    run_sql(f"CREATE TABLE {OLDEST}x PARTITION OF {OLDEST} FOR VALUES WITH (MODULUS 1, REMAINDER 0)")
-    old(age=10 * 365 * DAY)
-    assert rows(OLDEST) == 1
-    assert OLDEST in drop().dropped
-    assert IdempotencyRecord.objects.count() == 0
-    assert entry_point(paying)().status_code == 201
 
 
 def test_days_are_utc_in_any_connection_time_zone(table, other_thread, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from django.db import connections, transaction
 
 from django_idempotency.contrib.partitions.catalog import read_layout
-from django_idempotency.contrib.partitions.conversion import disable, enable
+from django_idempotency.contrib.partitions.conversion import enable
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Atomic, Policy
 from django_idempotency.stores import store_for
@@ -156,13 +156,10 @@ WHERE NOT granted AND locktype = 'relation'
 """
 
 
-@pytest.mark.parametrize("convert", [enable, disable])
 @pytest.mark.parametrize("kinds", [("lock", "lock"), ("lock", "record"), ("record", "lock")])
-def test_a_claim_that_waited_for_a_conversion_is_met_by_those_after_it(table, other_thread, convert, kinds):
-    """It has begun with the table that is no more."""
+def test_a_claim_that_waited_for_a_conversion_is_met_by_those_after_it(table, other_thread, kinds):
+    """It has begun with the table that is a partition now."""
     first_kind, second_kind = kinds
-    if convert is disable:
-        enable()
     gate = Gate()
     planned, claim = threading.Event(), threading.Event()
 
@@ -185,7 +182,7 @@ def test_a_claim_that_waited_for_a_conversion_is_met_by_those_after_it(table, ot
         try:
             assert planned.wait(30)
             with just_after(r"LOCK TABLE .*ACCESS EXCLUSIVE", claim_while_it_is_locked):
-                convert()
+                enable()
             assert gate.entered.wait(30)
             assert entry_point(paying, mode=Atomic(claim=second_kind))().status_code == 409
         finally:

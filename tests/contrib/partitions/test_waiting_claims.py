@@ -9,26 +9,25 @@ import pytest
 from django.db import connection, transaction
 
 from django_idempotency import engine
-from django_idempotency.contrib.partitions.conversion import disable_plan
-from django_idempotency.contrib.partitions.layout import TABLE
+from django_idempotency.contrib.partitions.conversion import enable_plan
 from django_idempotency.policy import Lease, Policy
 from django_idempotency.values.outcomes import Claimed, InFlight
 from tests.support.callers import operation
 from tests.support.threads import in_threads
 from tests.support.waiting import eventually, someone_waits_for_a_lock
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.plain_table, pytest.mark.usefixtures("days")]
+pytestmark = [pytest.mark.postgresql, pytest.mark.plain_table, pytest.mark.usefixtures("table")]
 
 PATIENCE = 0.1
 LEASED = Policy(mode=Lease())
 
 
-def make_plain():
-    """As ``disable`` does, in the transaction that is open."""
-    statements = disable_plan().switch
+def divide():
+    """As ``enable`` does, in the transaction that is open."""
     with connection.cursor() as cursor:
-        for statement in (f"LOCK TABLE {TABLE} IN ACCESS EXCLUSIVE MODE", *statements):
-            cursor.execute(statement)
+        for statement in enable_plan():
+            if statement not in ("BEGIN", "COMMIT"):
+                cursor.execute(statement)
 
 
 @pytest.mark.parametrize("earlier", [0, 2], ids=["new-connection", "used-connection"])
@@ -50,7 +49,7 @@ def test_a_claim_that_waited_for_a_conversion_goes_on(other_thread, monkeypatch,
         eventually(lambda: ready)
         block = transaction.atomic()
         other_thread(block.__enter__)
-        other_thread(make_plain)
+        other_thread(divide)
         converts.append(True)
         eventually(someone_waits_for_a_lock)
         since = time.monotonic()

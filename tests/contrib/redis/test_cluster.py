@@ -1,4 +1,4 @@
-"""The Redis store on a Redis Cluster of six nodes: the contract, failover, and what a failover loses."""
+"""The Redis store on a Redis Cluster of six nodes: the contract and failover."""
 
 from __future__ import annotations
 
@@ -53,30 +53,8 @@ def test_keys_are_spread_over_the_masters(settings, shared):
     assert len({shared.master_of(store._key(one.id)).port for one in operations}) == 3
 
 
-def test_a_replica_acknowledges_a_claim(settings, shared):
-    use_cluster(settings, shared, durability="replicas", durability_timeout=0.9)
-    for _ in range(10):
-        claim = engine.claim(operation(), LEASE)
-        assert store_for(LEASE).complete(claim, RESPONSE)
-
-
 def master_of(cluster, one):
     return cluster.master_of(store_for(LEASE)._key(one.id))
-
-
-def cut(cluster, master):
-    """Have the replica replicate no more, though it can be elected: the link is gone, and nobody knows."""
-    replica = cluster.replica_of(master)
-    master.client.config_set("repl-ping-replica-period", 3600)
-    master.client.config_set("client-output-buffer-limit", "replica 0 0 0")
-    replica.client.config_set("cluster-replica-validity-factor", 0)
-    # The replica can't sign in to its master any more; its votes go by the cluster's bus, which asks for no password.
-    replica.client.config_set("masteruser", "nobody")
-    replica.client.config_set("masterauth", "wrong")
-    replica.client.execute_command("CLIENT", "KILL", "TYPE", "master")
-    master.client.execute_command("CLIENT", "KILL", "TYPE", "replica")
-    eventually(lambda: replica.client.info("replication")["master_link_status"] == "down")
-    return replica
 
 
 def fail_over(cluster, master, replica):
@@ -95,30 +73,6 @@ def claimed_again(one):
             return None
 
     return eventually(ask, within=60, every=0.2)
-
-
-def test_a_failover_loses_a_claim_that_was_not_replicated(settings, cluster):
-    """Both callers are told that the key is theirs: what docs/limits.md says of asynchronous replication."""
-    use_cluster(settings, cluster)
-    one = operation()
-    master = master_of(cluster, one)
-    replica = cut(cluster, master)
-    first = engine.claim(one, LEASE)
-    assert isinstance(first, Claimed)
-    fail_over(cluster, master, replica)
-    second = claimed_again(one)
-    assert isinstance(second, Claimed)
-    assert second.token != first.token
-    assert not store_for(LEASE).complete(first, RESPONSE), "the record, at least, is fenced"
-    assert store_for(LEASE).complete(second, RESPONSE)
-
-
-def test_a_claim_that_a_failover_would_lose_is_refused(settings, cluster):
-    use_cluster(settings, cluster, durability="replicas", durability_timeout=0.3)
-    one = operation()
-    cut(cluster, master_of(cluster, one))
-    with pytest.raises(StoreUnavailable, match="0 of 1 acknowledgements"):
-        engine.claim(one, LEASE)
 
 
 def test_a_failover_keeps_what_a_replica_has_acknowledged(settings, cluster):

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import ExitStack
 from uuid import uuid4
 
 import pytest
 import redis
+from django.http import HttpResponse
 
 from django_idempotency import engine
 from django_idempotency.contrib.redis.client import connection
 from django_idempotency.contrib.testing.stores import RESPONSE
+from django_idempotency.decorators import idempotent
 from django_idempotency.exceptions import StoreRefused, StoreUnavailable
+from django_idempotency.policy import Lease
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import Claimed, Replay
 from tests.contrib.redis.records import LEASE, claimed, done, operation, use
 from tests.support.brokers import valkey_program
+from tests.support.callers import SCOPE, post
 from tests.support.forking import FORKS
+from tests.support.loops import run
 from tests.support.redis_servers import REDIS, running_node
 from tests.support.waiting import eventually
 
@@ -187,3 +193,23 @@ def test_a_claim_whose_reply_was_lost_still_needs_the_disk(settings, tmp_path, m
         with pytest.raises(StoreRefused, match="0 of 1 acknowledgements"):
             store_for(LEASE).claim(operation(), uuid4())
         assert lost
+
+
+def test_a_redis_that_hangs_does_not_stop_the_event_loop(transactional_db, settings, node):
+    use(settings, node.url, timeout=0.4)
+
+    @idempotent(mode=Lease(seconds=300), store="redis", scope=SCOPE)
+    async def view(request):
+        return HttpResponse(status=201)
+
+    async def main():
+        node.freeze()
+        task, ticks = asyncio.ensure_future(view(post())), 0
+        while not task.done():
+            await asyncio.sleep(0.01)
+            ticks += 1
+        return await task, ticks
+
+    refused, ticks = run(main)
+    assert refused.status_code == 503
+    assert ticks >= 5  # of forty; a loop that stands still has one
