@@ -246,7 +246,7 @@ CLIENTS = {
     "boto3": {"contrib.sqs"},
     "botocore": {"contrib.sqs"},
     "redis": {"contrib.redis", "contrib.cached"},
-    "psycopg": {"stores.pipeline", "stores.postgresql", "contrib.outbox.relay"},
+    "psycopg": {"stores.pipeline", "stores.postgresql"},
     "cryptography": {"stores.codec"},
     "prometheus_client": {"instrumentation.prometheus", "messages.runner"},
     "pytest": {"contrib.testing"},

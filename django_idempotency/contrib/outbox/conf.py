@@ -17,7 +17,6 @@ from django_idempotency.messages.publisher import Publisher
 from django_idempotency.values.option_groups import Seconds
 from django_idempotency.values.options import (
     BACKENDS,
-    BOOLEAN,
     MAPPING,
     Kept,
     nearest,
@@ -52,8 +51,7 @@ class Options:
     using: str | None = option(None, or_none(text("the alias of a database")))
     batch: int = option(500, number(1, 100_000))
     lease: Kept[Seconds, float] = option(15.0, seconds(1))
-    poll: Kept[Seconds, float] = option(1.0, _SECONDS)
-    notify: bool = option(True, BOOLEAN)
+    poll: Kept[Seconds, float] = option(0.2, _SECONDS)
     send_timeout: Kept[Seconds, float] = option(10.0, _SECONDS)
     max_attempts: int = option(20, number(1, 1_000_000))
     first_delay: Kept[Seconds, float] = option(1.0, _SECONDS)

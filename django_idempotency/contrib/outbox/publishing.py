@@ -17,26 +17,17 @@ from django.db import connections, router
 
 from django_idempotency.conf import conf
 from django_idempotency.contrib.outbox.conf import options
-from django_idempotency.contrib.outbox.models import LANES, OutboxEvent, Status
+from django_idempotency.contrib.outbox.models import LANES, OutboxEvent
 from django_idempotency.exceptions import IdempotencyError
 from django_idempotency.stores.codec import EPOCH, Life, decoded, encrypted, is_encrypted
-from django_idempotency.stores.sharding import is_distributed
 from django_idempotency.values.outcomes import StoredResponse
 
-CHANNEL = "django_idempotency_outbox"
 JSON = "application/json"
 BYTES = "application/octet-stream"
 LONGEST_NAME = 255
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, token
 CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 
-# The event, and the wake-up that PostgreSQL sends when the transaction commits, in one round trip.
-INSERT = f"""
-INSERT INTO {OutboxEvent._meta.db_table}
-    (event_id, publisher, lane, topic, key, payload, content_type, headers, record_id, status, attempts, error)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, '{Status.PENDING}', 0, '')
-"""
-NOTIFY = f"RETURNING pg_notify('{CHANNEL}', publisher)"
 # The log says what could not be encrypted or decrypted, and why.
 Content = tuple[bytes, dict[str, str]]
 
@@ -90,8 +81,7 @@ def publish(
     content = sealed(event_id, body, _headers(headers or {}))
     if content is None:
         raise InvalidEvent("The payload can't be encrypted; the log says why. See ENCRYPTION_KEYS.")
-    _insert(
-        using,
+    OutboxEvent.objects.using(using).create(
         event_id=event_id,
         publisher=options().publisher_of(_checked_name("topic", topic)),
         lane=lane_of(key, event_id),
@@ -114,19 +104,6 @@ def new_event_id() -> UUID:
 def lane_of(key: str, event_id: UUID) -> int:
     """Return the lane of all events with this key. An event without a key goes to any lane."""
     return zlib.crc32(key.encode() or event_id.bytes) % LANES
-
-
-def _insert(using: str, **values: Any) -> None:
-    connection = connections[using]
-    if connection.vendor != "postgresql":
-        OutboxEvent.objects.using(using).create(**values)
-        return
-    row = {**values, "headers": json.dumps(values["headers"])}
-    apart = options().notify and is_distributed(using)  # Citus does not accept this function in RETURNING
-    with connection.cursor() as cursor:
-        cursor.execute(INSERT + NOTIFY * (options().notify and not apart), list(row.values()))
-        if apart:
-            cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, values["publisher"]])
 
 
 def _encoded(payload: Any) -> tuple[bytes, str]:

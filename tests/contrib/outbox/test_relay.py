@@ -296,15 +296,15 @@ def test_an_event_that_is_held_back_does_not_fill_its_lane(outbox, relay):
 
 def test_an_idle_relay_keeps_its_lanes_between_two_looks(outbox, relay):
     outbox(POLL=30, SEND_TIMEOUT=0.1, LEASE=1)
-    one, stop, kept = relay(), threading.Event(), []
+    one, kept = relay(), []
 
-    def wait(seconds, stop):
-        stop.wait(4)
-        kept.append(one.lanes.are_ours)
-        stop.set()
+    class Stop(threading.Event):
+        def wait(self, seconds):
+            super().wait(3)
+            kept.append(one.lanes.are_ours)
+            self.set()
 
-    one.wakeup.wait = wait
-    one.run(stop)
+    one.run(Stop())
     assert kept == [True]
 
 
