@@ -87,7 +87,7 @@ def test_the_outbox_is_in_german(client, german):
         OutboxEvent.objects.create(
             event_id=f"{'0' * 28}{topic.encode().hex()[:4]}",
             **{"publisher": "shop", "lane": 0, "topic": topic, "payload": b"{}", "content_type": "text/plain"},
-            **{"status": Status.DEAD, "finished_at": NOVEMBER, "created_at": NOVEMBER},
+            **{"status": Status.DEAD, "given_up_at": NOVEMBER, "created_at": NOVEMBER},
         )
     Relay.objects.create(id="0" * 32, publisher="shop", host="a", pid=7, lease_until=NOVEMBER)
     events = list(OutboxEvent.objects.all())

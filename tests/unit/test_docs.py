@@ -340,7 +340,6 @@ def needs(example):
         "from mcp": pytest.mark.mcp,
         "django.tasks": pytest.mark.django_tasks,
         "django_idempotency.tasks": pytest.mark.celery,
-        "django_idempotency.contrib.outbox.tasks": pytest.mark.celery,
         "prometheus_client": pytest.mark.prometheus,
         "instrumentation.prometheus": pytest.mark.prometheus,
     }

@@ -52,7 +52,6 @@ NEEDS_AN_EXTRA = {
     *(
         "contrib.outbox.publishers.celery",
         "contrib.outbox.publishers.webhooks",
-        "contrib.outbox.tasks",
         "contrib.partitions.tasks",
     ),
     *("contrib.testing.plugin", "contrib.testing.rest_framework", "contrib.testing.schemathesis"),

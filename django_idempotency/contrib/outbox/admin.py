@@ -32,7 +32,7 @@ from django_idempotency.values.printable import column, printable
 TEMPLATES = "admin/django_idempotency/idempotencyrecord"
 ALIVE = _("It is not a dead letter.")
 MOST = 10_000  # the most dead letters that are counted
-TIMES = ("shown_available_at", "shown_finished_at", "shown_created_at")
+TIMES = ("shown_available_at", "shown_given_up_at", "shown_created_at")
 
 if TYPE_CHECKING:
     EventModelAdmin = admin.ModelAdmin[OutboxEvent]
@@ -129,7 +129,7 @@ class OutboxEventAdmin(ReadOnly, EventModelAdmin):
     fieldsets = (
         (None, {"fields": ("event_id", "topic", "key", "status", "error")}),
         (_("Publishing"), {"fields": ("publisher", "lane", "attempts", *TIMES)}),
-        (_("Content"), {"fields": ("content_type", "content", "record_id")}),
+        (_("Content"), {"fields": ("content_type", "content")}),
     )
 
     class Media:
@@ -139,9 +139,8 @@ class OutboxEventAdmin(ReadOnly, EventModelAdmin):
         """Order dead letters first, then failing events, each by age."""
         rank = Case(
             When(status=Status.DEAD, then=Value(0)),
-            When(status=Status.PENDING, attempts__gt=0, then=Value(1)),
-            When(status=Status.PENDING, then=Value(2)),
-            default=Value(3),
+            When(attempts__gt=0, then=Value(1)),
+            default=Value(2),
         )
         events = super().get_queryset(request).using(maintenance.database())
         return events.annotate(now=DatabaseNow()).order_by(rank, "id")
@@ -185,7 +184,7 @@ class OutboxEventAdmin(ReadOnly, EventModelAdmin):
 
     shown_created_at = column("created_at", _("created at"))
     shown_available_at = column("available_at", _("next attempt at"))
-    shown_finished_at = column("finished_at", _("published or given up at"))
+    shown_given_up_at = column("given_up_at", _("given up at"))
 
     @admin.display(description=_("payload"))
     def content(self, event: OutboxEvent) -> SafeString:

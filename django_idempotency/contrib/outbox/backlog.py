@@ -67,10 +67,6 @@ CROSS JOIN LATERAL (
 
 # One parameter for any number of ids: it takes milliseconds to parse a statement with hundreds of parameters.
 DELETE = f"DELETE FROM {TABLE} WHERE id = ANY(%s)"
-MARK = f"""
-UPDATE {TABLE} SET status = '{Status.PUBLISHED}', finished_at = statement_timestamp(), available_at = NULL
-WHERE id = ANY(%s)
-"""
 
 
 class Backlog:
@@ -137,20 +133,16 @@ class Backlog:
     # --- What became of them -------------------------------------------------------------------------------------
 
     def note_confirmed(self, events: Sequence[Event]) -> None:
-        """Delete exactly these, or mark them if they are kept, even if another relay holds their lane by now."""
+        """Delete exactly these, even if another relay holds their lane by now."""
         ids = [event.position for event in events]
         if connections[self.using].vendor == "postgresql":
             with connections[self.using].cursor() as cursor:
-                cursor.execute(DELETE if self.options.retention is None else MARK, [ids])
+                cursor.execute(DELETE, [ids])
             return
         # One by one: with many ids, MariaDB may read the whole table, and wait for rows that are not committed yet.
         with transaction.atomic(using=self.using):
             for id in ids:
-                row = self.events.filter(pk=id)
-                if self.options.retention is None:
-                    row._raw_delete(self.using)
-                else:
-                    row.update(status=Status.PUBLISHED, finished_at=DatabaseNow(), available_at=None)
+                self.events.filter(pk=id)._raw_delete(self.using)
 
     def note_refused(self, refused: Iterable[Refused], relay: UUID) -> tuple[list[Refused], list[Refused]]:
         """Count an attempt for each event, and try it again later or give it up.
@@ -174,7 +166,7 @@ class Backlog:
         ours = Lane.objects.using(self.using).filter(publisher=self.publisher, number=OuterRef("lane"), relay_id=relay)
         rows = self.events.filter(Exists(ours), pk__in=ids, status=Status.PENDING)
         if dead:
-            over = {"status": Status.DEAD, "finished_at": DatabaseNow(), "available_at": None}
+            over = {"status": Status.DEAD, "given_up_at": DatabaseNow(), "available_at": None}
             return rows.update(attempts=attempts, error=reason, **over)
         return rows.update(attempts=attempts, error=reason, available_at=ahead(delay_after(attempts, self.options)))
 

@@ -57,7 +57,6 @@ class Options:
     first_delay: Kept[Seconds, float] = option(1.0, _SECONDS)
     longest_delay: Kept[Seconds, float] = option(3600.0, _SECONDS)
     dead_head: DeadHead = option(DeadHead.HOLD, one_of(DeadHead))
-    retention: Kept[Seconds | None, float | None] = option(None, or_none(_SECONDS))
     max_payload: int = option(1024 * 1024, number(1, 2**30))
 
     def __post_init__(self) -> None:

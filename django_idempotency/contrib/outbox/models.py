@@ -15,7 +15,6 @@ LANES = 64
 
 class Status(models.TextChoices):
     PENDING = "pending", _("pending")
-    PUBLISHED = "published", _("published")
     DEAD = "dead", _("dead letter")
 
 
@@ -23,7 +22,7 @@ TRIED = Q(attempts__gte=1, status__in=[Status.PENDING, Status.DEAD])
 
 
 class OutboxEvent(models.Model):
-    """An event, from the transaction that published it until its publisher has confirmed it.
+    """An event, from the transaction that published it until its publisher has confirmed it. Then it is deleted.
 
     ``id`` orders the events of a key. Consumers know the event by its ``event_id``.
     """
@@ -37,13 +36,12 @@ class OutboxEvent(models.Model):
     payload = models.BinaryField(_("payload"))
     content_type = models.CharField(_("content type"), max_length=255)
     headers = models.JSONField(_("headers"), default=dict)
-    record_id = models.UUIDField(_("idempotency record"), null=True, editable=False)
     status = models.CharField(_("status"), max_length=16, choices=Status, default=Status.PENDING)
     attempts = models.PositiveIntegerField(_("failed attempts"), default=0)
     error = models.TextField(_("last error"), blank=True)
     created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow())
     available_at = models.DateTimeField(_("next attempt at"), null=True)
-    finished_at = models.DateTimeField(_("published or given up at"), null=True)
+    given_up_at = models.DateTimeField(_("given up at"), null=True)
 
     objects: ClassVar[models.Manager[OutboxEvent]] = models.Manager()
 
@@ -71,16 +69,14 @@ class OutboxEvent(models.Model):
                 condition=Q(attempts__gt=0, status__in=[Status.PENDING, Status.DEAD]) & ~Q(key=""),
             ),
             models.Index(*("publisher", "status", "lane", "id"), name="outbox_event_tried", condition=TRIED),
-            models.Index("finished_at", name="outbox_event_finished", condition=~Q(status=Status.PENDING)),
-            models.Index("record_id", name="outbox_event_record", condition=Q(record_id__isnull=False)),
         ]
         constraints = [
             models.CheckConstraint(condition=Q(status__in=Status.values), name="outbox_event_status"),
             models.CheckConstraint(condition=Q(lane__range=(0, LANES - 1)), name="outbox_event_lane"),
             models.CheckConstraint(
-                condition=Q(status=Status.PENDING, finished_at__isnull=True)
-                | (~Q(status=Status.PENDING) & Q(finished_at__isnull=False)),
-                name="outbox_event_finished_at",
+                condition=Q(status=Status.PENDING, given_up_at__isnull=True)
+                | Q(status=Status.DEAD, given_up_at__isnull=False),
+                name="outbox_event_given_up_at",
             ),
         ]
 

@@ -53,7 +53,6 @@ def publish(
     key: str = "",
     headers: Mapping[str, str] | None = None,
     content_type: str | None = None,
-    record_id: UUID | None = None,
     using: str | None = None,
 ) -> UUID:
     """Publish an event if, and only if, the open transaction commits. Return its id.
@@ -66,7 +65,6 @@ def publish(
     ``content_type``: overrides the usual one of bytes or JSON.
     ``key``: events with the same key are published in order. Events without a key have no order.
     ``headers``: sent with the event. A W3C ``traceparent`` is added if OpenTelemetry has a span open.
-    ``record_id``: the idempotency record that the event comes from, for the admin.
     ``using``: the alias of the database of the effects, which must have the outbox's tables. The default is the
     ``USING`` option of ``OUTBOX``, or else the router's choice.
 
@@ -90,7 +88,6 @@ def publish(
         payload=content[0],
         content_type=_checked_name("content_type", content_type or usual_type),
         headers=content[1],
-        record_id=record_id,
     )
     return event_id
 

@@ -185,7 +185,7 @@ def confirm(client, asked, **given):
 def test_the_admin_lists_dead_letters_first(dead, admin_client):
     with transaction.atomic():
         publish("waiting", {}, headers={"tenant": "a"})
-    OutboxEvent.objects.filter(event_id=dead[1]).update(status=Status.PENDING, finished_at=None)
+    OutboxEvent.objects.filter(event_id=dead[1]).update(status=Status.PENDING, given_up_at=None)
     results = admin_client.get(LIST).context["cl"].result_list
     assert [(event.status, event.attempts) for event in results] == [
         *[("dead", 1)] * 2,

@@ -7,35 +7,15 @@ from contextlib import ExitStack
 
 import pytest
 from django.core.management import CommandError
-from django.db import connection, transaction
-from django.test.utils import CaptureQueriesContext
+from django.db import connection
 
 from django_idempotency.contrib.outbox import maintenance
 from django_idempotency.contrib.outbox.models import OutboxEvent, Relay, Status
-from django_idempotency.contrib.outbox.publishing import publish
 from django_idempotency.contrib.outbox.signals import event_dead_lettered, event_failed, event_published
 from django_idempotency.stores.database import ahead
 from tests.contrib.outbox.events import publish_all, told
 from tests.contrib.outbox.rows import buffers_of, waiting
 from tests.support import checks
-
-
-def test_cleanup_deletes_old_published_events_in_batches(outbox, monkeypatch):
-    monkeypatch.setattr(maintenance, "CLEANUP_BATCH", 2)
-    outbox(RETENTION=60)
-    with transaction.atomic():
-        for _ in range(7):
-            publish("a", {})
-    old = OutboxEvent.objects.order_by("id")
-    OutboxEvent.objects.filter(pk__in=[event.pk for event in old[:4]]).update(
-        status=Status.PUBLISHED, finished_at=ahead(-100)
-    )
-    OutboxEvent.objects.filter(pk=old[4].pk).update(status=Status.PUBLISHED, finished_at=ahead(-10))
-    OutboxEvent.objects.filter(pk=old[5].pk).update(status=Status.DEAD, attempts=1, finished_at=ahead(-1000))
-    with CaptureQueriesContext(connection) as queries:
-        assert told("idempotency_outbox", "cleanup").startswith("Deleted: 4; ")
-    assert len([query for query in queries if query["sql"].startswith("DELETE")]) == 2
-    assert OutboxEvent.objects.count() == 3
 
 
 def test_signals_tell_of_what_stands(outbox, relay):
@@ -94,7 +74,7 @@ LOCAL = "django_idempotency.contrib.outbox.publishers.local.LocalPublisher"
     ("options", "id", "sentence"),
     [
         ({"BATCH": 0}, "E001", 'IDEMPOTENCY["OUTBOX"]["BATCH"] is 0; it must be a number from 1 to 100000.'),
-        ({"RETENTION": "1d"}, "E001", """IDEMPOTENCY["OUTBOX"]["RETENTION"] is '1d'; it must be a number of seconds"""),
+        ({"POLL": "1d"}, "E001", """IDEMPOTENCY["OUTBOX"]["POLL"] is '1d'; it must be a number of seconds"""),
         ({"ROUTES": {"a.*": "defualt"}}, "E001", "OUTBOX: ROUTES sends 'a.*' to 'defualt', which is not in PUBLISHERS"),
         ({"PUBLISHERS": {}}, "W002", "OUTBOX has no publisher called 'default'"),
     ],
@@ -160,15 +140,3 @@ def test_a_check_tells_of_events_that_wait_for_long(outbox):
     OutboxEvent.objects.update(created_at=ahead(-4000))
     assert checks.ids_found("W003", label=checks.OUTBOX) == ["W003"]
     assert checks.ids_found("W003", label=checks.OUTBOX, databases=()) == []
-
-
-@pytest.mark.celery
-def test_beats_task_cleans_up(outbox):
-    from django_idempotency.contrib.outbox import tasks
-    from testproject.celery import app
-
-    publish_all("a")
-    OutboxEvent.objects.update(status=Status.PUBLISHED, finished_at=ahead(-10))
-    (entry,) = tasks.BEAT_SCHEDULE.values()
-    result = app.tasks[entry["task"]](**entry["kwargs"])
-    assert (result["done"], result["finished"]) == ({"deleted": 1}, True)

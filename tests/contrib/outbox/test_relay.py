@@ -32,14 +32,6 @@ def test_published_events_are_sent_in_order_and_deleted(relay):
     assert left() == []
 
 
-def test_confirmed_events_are_kept_where_a_retention_is_stated(outbox, relay):
-    outbox(RETENTION=60)
-    publish_all("a")
-    relay().run_once()
-    event = OutboxEvent.objects.get()
-    assert (event.status, event.finished_at is not None) == (Status.PUBLISHED, True)
-
-
 def test_events_of_a_key_go_in_order_and_one_at_a_time(relay):
     publish_all("1/k", "2/k", "3/k", "x/other", "y")
     one = relay()

@@ -17,24 +17,23 @@ from django_idempotency.contrib.outbox.conf import options as settings
 from django_idempotency.contrib.outbox.decisions import Act, decide
 from django_idempotency.contrib.outbox.models import OutboxEvent
 from django_idempotency.contrib.outbox.relay import EventRelay
-from django_idempotency.management.base import MaintenanceCommand, ended_by_signal, seconds, sentence
+from django_idempotency.management.base import MaintenanceCommand, ended_by_signal
 from django_idempotency.messages.publisher import PublisherUnavailable
 from django_idempotency.values.printable import in_zone
 
-SHOWN = ("event_id", "topic", "key", "attempts", "error", "created_at", "finished_at")
+SHOWN = ("event_id", "topic", "key", "attempts", "error", "created_at", "given_up_at")
 ACTIONS = {
     "relay": "Publish the events of the outbox until SIGTERM or SIGINT, then finish what is under way.",
     "status": "Show pending, failing and dead events, and live relays, by publisher.",
     "dead": "List dead letters, the oldest first.",
     "requeue": "Try dead letters again.",
     "discard": "Delete dead letters for good; later events of their keys go on.",
-    "cleanup": "Delete published events that are past their retention.",
 }
 DONE = {Act.REQUEUE: "requeued", Act.DISCARD: "discarded"}
 
 
 class Command(MaintenanceCommand):
-    help = "Publishes the events of the outbox, shows its state, and handles dead letters and events that were kept."
+    help = "Publishes the events of the outbox, shows its state, and handles dead letters."
 
     def add_arguments(self, parser: CommandParser) -> None:
         for name, action in self.add_actions(parser, ACTIONS):
@@ -66,9 +65,6 @@ class Command(MaintenanceCommand):
     def _add_discard(self, action: CommandParser) -> None:
         action.add_argument("event", nargs="+", type=UUID, help="ids of events")
         self.add_operator(action)
-
-    def _add_cleanup(self, action: CommandParser) -> None:
-        action.add_argument("--max-seconds", type=seconds(0), help="begin no further batch after this time")
 
     def handle(self, *, action: str, database: str | None, **options: Any) -> None:
         self.database, self.several = maintenance.database(database), False
@@ -105,10 +101,6 @@ class Command(MaintenanceCommand):
             raise CommandError(refused.strip())
         facts = {DONE[act]: decided.done, "refused": {why.value: count for why, count in decided.refused.items()}}
         self.report(facts, f"{decided.done} {DONE[act]}.{refused}", options)
-
-    def _cleanup(self, options: dict[str, Any]) -> None:
-        swept = maintenance.cleanup(max_seconds=options["max_seconds"], using=self.database)
-        self.report(asdict(swept), sentence(swept), options)
 
     # --- relaying
 
