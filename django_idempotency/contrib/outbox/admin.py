@@ -22,7 +22,7 @@ from django_idempotency.admin.pages import ReadOnly, panel
 from django_idempotency.admin.previews import readable
 from django_idempotency.contrib.outbox import maintenance
 from django_idempotency.contrib.outbox.decisions import Act, Decided, decide, version
-from django_idempotency.contrib.outbox.models import TRIED, OutboxEvent, Relay, Status
+from django_idempotency.contrib.outbox.models import TRIED, OutboxEvent, Status
 from django_idempotency.contrib.outbox.publishing import opened
 from django_idempotency.maintenance.history import write_entry
 from django_idempotency.models import DatabaseNow
@@ -36,9 +36,8 @@ TIMES = ("shown_available_at", "shown_given_up_at", "shown_created_at")
 
 if TYPE_CHECKING:
     EventModelAdmin = admin.ModelAdmin[OutboxEvent]
-    RelayModelAdmin = admin.ModelAdmin[Relay]
 else:
-    EventModelAdmin = RelayModelAdmin = admin.ModelAdmin
+    EventModelAdmin = admin.ModelAdmin
 
 
 def dead_letter_alarms(using: str) -> list[Alarm]:
@@ -193,14 +192,3 @@ class OutboxEventAdmin(ReadOnly, EventModelAdmin):
         shown = readable(content[0], event.content_type) if content else None
         context = {"shown": shown, "headers": render_to_string(f"{TEMPLATES}/headers.html", {"headers": headers})}
         return render_to_string(f"{TEMPLATES}/body.html", context)
-
-
-@admin.register(Relay)
-class RelayAdmin(ReadOnly, RelayModelAdmin):
-    list_display = ("publisher", "host", "pid", "shown_started_at", "shown_lease_until")
-    fields = ("publisher", "host", "pid", "shown_started_at", "shown_lease_until")
-    shown_started_at = column("started_at", _("started at"))
-    shown_lease_until = column("lease_until", _("lease until"))
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Relay]:
-        return super().get_queryset(request).using(maintenance.database())

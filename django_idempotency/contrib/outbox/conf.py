@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from fnmatch import fnmatchcase
 from inspect import signature
 from typing import Any
@@ -21,7 +20,6 @@ from django_idempotency.values.options import (
     Kept,
     nearest,
     number,
-    one_of,
     option,
     or_none,
     seconds,
@@ -30,13 +28,6 @@ from django_idempotency.values.options import (
 )
 
 DEFAULT = "default"
-
-
-class DeadHead(StrEnum):
-    """What a dead letter does to the later events of its key."""
-
-    HOLD = "hold"
-    FREE = "free"
 
 
 _SECONDS = seconds(0.001)
@@ -56,7 +47,6 @@ class Options:
     max_attempts: int = option(20, number(1, 1_000_000))
     first_delay: Kept[Seconds, float] = option(1.0, _SECONDS)
     longest_delay: Kept[Seconds, float] = option(3600.0, _SECONDS)
-    dead_head: DeadHead = option(DeadHead.HOLD, one_of(DeadHead))
     max_payload: int = option(1024 * 1024, number(1, 2**30))
 
     def __post_init__(self) -> None:

@@ -91,36 +91,31 @@ class Relay(models.Model):
     """
 
     id = models.UUIDField(primary_key=True, editable=False)
-    publisher = models.CharField(_("publisher"), max_length=64)
-    host = models.CharField(_("host"), max_length=255)
-    pid = models.IntegerField(_("process"))
-    started_at = models.DateTimeField(_("started at"), db_default=DatabaseNow())
-    lease_until = models.DateTimeField(_("lease until"))
+    publisher = models.CharField(max_length=64)
+    host = models.CharField(max_length=255)
+    pid = models.IntegerField()
+    started_at = models.DateTimeField(db_default=DatabaseNow())
+    lease_until = models.DateTimeField()
 
     objects: ClassVar[models.Manager[Relay]] = models.Manager()
 
     class Meta:
-        verbose_name = _("relay")
-        verbose_name_plural = _("relays")
         db_table = "django_idempotency_outbox_relay"
 
     def __str__(self) -> str:
-        named = {"publisher": self.publisher, "host": self.host, "pid": self.pid}
-        return _("%(publisher)s on %(host)s, process %(pid)s") % named
+        return f"{self.publisher} on {self.host}, process {self.pid}"
 
 
 class Lane(models.Model):
     """One of the parts that a publisher's events are divided into by key. One relay at a time publishes its events."""
 
-    publisher = models.CharField(_("publisher"), max_length=64)
-    number = models.SmallIntegerField(_("number"))
-    relay_id = models.UUIDField(_("relay"), null=True)
+    publisher = models.CharField(max_length=64)
+    number = models.SmallIntegerField()
+    relay_id = models.UUIDField(null=True)
 
     objects: ClassVar[models.Manager[Lane]] = models.Manager()
 
     class Meta:
-        verbose_name = _("lane")
-        verbose_name_plural = _("lanes")
         db_table = "django_idempotency_outbox_lane"
         constraints = [models.UniqueConstraint(fields=["publisher", "number"], name="outbox_lane_number")]
 

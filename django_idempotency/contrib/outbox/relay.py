@@ -27,6 +27,7 @@ from django_idempotency.messages.publisher import (
     PublisherUnavailable,
     Refused,
 )
+from django_idempotency.reporting.events import send_several
 from django_idempotency.reporting.logs import cause, log
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
@@ -208,8 +209,10 @@ class EventRelay:
         if confirmed:
             self.backlog.note_confirmed(confirmed)
             self.published += len(confirmed)
-        later, dead = self.backlog.note_refused(refused, self.lanes.id) if refused else ([], [])
-        signals.tell(self.alias, confirmed, later, dead, self.using)
+        later, dead = self.backlog.note_refused(refused, self.lanes.id) if refused else (0, 0)
+        send_several(signals.outbox_published, self.alias, len(confirmed), self.using)
+        send_several(signals.outbox_failed, self.alias, later, self.using)
+        send_several(signals.outbox_dead_lettered, self.alias, dead, self.using)
 
 
 def waves(events: Iterable[Event]) -> list[list[Event]]:

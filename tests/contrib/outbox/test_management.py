@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
 
 import pytest
 from django.core.management import CommandError
 from django.db import connection
 
 from django_idempotency.contrib.outbox import maintenance
-from django_idempotency.contrib.outbox.models import OutboxEvent, Relay, Status
-from django_idempotency.contrib.outbox.signals import event_dead_lettered, event_failed, event_published
+from django_idempotency.contrib.outbox.models import OutboxEvent, Relay
 from django_idempotency.stores.database import ahead
 from tests.contrib.outbox.events import publish_all, told
 from tests.contrib.outbox.rows import buffers_of, waiting
 from tests.support import checks
-
-
-def test_signals_tell_of_what_stands(outbox, relay):
-    outbox(MAX_ATTEMPTS=2)
-    seen = []
-
-    def hear(signal, sender, event, **named):
-        seen.append((signal, sender, event.topic, named, OutboxEvent.objects.filter(event_id=event.id).count()))
-
-    publish_all("good", "bad")
-    one = relay()
-    one.publisher.refuses = lambda event: "no" if event.topic == "bad" else None
-    with ExitStack() as connected:
-        for signal in (event_published, event_failed, event_dead_lettered):
-            signal.connect(hear)
-            connected.callback(signal.disconnect, hear)
-        while one.step() or OutboxEvent.objects.filter(status=Status.PENDING).exists():
-            pass
-    assert seen == [
-        (event_published, "default", "good", {}, 0),
-        (event_failed, "default", "bad", {"reason": "no", "attempts": 1}, 1),
-        (event_dead_lettered, "default", "bad", {"reason": "no", "attempts": 2}, 1),
-    ]
 
 
 def test_the_relay_publishes_once_and_ends(outbox):
