@@ -31,17 +31,6 @@ def test_the_relay_needs_somewhere_to_publish_to(outbox):
         told("idempotency_outbox", "relay", "--once", "--publisher", "defualt")
 
 
-def test_health_asks_for_a_live_relay_on_this_host(relay):
-    with pytest.raises(CommandError, match="No live relay on this host for default"):
-        told("idempotency_outbox", "relay", "--health")
-    one = relay()
-    one.lanes.join()
-    assert told("idempotency_outbox", "relay", "--health") == "alive: default"
-    Relay.objects.update(lease_until=ahead(-1))
-    with pytest.raises(CommandError):
-        told("idempotency_outbox", "relay", "--health")
-
-
 LOCAL = "django_idempotency.contrib.outbox.publishers.local.LocalPublisher"
 
 

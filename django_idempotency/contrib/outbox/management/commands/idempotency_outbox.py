@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -46,8 +45,6 @@ class Command(MaintenanceCommand):
     def _add_relay(self, action: CommandParser) -> None:
         action.add_argument("--publisher", action="append", help="only this publisher; may be given several times")
         action.add_argument("--once", action="store_true", help="publish pending events, then exit")
-        help = "exit with 0 if every publisher has a live relay on this host, else with 1"
-        action.add_argument("--health", action="store_true", help=help)
 
     def _add_status(self, action: CommandParser) -> None:
         pass
@@ -108,21 +105,11 @@ class Command(MaintenanceCommand):
         aliases = options["publisher"] or list(settings().publishers)
         if not aliases:
             raise CommandError("There is nothing to relay to: OUTBOX in the IDEMPOTENCY setting has no PUBLISHERS.")
-        if options["health"]:
-            self._check(aliases)
-            return
         try:
             relays = [EventRelay(alias, using=self.database) for alias in aliases]
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
         (self._run_once if options["once"] else self._run)(relays, options["verbosity"])
-
-    def _check(self, aliases: Sequence[str]) -> None:
-        here = maintenance.live_relays(using=self.database).filter(host=socket.gethostname()[:255])
-        alive = set(here.values_list("publisher", flat=True))
-        if missing := [alias for alias in aliases if alias not in alive]:
-            raise CommandError(f"No live relay on this host for {', '.join(missing)}.")
-        self.stdout.write(f"alive: {', '.join(aliases)}")
 
     def _run_once(self, relays: Sequence[EventRelay], verbosity: int) -> None:
         for relay in relays:
