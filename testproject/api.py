@@ -48,13 +48,11 @@ class ChargeViewSet(IdempotentMixin, PaymentViewSet):
     @transaction.atomic(savepoint=False)
     def perform_create(self, serializer: Any) -> None:
         super().perform_create(serializer)
-        context = getattr(self.request, "idempotency", None)
-        record_id = context.record_id if context else None
         if not apps.is_installed("django_idempotency.contrib.outbox"):
             return
         from django_idempotency.contrib.outbox.publishing import publish
 
-        publish(settings.CHARGE_TOPIC, serializer.data, key=str(serializer.instance.pk), record_id=record_id)
+        publish(settings.CHARGE_TOPIC, serializer.data, key=str(serializer.instance.pk))
 
 
 class TransferViewSet(IdempotentMixin, PaymentViewSet):

@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 from django.conf import settings
 
 from django_idempotency.engine import Context
-from django_idempotency.messages import Consumer, Message
+from django_idempotency.messages import Consumer, Delivery, Message, consume
+from django_idempotency.messages.publisher import Event
 from django_idempotency.messages.runner import Runner
 from django_idempotency.policy import Policy
 from testproject.brokers import stream_of
@@ -21,6 +22,13 @@ WEEK = 7 * 24 * 60 * 60
 def write_receipt(message: Message, context: Context) -> dict[str, int]:
     charge = json.loads(message.body)
     return {"receipt": Receipt.objects.create(event=message.id, reference=charge["reference"]).pk}
+
+
+def receive(event: Event) -> Delivery:
+    """Take an event of the outbox without a broker."""
+    return consume(
+        Message(event.topic, str(event.id), event.payload, event.headers), write_receipt, consumer="receipts"
+    )
 
 
 def receipts() -> Runner[Any]:

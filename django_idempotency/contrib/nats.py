@@ -40,7 +40,6 @@ class JetStream(Runner[Msg]):
 
     ``ack_wait``: seconds after which the server delivers an unacknowledged message again. For a message at work,
     ``in_progress`` is sent three times as often.
-    ``max_deliver``: how often a message is delivered at most, whatever becomes of it; -1 for no limit.
     ``dead_letters``: the subject for messages that can't be handled, by default ``<durable>.dead``. A stream has to
     take it.
 
@@ -57,7 +56,6 @@ class JetStream(Runner[Msg]):
         durable: str | None = None,
         dead_letters: str | None = None,
         ack_wait: float = 30,
-        max_deliver: int = -1,
         identify: Callable[[Msg], Any] | None = None,
         **options: Any,
     ) -> None:
@@ -67,7 +65,6 @@ class JetStream(Runner[Msg]):
         self.dead_letters = dead_letters or f"{self.durable}.dead"
         self.identify = identify or _identify
         self.redelivered_after: float = ack_wait
-        self.max_deliver = max_deliver
 
     tells_redeliveries = True
     broken = (OSError, NATSError)  # a TimeoutError is an OSError
@@ -87,7 +84,6 @@ class JetStream(Runner[Msg]):
         config = ConsumerConfig(
             ack_policy=AckPolicy.EXPLICIT,
             ack_wait=self.redelivered_after,
-            max_deliver=self.max_deliver,
             max_ack_pending=max(1000, self.batch),
         )
         self.subscription = await self.jetstream.pull_subscribe(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -230,17 +229,13 @@ class RabbitMQPublisher(Publisher):
     the topic names a queue. The key is sent in the header ``idempotency-outbox-key``.
 
     ``url``: ``amqp://user:password@host:port/vhost``.
-    ``declare``: whether to declare the exchange, durable, with the type ``exchange_type``.
+    ``exchange``: one that exists.
     Further options are those of ``kombu.Connection``.
     """
 
-    def __init__(
-        self, url: str, exchange: str = "", *, exchange_type: str = "topic", declare: bool = False, **options: Any
-    ) -> None:
+    def __init__(self, url: str, exchange: str = "", **options: Any) -> None:
         self.url = url
         self.exchange = exchange
-        self.exchange_type = exchange_type
-        self.declare = declare
         self.options = options
         self._connection: kombu.Connection | None = None
         self._confirms: _Confirms | None = None
@@ -254,10 +249,6 @@ class RabbitMQPublisher(Publisher):
         connection.transport_options = {"on_blocked": self._hear_blocked, "on_unblocked": self._hear_unblocked}
         try:
             self._confirms = _Confirms(connection.channel())
-            if self.declare:
-                self._confirms.channel.exchange_declare(
-                    self.exchange, self.exchange_type, durable=True, auto_delete=False
-                )
         except (OSError, AMQPError) as error:
             self.close()
             raise PublisherUnavailable(f"RabbitMQ: {_words(error)}") from error
@@ -311,11 +302,10 @@ class _Confirms:
         channel.events["basic_return"].add(self._return)
 
     def publish(self, events: Iterable[Event], exchange: str) -> None:
-        with _in_full_segments(self.channel.connection.sock):
-            for event in events:
-                self._last_tag += 1
-                self.outstanding[self._last_tag] = event
-                self.channel.basic_publish(_message(event), exchange=exchange, routing_key=event.topic, mandatory=True)
+        for event in events:
+            self._last_tag += 1
+            self.outstanding[self._last_tag] = event
+            self.channel.basic_publish(_message(event), exchange=exchange, routing_key=event.topic, mandatory=True)
 
     def settled(self) -> list[Outcome]:
         settled, self._settled = self._settled, []
@@ -338,21 +328,6 @@ class _Confirms:
         if multiple:
             self._oldest_tag = tag + 1
         return [event for number in tags if (event := self.outstanding.pop(number, None)) is not None]
-
-
-@contextmanager
-def _in_full_segments(sock: socket.socket) -> Iterator[None]:
-    """Send what is written meanwhile in as few packets as possible, if the system can."""
-    cork = getattr(socket, "TCP_CORK", None)
-    if cork is None:
-        yield
-        return
-    sock.setsockopt(socket.IPPROTO_TCP, cork, 1)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, cork, 0)
 
 
 def _message(event: Event) -> amqp.Message:

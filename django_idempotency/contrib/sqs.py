@@ -1,4 +1,4 @@
-"""Amazon SQS, with boto3, and its partial batch failures for AWS Lambda."""
+"""Amazon SQS, with boto3."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import base64
 import math
 import re
 import time
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,7 +14,7 @@ import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
 from django_idempotency.messages.consumer import Consumer
-from django_idempotency.messages.message import ORIGINAL_ID, Ack, Message
+from django_idempotency.messages.message import ORIGINAL_ID, Message
 from django_idempotency.messages.publisher import (
     Confirmed,
     Event,
@@ -95,7 +94,10 @@ class SQS(Runner[Received]):
         return found
 
     def message(self, received: Received) -> Message:
-        return _message(self.queue_url, self.identify(received), received)
+        headers = _attributes(received)
+        redelivered = int(received["Attributes"]["ApproximateReceiveCount"]) > 1
+        body = _body(received["Body"], headers)
+        return Message(self.queue_url, self.identify(received), body, headers, redelivered)
 
     def ack(self, received: Sequence[Received]) -> None:
         """Delete the messages. One that SQS does not delete is redelivered, and is ``AlreadyDone``."""
@@ -154,54 +156,6 @@ class SQS(Runner[Received]):
         except ClientError as error:  # it is visible again already, or deleted
             if error.response["Error"]["Code"] not in ("MessageNotInflight", "InvalidParameterValue"):
                 raise
-
-
-def lambda_handler(consumer: Consumer) -> Callable[[dict[str, Any], Any], dict[str, Any]]:
-    """Return an AWS Lambda handler for a queue whose mapping has ``ReportBatchItemFailures``.
-
-    Messages that are not handled are reported one by one, and redelivered. The others of the batch are deleted. A
-    message that can't be handled is redelivered too, until the queue's redrive policy takes it. In a group of a FIFO
-    queue, no message is handled behind one that must be redelivered.
-    https://docs.aws.amazon.com/lambda/latest/dg/services-sqs-errorhandling.html
-    """
-
-    def handle(event: dict[str, Any], _context: Any) -> dict[str, Any]:
-        groups: dict[str | None, list[Received]] = defaultdict(list)
-        for record in event["Records"]:
-            groups[record.get("attributes", {}).get("MessageGroupId")].append(record)
-        failed = [id for group, records in groups.items() for id in _failed(consumer, records, in_order=bool(group))]
-        return {"batchItemFailures": [{"itemIdentifier": id} for id in failed]}
-
-    return handle
-
-
-def _failed(consumer: Consumer, records: Sequence[Received], *, in_order: bool) -> list[str]:
-    """Return the ids of the messages that are not handled."""
-    found = [_from_lambda(record) for record in records]
-    messages = [
-        _message(record["eventSourceARN"], _identify(each), each) for record, each in zip(records, found, strict=True)
-    ]
-    outcomes = zip(records, consumer.consume_many_in_thread(messages, in_order=in_order), strict=True)
-    return [record["messageId"] for record, delivery in outcomes if not isinstance(delivery, Ack)]
-
-
-def _from_lambda(record: Received) -> Received:
-    """Return a message as SQS' own API has it. Lambda's names begin with small letters."""
-    given = record.get("messageAttributes", {})
-    return {
-        "MessageId": record["messageId"],
-        "Body": record["body"],
-        "Attributes": record.get("attributes", {}),
-        "MessageAttributes": {
-            name: {"StringValue": value["stringValue"]} for name, value in given.items() if "stringValue" in value
-        },
-    }
-
-
-def _message(source: str, id: Any, received: Received) -> Message:
-    headers = _attributes(received)
-    redelivered = int(received.get("Attributes", {}).get("ApproximateReceiveCount", 1)) > 1
-    return Message(source, id, _body(received["Body"], headers), headers, redelivered)
 
 
 def _identify(received: Received) -> str:

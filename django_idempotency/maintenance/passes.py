@@ -21,7 +21,6 @@ class Pass:
     - ``path``: dotted path of the function, which takes ``using`` and returns a dataclass.
     - ``every``: seconds between two runs.
     - ``bounded``: whether it takes ``max_seconds``, which ends a run before the limit has to.
-    - ``on_each``: whether it works on each database with records, unless ``using`` names one.
 
     A message lives for a third of ``every``, and a run for 0.6 of it. So no run overlaps with the next one, without a
     lock.
@@ -31,7 +30,6 @@ class Pass:
     path: str
     every: float
     bounded: bool = True
-    on_each: bool = True
 
     @property
     def expires(self) -> float:
@@ -72,15 +70,13 @@ def for_each_pass(listener: Callable[[Pass], object]) -> None:
 
 
 def run_pass(name: str, **options: Any) -> dict[str, Any]:
-    """Run the pass ``name`` with its options; return its figures.
+    """Run the pass ``name`` on each database with records, unless ``using`` names one; return its figures.
 
     If it works on several databases, return the figures of each by its alias. If one database fails, the others are
     worked on all the same, and the error is raised at the end. Raises ``KeyError`` if there is no such pass.
     """
     one = PASSES[name]
     run = import_string(one.path)
-    if not one.on_each:
-        return asdict(run(**options))
     from django_idempotency.stores.connections import databases
 
     using = options.pop("using", None)

@@ -1,8 +1,8 @@
-"""What is known of a record's life: from its columns and its history, and from the wings that know more."""
+"""What is known of a record's life: from its columns and its history."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -27,20 +27,9 @@ class Event:
     by: str = ""
 
 
-Source = Callable[[IdempotencyRecord], Iterable[Event]]
-_sources: list[Source] = []
-
-
-def register(source: Source) -> None:
-    """Show what ``source`` yields for a record on its timeline, too."""
-    if source not in _sources:  # an AppConfig can get ready again
-        _sources.append(source)
-
-
 def timeline(record: IdempotencyRecord, now: datetime) -> list[Event]:
     """Return the events of a record in order, including those still to come."""
-    of_wings = (event for source in _sources for event in source(record))
-    return _in_order([*_events(record, now), *of_wings, *_decisions(record)])
+    return _in_order([*_events(record, now), *_decisions(record)])
 
 
 def _decisions(record: IdempotencyRecord) -> Iterator[Event]:

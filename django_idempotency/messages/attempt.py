@@ -142,10 +142,6 @@ class Handling:
         """Return the verdict on the record when the handler returns ``result``, or ``None`` to keep the result."""
         return None
 
-    def verdict_when_exhausted(self) -> Verdict | None:
-        """Return the verdict on the record when all attempts are used up, or ``None`` if it keeps their number."""
-        return None
-
     def after_mismatch(self, *, running: bool) -> Delivery:
         """Return what to tell the broker of a message with another body, whose first one may be ``running``."""
         return Malformed("its id was first used for a message with a different body")
@@ -269,16 +265,13 @@ class Attempt:
             return None
         before = run.claim.attempt - 1
         reason = f"{before} attempts failed or were cut short"
-        return self.consumer.verdict_when_exhausted() or Fail(reason), Exhausted(reason, before)
+        return Fail(reason), Exhausted(reason, before)
 
     def _failed(self, run: engine.Run, error: Exception) -> Handled:
         if isinstance(error, RejectMessage):
             reason = str(error) or "the handler rejected it"
             return Keep(stored_rejection(reason, self.policy), failure=True, rollback=True), Refused(reason)
-        verdict = self.consumer.verdict_on(error)
-        if verdict is None and run.claim.attempt >= self.limit:
-            verdict = self.consumer.verdict_when_exhausted()
-        return verdict, error
+        return self.consumer.verdict_on(error), error
 
     def _done(self, result: Any) -> Handled:
         try:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 
@@ -85,16 +83,3 @@ class Publisher(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close the connection. Raises nothing."""
-
-
-def task_arguments(event: Event) -> tuple[list[Any], dict[str, Any]]:
-    """Return a task's arguments by position and by name. The payload, in JSON, is a list or an object of them.
-
-    Raises ``ValueError`` if it is neither.
-    """
-    payload = json.loads(event.payload)
-    if isinstance(payload, list):
-        return payload, {}
-    if isinstance(payload, dict):
-        return [], payload
-    raise ValueError(f"A task's arguments must be a list or an object, not {payload!r:.100}.")

@@ -9,13 +9,11 @@ from html import unescape
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError
 from django.utils import timezone
 from django.utils.html import strip_tags
 
 from django_idempotency import signals
-from django_idempotency.contrib.outbox.models import OutboxEvent
-from django_idempotency.contrib.outbox.publishing import publish
 from django_idempotency.models import DatabaseNow, IdempotencyRecord
 from django_idempotency.policy import Body
 from django_idempotency.reporting.traces import Trace
@@ -122,21 +120,6 @@ def test_without_an_entry_no_body_is_shown(client, superuser, records, monkeypat
     with heard(signals.response_viewed) as sent, pytest.raises(DatabaseError):
         client.get(f"{LIST}{record_id('user:1', 'done')}/change/")
     assert sent == []
-
-
-def test_the_timeline_tells_what_was_published(client, staff, records):
-    with transaction.atomic():
-        for topic in ("made", "told", "lost"):
-            publish(f"charge.{topic}", {}, record_id=record_id("user:1", "done"))
-        publish("charge.other", {})
-    of = OutboxEvent.objects
-    of.filter(topic="charge.told").update(status="published", finished_at=DatabaseNow())
-    of.filter(topic="charge.lost").update(status="dead", finished_at=DatabaseNow(), error="no <queue>")
-    shown = page(client, "done")
-    for event in ("made written to the outbox", "told published", "lost given up: no &lt;queue&gt;"):
-        assert f"event charge.{event}" in shown
-    assert "charge.other" not in shown
-    of.all().delete()
 
 
 def test_a_page_has_a_fingerprint_with_the_bodys_permission(client, staff, records):

@@ -103,7 +103,7 @@ def test_the_figures_of_the_outbox_are_labelled_by_publisher(registry):
             publish(topic, {})
     hour_ago = DatabaseNow() - Value(timedelta(hours=1))
     OutboxEvent.objects.filter(topic="a").update(created_at=hour_ago, attempts=2)
-    OutboxEvent.objects.filter(topic="c").update(status="dead", attempts=2, finished_at=DatabaseNow())
+    OutboxEvent.objects.filter(topic="c").update(status="dead", attempts=2, given_up_at=DatabaseNow())
     found = samples(scraped(registry))
     by_default = frozenset({("publisher", "default")})
     told = {name: found[f"idempotency_outbox_{name}"][by_default] for name in ("pending", "failing", "dead", "relays")}

@@ -34,7 +34,7 @@ def marks(client, django_user_model, settings, transactional_db):
     assert client.post(f"{LIST}intervene/resolve/", chosen | resolved).status_code == 302
     assert "marked-response" in client.get(f"{LIST}{record.pk}/change/").content.decode()
     with transaction.atomic():
-        publish("topic", {"event": "marked-event"}, record_id=record.pk)
+        publish("topic", {"event": "marked-event"})
     (digest,) = re.findall(r"Digest (\S+)\.", " ".join(LogEntry.objects.values_list("change_message", flat=True)))
     return {
         **{"scope": SCOPE, "key": "marked-key", "path": record.path, "record id": str(record.pk)},

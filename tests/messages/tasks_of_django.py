@@ -20,10 +20,5 @@ def paying(context: Any, reference: str, *, fails: bool = False) -> dict[str, An
     return {"paid": paid["paid"], "reference": reference}
 
 
-@task()
-def plain(reference: str) -> None:
-    pay(Message("task", reference), _First())
-
-
 class _First:
     attempt = 1

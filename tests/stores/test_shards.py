@@ -12,7 +12,7 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.core.management.base import CommandError, SystemCheckError
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, connections
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import path
@@ -21,8 +21,6 @@ from django_idempotency import engine
 from django_idempotency.conf import conf
 from django_idempotency.contrib.dashboard.counters import counters
 from django_idempotency.contrib.dashboard.models import IdempotencyCounter
-from django_idempotency.contrib.outbox.models import OutboxEvent
-from django_idempotency.contrib.outbox.publishing import publish
 from django_idempotency.decorators import idempotent
 from django_idempotency.instrumentation import metrics
 from django_idempotency.maintenance.passes import run_pass
@@ -310,17 +308,6 @@ def test_the_admin_shows_one_shard_at_a_time_and_acts_on_it(operator):
     chosen = confirm.partition('name="record" value="')[2].partition('"')[0]
     operator.post(f"{LIST}intervene/allow_retry/", {"record": chosen, "database": "shard3"})
     assert records("shard3").get().status == Status.FAILED
-
-
-def test_a_records_page_shows_the_events_in_its_own_shard(operator):
-    claim = stuck(3)
-    with transaction.atomic(using="shard3"):
-        publish("receipt.due", {}, record_id=claim.id, using="shard3")
-    try:
-        page = operator.get(f"{LIST}{claim.id}/change/?database=shard3").content.decode()
-    finally:
-        OutboxEvent.objects.using("shard3").all().delete()
-    assert "event receipt.due written to the outbox" in page
 
 
 def test_the_dashboard_shows_one_shard_at_a_time(operator):

@@ -20,7 +20,7 @@ from django_idempotency.admin.alarms import Alarm, register
 from django_idempotency.admin.pages import RESPONSE_BODY, ReadOnly, panel, readable
 from django_idempotency.contrib.outbox import maintenance
 from django_idempotency.contrib.outbox.decisions import Act, Decided, decide, version
-from django_idempotency.contrib.outbox.models import TRIED, OutboxEvent, Relay, Status
+from django_idempotency.contrib.outbox.models import TRIED, OutboxEvent, Status
 from django_idempotency.contrib.outbox.publishing import opened
 from django_idempotency.maintenance.history import write_entry
 from django_idempotency.models import DatabaseNow
@@ -30,13 +30,12 @@ from django_idempotency.values.printable import column, printable
 TEMPLATES = "admin/django_idempotency/idempotencyrecord"
 ALIVE = _("It is not a dead letter.")
 MOST = 10_000  # the most dead letters that are counted
-TIMES = ("shown_available_at", "shown_finished_at", "shown_created_at")
+TIMES = ("shown_available_at", "shown_given_up_at", "shown_created_at")
 
 if TYPE_CHECKING:
     EventModelAdmin = admin.ModelAdmin[OutboxEvent]
-    RelayModelAdmin = admin.ModelAdmin[Relay]
 else:
-    EventModelAdmin = RelayModelAdmin = admin.ModelAdmin
+    EventModelAdmin = admin.ModelAdmin
 
 
 def dead_letter_alarms(using: str) -> list[Alarm]:
@@ -125,7 +124,7 @@ class OutboxEventAdmin(ReadOnly, EventModelAdmin):
     fieldsets = (
         (None, {"fields": ("event_id", "topic", "key", "status", "error")}),
         (_("Publishing"), {"fields": ("publisher", "lane", "attempts", *TIMES)}),
-        (_("Content"), {"fields": ("content_type", "content", "record_id")}),
+        (_("Content"), {"fields": ("content_type", "content")}),
     )
 
     class Media:
@@ -135,9 +134,8 @@ class OutboxEventAdmin(ReadOnly, EventModelAdmin):
         """Order dead letters first, then failing events, each by age."""
         rank = Case(
             When(status=Status.DEAD, then=Value(0)),
-            When(status=Status.PENDING, attempts__gt=0, then=Value(1)),
-            When(status=Status.PENDING, then=Value(2)),
-            default=Value(3),
+            When(attempts__gt=0, then=Value(1)),
+            default=Value(2),
         )
         events = super().get_queryset(request).using(maintenance.database())
         return events.annotate(now=DatabaseNow()).order_by(rank, "id")
@@ -181,7 +179,7 @@ class OutboxEventAdmin(ReadOnly, EventModelAdmin):
 
     shown_created_at = column("created_at", _("created at"))
     shown_available_at = column("available_at", _("next attempt at"))
-    shown_finished_at = column("finished_at", _("published or given up at"))
+    shown_given_up_at = column("given_up_at", _("given up at"))
 
     @admin.display(description=_("payload"))
     def content(self, event: OutboxEvent) -> SafeString:
@@ -190,14 +188,3 @@ class OutboxEventAdmin(ReadOnly, EventModelAdmin):
         shown = readable(content[0], event.content_type) if content else None
         context = {"shown": shown, "headers": render_to_string(f"{TEMPLATES}/headers.html", {"headers": headers})}
         return render_to_string(f"{TEMPLATES}/body.html", context)
-
-
-@admin.register(Relay)
-class RelayAdmin(ReadOnly, RelayModelAdmin):
-    list_display = ("publisher", "host", "pid", "shown_started_at", "shown_lease_until")
-    fields = ("publisher", "host", "pid", "shown_started_at", "shown_lease_until")
-    shown_started_at = column("started_at", _("started at"))
-    shown_lease_until = column("lease_until", _("lease until"))
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Relay]:
-        return super().get_queryset(request).using(maintenance.database())

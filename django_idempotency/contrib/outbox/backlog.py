@@ -12,7 +12,7 @@ from django.db import connections, transaction
 from django.db.models import Exists, Min, OuterRef, Q, QuerySet
 from django.db.models.functions import Length
 
-from django_idempotency.contrib.outbox.conf import DeadHead, Options
+from django_idempotency.contrib.outbox.conf import Options
 from django_idempotency.contrib.outbox.models import Lane, OutboxEvent, Status
 from django_idempotency.contrib.outbox.publishing import opened
 from django_idempotency.messages.publisher import Event, Refused
@@ -28,7 +28,8 @@ MOST_BYTES = 16 * 1024 * 1024  # of the payloads that are read at a time, before
 FREE = f"""(key = '' OR NOT EXISTS (
     SELECT 1 FROM {TABLE} AS failed
     WHERE failed.publisher = later.publisher AND failed.lane = later.lane AND failed.key = later.key
-        AND failed.id < later.id AND failed.key <> '' AND failed.attempts > 0 AND failed.status IN ({{blocking}})
+        AND failed.id < later.id AND failed.key <> '' AND failed.attempts > 0
+        AND failed.status IN ('{Status.PENDING}', '{Status.DEAD}')
 ))"""
 OF_LANE = f"""
 SELECT {", ".join(COLUMNS)} FROM {TABLE} AS later
@@ -56,10 +57,11 @@ RETRIES = 4  # one in so many of the events that are read, at most, has failed b
 LANES_LEAST = 32  # events to read of a lane: a few lanes keep a relay busy, and no single one fills it
 
 HEADS = f"""
-SELECT lane.number, min(head.id) FROM unnest(%s::smallint[]) AS lane (number) CROSS JOIN unnest(%s::text[]) AS state
+SELECT lane.number, min(head.id) FROM unnest(%s::smallint[]) AS lane (number)
+CROSS JOIN (VALUES ('{Status.PENDING}'), ('{Status.DEAD}')) AS state (name)
 CROSS JOIN LATERAL (
     SELECT id FROM {TABLE}
-    WHERE publisher = %s AND status = state AND lane = lane.number
+    WHERE publisher = %s AND status = state.name AND lane = lane.number
         AND attempts >= 1 AND status IN ('{Status.PENDING}', '{Status.DEAD}')
     ORDER BY id LIMIT 1
 ) AS head GROUP BY 1
@@ -67,10 +69,6 @@ CROSS JOIN LATERAL (
 
 # One parameter for any number of ids: it takes milliseconds to parse a statement with hundreds of parameters.
 DELETE = f"DELETE FROM {TABLE} WHERE id = ANY(%s)"
-MARK = f"""
-UPDATE {TABLE} SET status = '{Status.PUBLISHED}', finished_at = statement_timestamp(), available_at = NULL
-WHERE id = ANY(%s)
-"""
 
 
 class Backlog:
@@ -80,7 +78,6 @@ class Backlog:
         self.publisher = publisher
         self.using = using
         self.options = options
-        self.blocking = [Status.PENDING.value, *([Status.DEAD.value] if options.dead_head == DeadHead.HOLD else [])]
 
     @property
     def events(self) -> QuerySet[OutboxEvent]:
@@ -95,11 +92,10 @@ class Backlog:
         return self._read_all(after, limit)
 
     def _read_by_lane(self, after: Mapping[int, int], limit: int) -> list[Event]:
-        statement = READ.format(blocking=", ".join(f"'{status}'" for status in self.blocking))
         values: dict[str, Any] = {"lanes": list(after), "after": list(after.values()), "publisher": self.publisher}
         values |= {"share": max(LANES_LEAST, 2 * limit // len(after)), "limit": limit, "retries": -(-limit // RETRIES)}
         with connections[self.using].cursor() as cursor:
-            cursor.execute(statement, values)
+            cursor.execute(READ, values)
             return [_event(row) for row in cursor.fetchall()]
 
     def _read_all(self, after: Mapping[int, int], limit: int) -> list[Event]:
@@ -109,7 +105,6 @@ class Backlog:
             key=OuterRef("key"),
             id__lt=OuterRef("id"),
             attempts__gt=0,
-            status__in=self.blocking,
         )
         found = (
             self.events.filter(lane__in=after, status=Status.PENDING)
@@ -129,52 +124,49 @@ class Backlog:
         """Return, by lane, the id of its first failed event, behind which others may be held back."""
         if connections[self.using].vendor == "postgresql":
             with connections[self.using].cursor() as cursor:
-                cursor.execute(HEADS, [list(lanes), self.blocking, self.publisher])
+                cursor.execute(HEADS, [list(lanes), self.publisher])
                 return dict(cursor.fetchall())
-        failed = self.events.filter(lane__in=lanes, attempts__gt=0, status__in=self.blocking)
+        failed = self.events.filter(lane__in=lanes, attempts__gt=0)
         return dict(failed.values_list("lane").annotate(first=Min("id")))
 
     # --- What became of them -------------------------------------------------------------------------------------
 
     def note_confirmed(self, events: Sequence[Event]) -> None:
-        """Delete exactly these, or mark them if they are kept, even if another relay holds their lane by now."""
+        """Delete exactly these, even if another relay holds their lane by now."""
         ids = [event.position for event in events]
         if connections[self.using].vendor == "postgresql":
             with connections[self.using].cursor() as cursor:
-                cursor.execute(DELETE if self.options.retention is None else MARK, [ids])
+                cursor.execute(DELETE, [ids])
             return
         # One by one: with many ids, MariaDB may read the whole table, and wait for rows that are not committed yet.
         with transaction.atomic(using=self.using):
             for id in ids:
-                row = self.events.filter(pk=id)
-                if self.options.retention is None:
-                    row._raw_delete(self.using)
-                else:
-                    row.update(status=Status.PUBLISHED, finished_at=DatabaseNow(), available_at=None)
+                self.events.filter(pk=id)._raw_delete(self.using)
 
-    def note_refused(self, refused: Iterable[Refused], relay: UUID) -> tuple[list[Refused], list[Refused]]:
+    def note_refused(self, refused: Iterable[Refused], relay: UUID) -> tuple[int, int]:
         """Count an attempt for each event, and try it again later or give it up.
 
-        Return those to be tried again, and those given up. A relay that has lost its lanes changes nothing.
+        Return how many are to be tried again, and how many were given up. A relay that has lost its lanes changes
+        nothing.
         """
-        alike: dict[tuple[int, str, bool], list[Refused]] = defaultdict(list)
+        alike: dict[tuple[int, str, bool], list[int]] = defaultdict(list)
         for refusal in refused:
             attempts = refusal.event.attempts + 1
             dead = refusal.permanent or attempts >= self.options.max_attempts
-            alike[attempts, _storable(refusal.reason), dead].append(refusal)
-        later, given_up = list[Refused](), list[Refused]()
+            alike[attempts, _storable(refusal.reason), dead].append(refusal.event.position)
+        later = given_up = 0
         with transaction.atomic(using=self.using):
-            for (attempts, reason, dead), refusals in alike.items():
-                ids = [refusal.event.position for refusal in refusals]
-                if self._fail(ids, attempts, reason, relay, dead=dead):
-                    (given_up if dead else later).extend(refusals)
+            for (attempts, reason, dead), ids in alike.items():
+                count = self._fail(ids, attempts, reason, relay, dead=dead)
+                given_up += count * dead
+                later += count * (not dead)
         return later, given_up
 
     def _fail(self, ids: list[int], attempts: int, reason: str, relay: UUID, *, dead: bool) -> int:
         ours = Lane.objects.using(self.using).filter(publisher=self.publisher, number=OuterRef("lane"), relay_id=relay)
         rows = self.events.filter(Exists(ours), pk__in=ids, status=Status.PENDING)
         if dead:
-            over = {"status": Status.DEAD, "finished_at": DatabaseNow(), "available_at": None}
+            over = {"status": Status.DEAD, "given_up_at": DatabaseNow(), "available_at": None}
             return rows.update(attempts=attempts, error=reason, **over)
         return rows.update(attempts=attempts, error=reason, available_at=ahead(delay_after(attempts, self.options)))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from fnmatch import fnmatchcase
 from inspect import signature
 from typing import Any
@@ -17,12 +16,10 @@ from django_idempotency.messages.publisher import Publisher
 from django_idempotency.values.option_groups import Seconds
 from django_idempotency.values.options import (
     BACKENDS,
-    BOOLEAN,
     MAPPING,
     Kept,
     nearest,
     number,
-    one_of,
     option,
     or_none,
     seconds,
@@ -31,13 +28,6 @@ from django_idempotency.values.options import (
 )
 
 DEFAULT = "default"
-
-
-class DeadHead(StrEnum):
-    """What a dead letter does to the later events of its key."""
-
-    HOLD = "hold"
-    FREE = "free"
 
 
 _SECONDS = seconds(0.001)
@@ -52,14 +42,11 @@ class Options:
     using: str | None = option(None, or_none(text("the alias of a database")))
     batch: int = option(500, number(1, 100_000))
     lease: Kept[Seconds, float] = option(15.0, seconds(1))
-    poll: Kept[Seconds, float] = option(1.0, _SECONDS)
-    notify: bool = option(True, BOOLEAN)
+    poll: Kept[Seconds, float] = option(0.2, _SECONDS)
     send_timeout: Kept[Seconds, float] = option(10.0, _SECONDS)
     max_attempts: int = option(20, number(1, 1_000_000))
     first_delay: Kept[Seconds, float] = option(1.0, _SECONDS)
     longest_delay: Kept[Seconds, float] = option(3600.0, _SECONDS)
-    dead_head: DeadHead = option(DeadHead.HOLD, one_of(DeadHead))
-    retention: Kept[Seconds | None, float | None] = option(None, or_none(_SECONDS))
     max_payload: int = option(1024 * 1024, number(1, 2**30))
 
     def __post_init__(self) -> None:

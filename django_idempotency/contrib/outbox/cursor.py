@@ -10,7 +10,6 @@ from django_idempotency.messages.publisher import Event
 OVERLAP = 2.0  # seconds; a transaction that takes no longer is never late
 SWEEP_EVERY = 1.0
 SWEEP_SHARE = 0.05  # of the time, at most
-SHORTEST_PART, LONGEST_PART = 0.001, 0.05  # seconds of a sweep at a time, approximately
 
 
 class Cursor:
@@ -22,18 +21,14 @@ class Cursor:
     the beginning.
 
     A sweep steps over all rows that were deleted and can't be vacuumed yet. It therefore takes only a share of the
-    time, and some lanes at a time. Events don't wait for a whole sweep.
+    time.
     """
 
     def __init__(self) -> None:
         self._marks: dict[int, deque[tuple[float, int]]] = {}  # by lane: when reading had reached which id
         self._held_back: dict[int, int] = {}
-        self._lanes = 0
-        self._swept: list[int] = []
-        self._unswept: list[int] = []
-        self._part = 1
-        self._next_part = 0.0
-        self._usual = 0.0
+        self._sweeps = False
+        self._next_sweep = 0.0
 
     def after(self, lanes: Collection[int], held_back: Mapping[int, int], now: float) -> dict[int, int]:
         """Return the id after which to read each of ``lanes``.
@@ -47,9 +42,9 @@ class Cursor:
         for lane, first in self._held_back.items():
             if held_back.get(lane) != first:
                 self._marks.pop(lane, None)
-        self._held_back, self._lanes = dict(held_back), len(lanes)
-        self._swept = self._next_to_sweep(lanes) if now >= self._next_part else []
-        return {lane: 0 if lane in self._swept else self._beginning(lane, now) for lane in lanes}
+        self._held_back = dict(held_back)
+        self._sweeps = now >= self._next_sweep
+        return {lane: 0 if self._sweeps else self._beginning(lane, now) for lane in lanes}
 
     def has_read(self, events: Iterable[Event], took: float, now: float) -> None:
         """Note how far each lane was read, and that it took ``took`` seconds. After a late event, there may be more."""
@@ -59,31 +54,14 @@ class Cursor:
                 marks.clear()
             if not marks or event.position > marks[-1][1]:
                 marks.append((now, event.position))
-        if self._swept:
-            self._plan_sweep(max(0.0, took - self._usual), now)
-        else:
-            self._usual = took
+        if self._sweeps:
+            self._next_sweep = now + max(SWEEP_EVERY, took / SWEEP_SHARE)
+            self._sweeps = False
 
     def leave_behind(self, events: Iterable[Event]) -> None:
         """Read the lanes of ``events`` from the beginning: these events were read, but are not published."""
         for event in events:
             self._marks.pop(event.lane, None)
-
-    # --- Sweeps --------------------------------------------------------------------------------------------------
-
-    def _next_to_sweep(self, lanes: Collection[int]) -> list[int]:
-        """Return the lanes to sweep next. Each lane has a turn before any has a second one."""
-        left = [lane for lane in self._unswept if lane in lanes] or sorted(lanes)
-        self._unswept = left[self._part :]
-        return left[: self._part]
-
-    def _plan_sweep(self, took: float, now: float) -> None:
-        """Plan the next part of the sweep by the seconds that this one took."""
-        every = SWEEP_EVERY * len(self._swept) / self._lanes
-        self._next_part = now + max(every, took / SWEEP_SHARE)
-        affordable = LONGEST_PART * len(self._swept) / max(took, SHORTEST_PART)
-        self._part = max(1, min(2 * self._part, int(affordable)))
-        self._swept = []
 
     def _beginning(self, lane: int, now: float) -> int:
         marks = self._marks.get(lane)

@@ -46,7 +46,7 @@ class Decided:
 
 def version(event: OutboxEvent) -> str:
     """Return a text that differs each time that ``event`` is given up."""
-    return f"{event.attempts} {event.finished_at}"
+    return f"{event.attempts} {event.given_up_at}"
 
 
 def decide(
@@ -89,7 +89,7 @@ def _requeue(events: Sequence[OutboxEvent], using: str) -> None:
     ids: dict[str, list[int]] = defaultdict(list)
     for event in events:
         ids[options().publisher_of(event.topic)].append(event.pk)
-    fresh = {"status": Status.PENDING, "attempts": 1, "finished_at": None, "available_at": DatabaseNow()}
+    fresh = {"status": Status.PENDING, "attempts": 1, "given_up_at": None, "available_at": DatabaseNow()}
     for publisher, of_publisher in ids.items():
         rows = OutboxEvent.objects.using(using).filter(pk__in=of_publisher)
         send = partial(send_several, outbox_requeued, publisher, rows.update(publisher=publisher, **fresh), using)

@@ -1,29 +1,23 @@
-"""What operators see of the outbox: dead letters, figures and timelines; and the clean-up of events that were kept."""
+"""What operators see of the outbox: dead letters and figures."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import Any, Unpack
+from typing import Any
 from uuid import UUID
 
 from django.db import connections, router
-from django.db.models import Count, DurationField, ExpressionWrapper, F, Q, QuerySet, Value
-from django.utils.translation import gettext_lazy as _
+from django.db.models import Count, DurationField, ExpressionWrapper, F, Q, QuerySet
 
-from django_idempotency.conf import conf
 from django_idempotency.contrib.outbox.conf import options
 from django_idempotency.contrib.outbox.models import LANES, TRIED, OutboxEvent, Relay, Status
 from django_idempotency.instrumentation.metrics import Gauge, GaugeFamily
-from django_idempotency.maintenance.sweep import Bounds, Oldest, Swept, of_oldest, sweep, total
-from django_idempotency.maintenance.timeline import Event
-from django_idempotency.models import DatabaseNow, IdempotencyRecord
-from django_idempotency.values.printable import printable
+from django_idempotency.models import DatabaseNow
 
 Events = QuerySet[OutboxEvent]
 
-CLEANUP_BATCH = 1000
 MOST = 100_000  # events to look at; a count that reaches this means "or more"
 NEW = Q(status=Status.PENDING, attempts=0)
 FAILING = Q(status=Status.PENDING, attempts__gt=0)
@@ -49,7 +43,6 @@ GAUGES = (
     Gauge("outbox_age", "age of the oldest event that is not published yet, 0 without one", {"": "age"}, unit="s"),
     Gauge("outbox_relays", "live relays", {"": "relays"}, unit="{relay}"),
 )
-MOST_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,25 +70,6 @@ def dead_letters(
     dead = OutboxEvent.objects.using(database(using)).filter(status=Status.DEAD).order_by("id")
     dead = dead if events is None else dead.filter(event_id__in=events)
     return dead if topic is None else dead.filter(topic=topic)
-
-
-def cleaning(**bounds: Unpack[Bounds]) -> Iterator[Swept]:
-    """Delete events that were published longer than ``RETENTION`` ago, a batch at a time. Never delete dead letters.
-
-    Yield the result of each batch. The arguments are those of ``Bounds``; the default of ``batch`` is 1,000.
-    """
-    using = database(bounds.get("using"))
-    published = OutboxEvent.objects.using(using).filter(status=Status.PUBLISHED)
-    kept_for = timedelta(seconds=options().retention or 0)
-    due = published.filter(finished_at__lt=DatabaseNow() - Value(kept_for))
-    delete = of_oldest("finished_at", lambda events: events.delete())
-    for one, swept in sweep(Oldest(lambda: due, "finished_at"), delete, bounds, batch=CLEANUP_BATCH, pause=0):
-        yield replace(swept, done={"deleted": len(one.changed)})
-
-
-def cleanup(**bounds: Unpack[Bounds]) -> Swept:
-    """Run all of ``cleaning``, and return its sum."""
-    return total(cleaning(**bounds))
 
 
 def figures(*, using: str | None = None) -> list[Figures]:
@@ -163,31 +137,3 @@ def _by_publisher(using: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 FAMILY = GaugeFamily("publisher", GAUGES, _by_publisher)
-
-
-# --- The timeline of a record ----------------------------------------------------------------------------------------
-
-
-def outbox_events(record: IdempotencyRecord) -> Iterator[Event]:
-    """Yield what happened to at most 20, oldest first. Confirmed ones are gone unless ``RETENTION`` keeps them."""
-    events = OutboxEvent.objects.using(_database_of(record)).filter(record_id=record.pk).order_by("id")
-    for event in events.defer("payload", "headers")[:MOST_SHOWN]:
-        yield Event(event.created_at, _about(_("event {topic} written to the outbox"), event))
-        if event.status == Status.DEAD:
-            yield Event(event.finished_at, _about(_("event {topic} given up: {error}"), event))
-        elif event.finished_at is not None:
-            yield Event(event.finished_at, _about(_("event {topic} published"), event))
-        elif event.attempts:
-            yield Event(event.available_at, _about(_("event {topic} is due to be tried again: {error}"), event))
-
-
-def _database_of(record: IdempotencyRecord) -> str:
-    """Return the alias of the record's shard if the outbox is in it; otherwise that of the outbox."""
-    shard = record._state.db
-    if shard and shard in conf().shards and router.allow_migrate_model(shard, OutboxEvent):
-        return shard
-    return database()
-
-
-def _about(sentence: object, event: OutboxEvent) -> str:
-    return str(sentence).format(topic=printable(event.topic), error=printable(event.error))

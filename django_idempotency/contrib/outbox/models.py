@@ -15,7 +15,6 @@ LANES = 64
 
 class Status(models.TextChoices):
     PENDING = "pending", _("pending")
-    PUBLISHED = "published", _("published")
     DEAD = "dead", _("dead letter")
 
 
@@ -23,7 +22,7 @@ TRIED = Q(attempts__gte=1, status__in=[Status.PENDING, Status.DEAD])
 
 
 class OutboxEvent(models.Model):
-    """An event, from the transaction that published it until its publisher has confirmed it.
+    """An event, from the transaction that published it until its publisher has confirmed it. Then it is deleted.
 
     ``id`` orders the events of a key. Consumers know the event by its ``event_id``.
     """
@@ -37,13 +36,12 @@ class OutboxEvent(models.Model):
     payload = models.BinaryField(_("payload"))
     content_type = models.CharField(_("content type"), max_length=255)
     headers = models.JSONField(_("headers"), default=dict)
-    record_id = models.UUIDField(_("idempotency record"), null=True, editable=False)
     status = models.CharField(_("status"), max_length=16, choices=Status, default=Status.PENDING)
     attempts = models.PositiveIntegerField(_("failed attempts"), default=0)
     error = models.TextField(_("last error"), blank=True)
     created_at = models.DateTimeField(_("created at"), db_default=DatabaseNow())
     available_at = models.DateTimeField(_("next attempt at"), null=True)
-    finished_at = models.DateTimeField(_("published or given up at"), null=True)
+    given_up_at = models.DateTimeField(_("given up at"), null=True)
 
     objects: ClassVar[models.Manager[OutboxEvent]] = models.Manager()
 
@@ -71,16 +69,14 @@ class OutboxEvent(models.Model):
                 condition=Q(attempts__gt=0, status__in=[Status.PENDING, Status.DEAD]) & ~Q(key=""),
             ),
             models.Index(*("publisher", "status", "lane", "id"), name="outbox_event_tried", condition=TRIED),
-            models.Index("finished_at", name="outbox_event_finished", condition=~Q(status=Status.PENDING)),
-            models.Index("record_id", name="outbox_event_record", condition=Q(record_id__isnull=False)),
         ]
         constraints = [
             models.CheckConstraint(condition=Q(status__in=Status.values), name="outbox_event_status"),
             models.CheckConstraint(condition=Q(lane__range=(0, LANES - 1)), name="outbox_event_lane"),
             models.CheckConstraint(
-                condition=Q(status=Status.PENDING, finished_at__isnull=True)
-                | (~Q(status=Status.PENDING) & Q(finished_at__isnull=False)),
-                name="outbox_event_finished_at",
+                condition=Q(status=Status.PENDING, given_up_at__isnull=True)
+                | Q(status=Status.DEAD, given_up_at__isnull=False),
+                name="outbox_event_given_up_at",
             ),
         ]
 
@@ -95,36 +91,31 @@ class Relay(models.Model):
     """
 
     id = models.UUIDField(primary_key=True, editable=False)
-    publisher = models.CharField(_("publisher"), max_length=64)
-    host = models.CharField(_("host"), max_length=255)
-    pid = models.IntegerField(_("process"))
-    started_at = models.DateTimeField(_("started at"), db_default=DatabaseNow())
-    lease_until = models.DateTimeField(_("lease until"))
+    publisher = models.CharField(max_length=64)
+    host = models.CharField(max_length=255)
+    pid = models.IntegerField()
+    started_at = models.DateTimeField(db_default=DatabaseNow())
+    lease_until = models.DateTimeField()
 
     objects: ClassVar[models.Manager[Relay]] = models.Manager()
 
     class Meta:
-        verbose_name = _("relay")
-        verbose_name_plural = _("relays")
         db_table = "django_idempotency_outbox_relay"
 
     def __str__(self) -> str:
-        named = {"publisher": self.publisher, "host": self.host, "pid": self.pid}
-        return _("%(publisher)s on %(host)s, process %(pid)s") % named
+        return f"{self.publisher} on {self.host}, process {self.pid}"
 
 
 class Lane(models.Model):
     """One of the parts that a publisher's events are divided into by key. One relay at a time publishes its events."""
 
-    publisher = models.CharField(_("publisher"), max_length=64)
-    number = models.SmallIntegerField(_("number"))
-    relay_id = models.UUIDField(_("relay"), null=True)
+    publisher = models.CharField(max_length=64)
+    number = models.SmallIntegerField()
+    relay_id = models.UUIDField(null=True)
 
     objects: ClassVar[models.Manager[Lane]] = models.Manager()
 
     class Meta:
-        verbose_name = _("lane")
-        verbose_name_plural = _("lanes")
         db_table = "django_idempotency_outbox_lane"
         constraints = [models.UniqueConstraint(fields=["publisher", "number"], name="outbox_lane_number")]
 

@@ -17,26 +17,17 @@ from django.db import connections, router
 
 from django_idempotency.conf import conf
 from django_idempotency.contrib.outbox.conf import options
-from django_idempotency.contrib.outbox.models import LANES, OutboxEvent, Status
+from django_idempotency.contrib.outbox.models import LANES, OutboxEvent
 from django_idempotency.exceptions import IdempotencyError
 from django_idempotency.stores.codec import EPOCH, Life, decoded, encrypted, is_encrypted
-from django_idempotency.stores.sharding import is_distributed
 from django_idempotency.values.outcomes import StoredResponse
 
-CHANNEL = "django_idempotency_outbox"
 JSON = "application/json"
 BYTES = "application/octet-stream"
 LONGEST_NAME = 255
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, token
 CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 
-# The event, and the wake-up that PostgreSQL sends when the transaction commits, in one round trip.
-INSERT = f"""
-INSERT INTO {OutboxEvent._meta.db_table}
-    (event_id, publisher, lane, topic, key, payload, content_type, headers, record_id, status, attempts, error)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, '{Status.PENDING}', 0, '')
-"""
-NOTIFY = f"RETURNING pg_notify('{CHANNEL}', publisher)"
 # The log says what could not be encrypted or decrypted, and why.
 Content = tuple[bytes, dict[str, str]]
 
@@ -62,7 +53,6 @@ def publish(
     key: str = "",
     headers: Mapping[str, str] | None = None,
     content_type: str | None = None,
-    record_id: UUID | None = None,
     using: str | None = None,
 ) -> UUID:
     """Publish an event if, and only if, the open transaction commits. Return its id.
@@ -75,7 +65,6 @@ def publish(
     ``content_type``: overrides the usual one of bytes or JSON.
     ``key``: events with the same key are published in order. Events without a key have no order.
     ``headers``: sent with the event. A W3C ``traceparent`` is added if OpenTelemetry has a span open.
-    ``record_id``: the idempotency record that the event comes from, for the admin.
     ``using``: the alias of the database of the effects, which must have the outbox's tables. The default is the
     ``USING`` option of ``OUTBOX``, or else the router's choice.
 
@@ -90,8 +79,7 @@ def publish(
     content = sealed(event_id, body, _headers(headers or {}))
     if content is None:
         raise InvalidEvent("The payload can't be encrypted; the log says why. See ENCRYPTION_KEYS.")
-    _insert(
-        using,
+    OutboxEvent.objects.using(using).create(
         event_id=event_id,
         publisher=options().publisher_of(_checked_name("topic", topic)),
         lane=lane_of(key, event_id),
@@ -100,7 +88,6 @@ def publish(
         payload=content[0],
         content_type=_checked_name("content_type", content_type or usual_type),
         headers=content[1],
-        record_id=record_id,
     )
     return event_id
 
@@ -114,19 +101,6 @@ def new_event_id() -> UUID:
 def lane_of(key: str, event_id: UUID) -> int:
     """Return the lane of all events with this key. An event without a key goes to any lane."""
     return zlib.crc32(key.encode() or event_id.bytes) % LANES
-
-
-def _insert(using: str, **values: Any) -> None:
-    connection = connections[using]
-    if connection.vendor != "postgresql":
-        OutboxEvent.objects.using(using).create(**values)
-        return
-    row = {**values, "headers": json.dumps(values["headers"])}
-    apart = options().notify and is_distributed(using)  # Citus does not accept this function in RETURNING
-    with connection.cursor() as cursor:
-        cursor.execute(INSERT + NOTIFY * (options().notify and not apart), list(row.values()))
-        if apart:
-            cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, values["publisher"]])
 
 
 def _encoded(payload: Any) -> tuple[bytes, str]:

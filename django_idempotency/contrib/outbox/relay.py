@@ -7,10 +7,9 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager
 
-from django.db import DatabaseError, Error, connections, router
+from django.db import Error, connections, router
 
 from django_idempotency.contrib.outbox import signals
 from django_idempotency.contrib.outbox.backlog import Backlog
@@ -18,7 +17,7 @@ from django_idempotency.contrib.outbox.conf import make_publisher, options
 from django_idempotency.contrib.outbox.cursor import Cursor
 from django_idempotency.contrib.outbox.lanes import Lanes
 from django_idempotency.contrib.outbox.models import OutboxEvent
-from django_idempotency.contrib.outbox.publishing import CHANNEL, is_sealed
+from django_idempotency.contrib.outbox.publishing import is_sealed
 from django_idempotency.messages.publisher import (
     Confirmed,
     ConnectionLost,
@@ -28,9 +27,11 @@ from django_idempotency.messages.publisher import (
     PublisherUnavailable,
     Refused,
 )
+from django_idempotency.reporting.events import send_several
 from django_idempotency.reporting.logs import cause, log
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
+SHARE_EVERY = 1.0  # seconds
 
 
 class EventRelay:
@@ -47,7 +48,6 @@ class EventRelay:
         self.publisher = make_publisher(alias)
         self.backlog = Backlog(alias, self.using, self.options)
         self.lanes = Lanes(alias, self.using, self.options.lease)
-        self.wakeup = Wakeup(alias, self.using, listen=self.options.notify)
         self.cursor = Cursor()
         self.published = 0
         self._suspects: set[int] = set()
@@ -63,7 +63,7 @@ class EventRelay:
                 try:
                     if self.step() == 0:
                         self.lanes.expect_progress(self.options.poll)
-                        self.wakeup.wait(self.options.poll, stop)
+                        stop.wait(self.options.poll)
                     self._pause = 0.0
                 except (PublisherUnavailable, Error) as error:
                     self._wait_out(error, stop)
@@ -96,7 +96,6 @@ class EventRelay:
             yield
         finally:
             self.publisher.close()
-            self.wakeup.close()
             try:
                 self.lanes.leave()
             except Error as error:
@@ -125,7 +124,7 @@ class EventRelay:
             self.cursor, self._share_at = Cursor(), 0.0
         if time.monotonic() >= self._share_at:
             self.lanes.share()
-            self._share_at = time.monotonic() + self.options.poll
+            self._share_at = time.monotonic() + SHARE_EVERY
 
     def _read(self) -> list[Event]:
         held_back = self.backlog.held_back(self.lanes.numbers)
@@ -210,8 +209,10 @@ class EventRelay:
         if confirmed:
             self.backlog.note_confirmed(confirmed)
             self.published += len(confirmed)
-        later, dead = self.backlog.note_refused(refused, self.lanes.id) if refused else ([], [])
-        signals.tell(self.alias, confirmed, later, dead, self.using)
+        later, dead = self.backlog.note_refused(refused, self.lanes.id) if refused else (0, 0)
+        send_several(signals.outbox_published, self.alias, len(confirmed), self.using)
+        send_several(signals.outbox_failed, self.alias, later, self.using)
+        send_several(signals.outbox_dead_lettered, self.alias, dead, self.using)
 
 
 def waves(events: Iterable[Event]) -> list[list[Event]]:
@@ -227,61 +228,3 @@ def waves(events: Iterable[Event]) -> list[list[Event]]:
 def _never_tried(events: Sequence[Event]) -> list[Event]:
     """Return the events that are read by the cursor. Those that have failed are read once they are due."""
     return [event for event in events if not event.attempts]
-
-
-# --- Waiting for events ----------------------------------------------------------------------------------------------
-
-
-class Wakeup:
-    """Waits with LISTEN on PostgreSQL, on a connection of its own. Elsewhere and behind a pooler, waits by the clock.
-
-    A pooler in transaction mode would deliver the notifications to another client. It is detected by the process id:
-    the process that answers is not the one that the connection was opened to.
-    """
-
-    def __init__(self, publisher: str, using: str, *, listen: bool) -> None:
-        self.publisher = publisher
-        self.using = using
-        self.connection: Any = None
-        driver: Any = getattr(connections[using], "Database", None)
-        self._listens = listen and connections[using].vendor == "postgresql" and driver.__name__ == "psycopg"
-
-    def wait(self, seconds: float, stop: threading.Event) -> None:
-        """Return when an event of the publisher may have been committed, at the latest after ``seconds``.
-
-        Return at once if listening has only begun or was cut off, because events may have been committed unnoticed.
-        """
-        if self.connection is None:
-            if self._listens:
-                with suppress(DatabaseError), connections[self.using].wrap_database_errors:
-                    self._listen()
-            if self.connection is None:
-                stop.wait(seconds)
-            return
-        import psycopg
-
-        try:
-            for notice in self.connection.notifies(timeout=seconds):
-                if notice.payload == self.publisher:
-                    return
-        except psycopg.Error:
-            self.close()
-
-    def _listen(self) -> None:
-        wrapper = connections[self.using].copy()
-        options = {name: value for name, value in wrapper.settings_dict["OPTIONS"].items() if name != "pool"}
-        wrapper.settings_dict = {**wrapper.settings_dict, "OPTIONS": options}
-        connection: Any = wrapper.get_new_connection(wrapper.get_connection_params())
-        connection.autocommit = True
-        (pid,) = connection.execute("SELECT pg_backend_pid()").fetchone()
-        if pid != connection.pgconn.backend_pid:
-            self._listens = False
-            connection.close()
-            return
-        connection.execute(f"LISTEN {CHANNEL}")
-        self.connection = connection
-
-    def close(self) -> None:
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None

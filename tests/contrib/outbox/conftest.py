@@ -12,6 +12,7 @@ from django.db import transaction
 from django_idempotency.contrib.outbox.models import Lane, OutboxEvent, Relay
 from django_idempotency.contrib.outbox.publishing import publish
 from django_idempotency.contrib.outbox.relay import EventRelay
+from django_idempotency.models import DatabaseNow
 from tests.contrib.outbox.receiver import Receiver
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class BoundedRelay(EventRelay):
 
 @pytest.fixture
 def outbox(transactional_db: None, settings: SettingsWrapper) -> Iterator[Callable[..., None]]:
-    """``outbox(DEAD_HEAD="free")`` states options; everything is published to a ``Receiver``."""
+    """``outbox(BATCH=8)`` states options; everything is published to a ``Receiver``."""
 
     def state(**options: Any) -> None:
         publishers = {"default": {"BACKEND": RECEIVER}}
@@ -63,15 +64,11 @@ def relay(outbox: Callable[..., None]) -> Iterator[Callable[[], EventRelay]]:
 
 
 @pytest.fixture
-def dead(outbox: Callable[..., None], relay: Callable[[], EventRelay]) -> list[UUID]:
+def dead(outbox: Callable[..., None]) -> list[UUID]:
     """Three dead letters, the first two with one key: their ids."""
-    outbox(MAX_ATTEMPTS=1, DEAD_HEAD="free")
     with transaction.atomic():
         ids = [publish(topic, {"card": "4242"}, key="k" if topic == "a" else "") for topic in "aab"]
-    one = relay()
-    receiver(one).refuses = lambda event: "it says no"
-    one.run_once()
-    outbox()
+    OutboxEvent.objects.update(status="dead", attempts=1, error="it says no", given_up_at=DatabaseNow())
     return ids
 
 

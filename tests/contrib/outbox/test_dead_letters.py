@@ -185,7 +185,7 @@ def confirm(client, asked, **given):
 def test_the_admin_lists_dead_letters_first(dead, admin_client):
     with transaction.atomic():
         publish("waiting", {}, headers={"tenant": "a"})
-    OutboxEvent.objects.filter(event_id=dead[1]).update(status=Status.PENDING, finished_at=None)
+    OutboxEvent.objects.filter(event_id=dead[1]).update(status=Status.PENDING, given_up_at=None)
     results = admin_client.get(LIST).context["cl"].result_list
     assert [(event.status, event.attempts) for event in results] == [
         *[("dead", 1)] * 2,
@@ -197,7 +197,6 @@ def test_the_admin_lists_dead_letters_first(dead, admin_client):
 def test_the_admin_finds_an_event_by_its_id_or_key(dead, admin_client):
     for term, found in ((str(dead[2]), 1), ("k", 2), (str(uuid.uuid4()), 0)):
         assert len(admin_client.get(LIST, {"q": term}).context["cl"].result_list) == found
-    assert admin_client.get("/admin/django_idempotency_outbox/relay/").status_code == 200
 
 
 @pytest.mark.parametrize("action", ["requeue", "discard"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 
 from django_idempotency.contrib.outbox.models import Lane, OutboxEvent, Relay
 from django_idempotency.contrib.outbox.publishing import publish
@@ -155,21 +154,3 @@ def test_sigterm_ends_a_relay_after_its_batch_and_frees_its_lanes(relays):
     assert len(relays.published()) + OutboxEvent.objects.count() == 40
     assert not Relay.objects.exists()
     assert set(Lane.objects.values_list("relay_id", flat=True)) == {None}
-
-
-@pytest.mark.postgresql
-def test_a_commit_wakes_an_idle_relay(relays):
-    relays.start(POLL=3600.0, LEASE=60.0)
-    eventually(lambda: Lane.objects.exclude(relay_id=None).count() == 64, within=60)
-    eventually(is_listening)
-    publish_many(1)
-    eventually(none_left)
-
-
-def is_listening():
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%%' AND pid <> %s",
-            [os.getpid()],
-        )
-        return cursor.fetchone() is not None

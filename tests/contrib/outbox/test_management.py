@@ -3,62 +3,17 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
 
 import pytest
 from django.core.management import CommandError
-from django.db import connection, transaction
-from django.test.utils import CaptureQueriesContext
+from django.db import connection
 
 from django_idempotency.contrib.outbox import maintenance
-from django_idempotency.contrib.outbox.models import OutboxEvent, Relay, Status
-from django_idempotency.contrib.outbox.publishing import publish
-from django_idempotency.contrib.outbox.signals import event_dead_lettered, event_failed, event_published
+from django_idempotency.contrib.outbox.models import OutboxEvent, Relay
 from django_idempotency.stores.database import ahead
 from tests.contrib.outbox.events import publish_all, told
 from tests.contrib.outbox.rows import buffers_of, waiting
 from tests.support import checks
-
-
-def test_cleanup_deletes_old_published_events_in_batches(outbox, monkeypatch):
-    monkeypatch.setattr(maintenance, "CLEANUP_BATCH", 2)
-    outbox(RETENTION=60)
-    with transaction.atomic():
-        for _ in range(7):
-            publish("a", {})
-    old = OutboxEvent.objects.order_by("id")
-    OutboxEvent.objects.filter(pk__in=[event.pk for event in old[:4]]).update(
-        status=Status.PUBLISHED, finished_at=ahead(-100)
-    )
-    OutboxEvent.objects.filter(pk=old[4].pk).update(status=Status.PUBLISHED, finished_at=ahead(-10))
-    OutboxEvent.objects.filter(pk=old[5].pk).update(status=Status.DEAD, attempts=1, finished_at=ahead(-1000))
-    with CaptureQueriesContext(connection) as queries:
-        assert told("idempotency_outbox", "cleanup").startswith("Deleted: 4; ")
-    assert len([query for query in queries if query["sql"].startswith("DELETE")]) == 2
-    assert OutboxEvent.objects.count() == 3
-
-
-def test_signals_tell_of_what_stands(outbox, relay):
-    outbox(MAX_ATTEMPTS=2)
-    seen = []
-
-    def hear(signal, sender, event, **named):
-        seen.append((signal, sender, event.topic, named, OutboxEvent.objects.filter(event_id=event.id).count()))
-
-    publish_all("good", "bad")
-    one = relay()
-    one.publisher.refuses = lambda event: "no" if event.topic == "bad" else None
-    with ExitStack() as connected:
-        for signal in (event_published, event_failed, event_dead_lettered):
-            signal.connect(hear)
-            connected.callback(signal.disconnect, hear)
-        while one.step() or OutboxEvent.objects.filter(status=Status.PENDING).exists():
-            pass
-    assert seen == [
-        (event_published, "default", "good", {}, 0),
-        (event_failed, "default", "bad", {"reason": "no", "attempts": 1}, 1),
-        (event_dead_lettered, "default", "bad", {"reason": "no", "attempts": 2}, 1),
-    ]
 
 
 def test_the_relay_publishes_once_and_ends(outbox):
@@ -76,17 +31,6 @@ def test_the_relay_needs_somewhere_to_publish_to(outbox):
         told("idempotency_outbox", "relay", "--once", "--publisher", "defualt")
 
 
-def test_health_asks_for_a_live_relay_on_this_host(relay):
-    with pytest.raises(CommandError, match="No live relay on this host for default"):
-        told("idempotency_outbox", "relay", "--health")
-    one = relay()
-    one.lanes.join()
-    assert told("idempotency_outbox", "relay", "--health") == "alive: default"
-    Relay.objects.update(lease_until=ahead(-1))
-    with pytest.raises(CommandError):
-        told("idempotency_outbox", "relay", "--health")
-
-
 LOCAL = "django_idempotency.contrib.outbox.publishers.local.LocalPublisher"
 
 
@@ -94,7 +38,7 @@ LOCAL = "django_idempotency.contrib.outbox.publishers.local.LocalPublisher"
     ("options", "id", "sentence"),
     [
         ({"BATCH": 0}, "E001", 'IDEMPOTENCY["OUTBOX"]["BATCH"] is 0; it must be a number from 1 to 100000.'),
-        ({"RETENTION": "1d"}, "E001", """IDEMPOTENCY["OUTBOX"]["RETENTION"] is '1d'; it must be a number of seconds"""),
+        ({"POLL": "1d"}, "E001", """IDEMPOTENCY["OUTBOX"]["POLL"] is '1d'; it must be a number of seconds"""),
         ({"ROUTES": {"a.*": "defualt"}}, "E001", "OUTBOX: ROUTES sends 'a.*' to 'defualt', which is not in PUBLISHERS"),
         ({"PUBLISHERS": {}}, "W002", "OUTBOX has no publisher called 'default'"),
     ],
@@ -160,15 +104,3 @@ def test_a_check_tells_of_events_that_wait_for_long(outbox):
     OutboxEvent.objects.update(created_at=ahead(-4000))
     assert checks.ids_found("W003", label=checks.OUTBOX) == ["W003"]
     assert checks.ids_found("W003", label=checks.OUTBOX, databases=()) == []
-
-
-@pytest.mark.celery
-def test_beats_task_cleans_up(outbox):
-    from django_idempotency.contrib.outbox import tasks
-    from testproject.celery import app
-
-    publish_all("a")
-    OutboxEvent.objects.update(status=Status.PUBLISHED, finished_at=ahead(-10))
-    (entry,) = tasks.BEAT_SCHEDULE.values()
-    result = app.tasks[entry["task"]](**entry["kwargs"])
-    assert (result["done"], result["finished"]) == ({"deleted": 1}, True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -59,14 +58,6 @@ def calm():
     return cursor, OVERLAP
 
 
-def swept(cursor, lanes, took, now):
-    """The lanes that are read from their beginning at ``now``, which takes so many seconds more than usual."""
-    cursor.has_read([at(100, lane) for lane in lanes], 0, now - OVERLAP)
-    after = cursor.after(lanes, {}, now)
-    cursor.has_read([], took, now)
-    return [lane for lane in lanes if after[lane] == 0]
-
-
 def test_a_sweep_finds_what_is_below_all_that_was_read():
     cursor, _now = calm()
     assert cursor.after({1}, {}, now=1_000_000) == {1: 0}
@@ -74,26 +65,15 @@ def test_a_sweep_finds_what_is_below_all_that_was_read():
     assert cursor.after({1}, {}, now=1_000_000) == {1: 100}
 
 
-def test_a_sweep_that_costs_little_is_soon_of_all_lanes_and_once_a_second():
-    cursor, lanes, now, seen = Cursor(), range(8), OVERLAP, []
-    while now < OVERLAP + 5 * SWEEP_EVERY:
-        seen.append((now, swept(cursor, lanes, 0.001, now)))
-        now += 0.01
-    whole = [when for when, some_lanes in seen if len(some_lanes) == 8]
-    assert [round(later - earlier) for earlier, later in itertools.pairwise(whole)] == [1, 1, 1]
-
-
-def test_a_sweep_that_costs_much_goes_lane_by_lane():
-    """It takes a twentieth of the time, whatever it costs, and each lane has its turn."""
-    cursor, lanes, now, turns = Cursor(), range(8), OVERLAP, []
-    for _part in range(30):
-        found = swept(cursor, lanes, 0.4, now)
-        turns.append(found)
-        assert swept(cursor, lanes, 0.4, now + 0.4 / SWEEP_SHARE - 0.1) == []
-        now += 0.4 / SWEEP_SHARE
-    last = turns[-8:]
-    assert {len(found) for found in last} == {1}
-    assert sorted(lane for found in last for lane in found) == list(lanes)
+def test_a_sweep_takes_a_share_of_the_time():
+    cursor = Cursor()
+    cursor.has_read([at(100)], 0, now=0)
+    for now, took in ((OVERLAP, 0.001), (OVERLAP + SWEEP_EVERY, 0.4)):
+        assert cursor.after({1}, {}, now) == {1: 0}
+        cursor.has_read([], took, now)
+        soonest = now + max(SWEEP_EVERY, took / SWEEP_SHARE)
+        assert cursor.after({1}, {}, soonest - 0.1) == {1: 100}
+    assert cursor.after({1}, {}, soonest) == {1: 0}
 
 
 def test_a_lane_with_held_back_events_is_read_from_the_first():

@@ -75,16 +75,6 @@ def test_an_event_that_the_broker_nacks_is_refused(rabbitmq_url, full_queue):
     assert outcomes == [Confirmed(first), Refused(second, "RabbitMQ refused it (nack)")]
 
 
-def test_an_exchange_is_declared_where_that_is_asked_for(rabbitmq_url, channel, queue):
-    exchange = f"{queue}-exchange"
-    publisher = RabbitMQPublisher(rabbitmq_url, exchange, declare=True)
-    publisher.connect()
-    channel.queue_bind(queue, exchange, "charge.*")
-    one = event("charge.created")
-    assert sent(publisher, one) == [Confirmed(one)]
-    channel.exchange_delete(exchange)
-
-
 @pytest.mark.usefixtures("transactional_db")
 def test_a_topic_that_amqp_can_not_hold_holds_up_no_other_event(rabbitmq_url, channel, queue, outbox, relay):
     """It has 255 characters, which the outbox takes, but 510 bytes."""

@@ -10,11 +10,10 @@ from types import MappingProxyType
 import boto3
 import pytest
 
-from django_idempotency.messages import Backoff, Consumer, RejectMessage
+from django_idempotency.messages import Backoff, Consumer
 from testproject.models import LedgerEntry
 from tests.messages.brokers import Gate, beats_of, running
-from tests.messages.handlers import pay, reading
-from tests.support.aliases import another_alias
+from tests.messages.handlers import pay
 from tests.support.callers import all_effects as effects
 from tests.support.private_servers import free_port
 from tests.support.runner_contract import Dead, RunnerContract, refuse
@@ -139,15 +138,7 @@ def test_an_event_that_the_outbox_sends_twice_is_handled_once(client, queue):
     with running(runner):
         eventually(lambda: sum(runner.counts.values()) == 2)
     assert (runner.counts["Done"], runner.counts["AlreadyDone"]) == (1, 1)
-    event = record("other") | {"eventSourceARN": queue, "messageAttributes": {"event-id": {"stringValue": "m"}}}
-    assert lambda_of(pay)({"Records": [event]}, None) == {"batchItemFailures": []}
     assert effects() == 1
-
-
-def lambda_of(handler):
-    from django_idempotency.contrib.sqs import lambda_handler
-
-    return lambda_handler(Consumer("tests", handler))
 
 
 def test_a_long_message_is_not_received_again(client, queue):
@@ -165,22 +156,6 @@ def test_a_long_message_is_not_received_again(client, queue):
     assert sum((first.counts + second.counts).values()) == 1
 
 
-def test_a_dead_letter_is_the_same_message_to_a_lambda(broker):
-    calls = []
-
-    def note(message, context):
-        calls.append(message.id)
-        raise RejectMessage("no such account")
-
-    broker.publish(None)
-    with running(broker.runner(note)):
-        dead = eventually(broker.take_dead)
-    back = {name: {"stringValue": value} for name, value in dead.headers.items()}
-    event = record("another") | {"eventSourceARN": broker.url, "messageAttributes": back}
-    assert lambda_of(note)({"Records": [event]}, None)["batchItemFailures"]
-    assert len(calls) == 1
-
-
 @pytest.mark.parametrize("identifying", ["event-id", "content-encoding"])
 def test_a_dead_letter_keeps_what_makes_it_the_same_message_before_other_attributes(broker, identifying):
     kept = dict.fromkeys([*(f"a{number}" for number in range(9)), identifying], "base64")
@@ -191,51 +166,6 @@ def test_a_dead_letter_keeps_what_makes_it_the_same_message_before_other_attribu
         assert len(dead.headers) == 10
         assert identifying in dead.headers
         kept = dead.headers
-
-
-def test_a_lambda_reports_the_messages_that_failed_one_by_one():
-    def handle(message, context):
-        if message.id == "bad":
-            raise LookupError("not yet")
-        return pay(message, context)
-
-    handler = lambda_of(handle)
-    event = {"Records": [{"messageId": id, "body": "{}", "eventSourceARN": "arn:queue"} for id in ("a", "bad", "b")]}
-    assert handler(event, None) == {"batchItemFailures": [{"itemIdentifier": "bad"}]}
-    assert handler(event, None) == {"batchItemFailures": [{"itemIdentifier": "bad"}]}
-    assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == ["a", "b"]
-
-
-def record(id, group=None, received=1):
-    attributes = {"ApproximateReceiveCount": str(received)} | ({"MessageGroupId": group} if group else {})
-    return {"messageId": id, "body": "{}", "eventSourceARN": "arn:queue", "attributes": attributes}
-
-
-def test_a_lambda_keeps_the_order_of_a_fifo_queues_groups():
-    """https://docs.aws.amazon.com/lambda/latest/dg/services-sqs-errorhandling.html"""
-
-    def handle(message, context):
-        if message.id == "a-2" and context.attempt == 1:
-            raise LookupError("not yet")
-        return pay(message, context)
-
-    handler = lambda_of(handle)
-    records = [record(f"{group}-{number}", group) for number in (1, 2, 3) for group in "ab"]
-    failed = [item["itemIdentifier"] for item in handler({"Records": records}, None)["batchItemFailures"]]
-    assert failed == ["a-2", "a-3"]
-    again = [record(id, "a", received=2) for id in failed]
-    assert handler({"Records": again}, None) == {"batchItemFailures": []}
-    paid = list(LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True))
-    assert [id for id in paid if id[0] == "a"] == ["a-1", "a-2", "a-3"]
-    assert len(paid) == 6
-
-
-def test_a_lambda_replaces_a_broken_connection():
-    with another_alias("elsewhere", CONN_MAX_AGE=None) as alias:
-        handler = lambda_of(reading(alias))
-        told = [handler({"Records": [record(id)]}, None) for id in ("last", "breaks", "next")]
-    failed = [[item["itemIdentifier"] for item in answer["batchItemFailures"]] for answer in told]
-    assert failed == [[], ["breaks"], []]
 
 
 def test_a_fifo_queues_groups_keep_their_order(client):

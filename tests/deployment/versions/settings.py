@@ -8,7 +8,7 @@ ROOT_URLCONF = "versions.urls"
 IDEMPOTENCY["ENCRYPTION_KEYS"] = ["KHX0puinFLGcJ8VFGfT6Hz8mE3/bmyHdceXpgu2kgnA="]
 IDEMPOTENCY["OUTBOX"]["PUBLISHERS"] = {
     "default": {
-        "BACKEND": "django_idempotency.contrib.outbox.publishers.local.InboxPublisher",
-        "OPTIONS": {"handler": "testproject.consumers.write_receipt", "consumer": "receipts"},
+        "BACKEND": "django_idempotency.contrib.outbox.publishers.local.LocalPublisher",
+        "OPTIONS": {"handler": "testproject.consumers.receive"},
     }
 }

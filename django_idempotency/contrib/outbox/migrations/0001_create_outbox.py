@@ -16,18 +16,16 @@ class Migration(migrations.Migration):
             name="Relay",
             fields=[
                 ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
-                ("publisher", models.CharField(max_length=64, verbose_name="publisher")),
-                ("host", models.CharField(max_length=255, verbose_name="host")),
-                ("pid", models.IntegerField(verbose_name="process")),
+                ("publisher", models.CharField(max_length=64)),
+                ("host", models.CharField(max_length=255)),
+                ("pid", models.IntegerField()),
                 (
                     "started_at",
-                    models.DateTimeField(db_default=DatabaseNow(), verbose_name="started at"),
+                    models.DateTimeField(db_default=DatabaseNow()),
                 ),
-                ("lease_until", models.DateTimeField(verbose_name="lease until")),
+                ("lease_until", models.DateTimeField()),
             ],
             options={
-                "verbose_name": "relay",
-                "verbose_name_plural": "relays",
                 "db_table": "django_idempotency_outbox_relay",
             },
         ),
@@ -35,13 +33,11 @@ class Migration(migrations.Migration):
             name="Lane",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("publisher", models.CharField(max_length=64, verbose_name="publisher")),
-                ("number", models.SmallIntegerField(verbose_name="number")),
-                ("relay_id", models.UUIDField(null=True, verbose_name="relay")),
+                ("publisher", models.CharField(max_length=64)),
+                ("number", models.SmallIntegerField()),
+                ("relay_id", models.UUIDField(null=True)),
             ],
             options={
-                "verbose_name": "lane",
-                "verbose_name_plural": "lanes",
                 "db_table": "django_idempotency_outbox_lane",
                 "constraints": [models.UniqueConstraint(fields=("publisher", "number"), name="outbox_lane_number")],
             },
@@ -58,11 +54,10 @@ class Migration(migrations.Migration):
                 ("payload", models.BinaryField(verbose_name="payload")),
                 ("content_type", models.CharField(max_length=255, verbose_name="content type")),
                 ("headers", models.JSONField(default=dict, verbose_name="headers")),
-                ("record_id", models.UUIDField(editable=False, null=True, verbose_name="idempotency record")),
                 (
                     "status",
                     models.CharField(
-                        choices=[("pending", "pending"), ("published", "published"), ("dead", "dead letter")],
+                        choices=[("pending", "pending"), ("dead", "dead letter")],
                         default="pending",
                         max_length=16,
                         verbose_name="status",
@@ -75,7 +70,7 @@ class Migration(migrations.Migration):
                     models.DateTimeField(db_default=DatabaseNow(), verbose_name="created at"),
                 ),
                 ("available_at", models.DateTimeField(null=True, verbose_name="next attempt at")),
-                ("finished_at", models.DateTimeField(null=True, verbose_name="published or given up at")),
+                ("given_up_at", models.DateTimeField(null=True, verbose_name="given up at")),
             ],
             options={
                 "verbose_name": "outbox event",
@@ -102,18 +97,14 @@ class Migration(migrations.Migration):
                         name="outbox_event_tried",
                         condition=Q(attempts__gte=1, status__in=["pending", "dead"]),
                     ),
-                    models.Index("finished_at", name="outbox_event_finished", condition=~Q(status="pending")),
-                    models.Index("record_id", name="outbox_event_record", condition=Q(record_id__isnull=False)),
                 ],
                 "constraints": [
-                    models.CheckConstraint(
-                        condition=Q(status__in=["pending", "published", "dead"]), name="outbox_event_status"
-                    ),
+                    models.CheckConstraint(condition=Q(status__in=["pending", "dead"]), name="outbox_event_status"),
                     models.CheckConstraint(condition=Q(lane__range=(0, 63)), name="outbox_event_lane"),
                     models.CheckConstraint(
-                        condition=Q(status="pending", finished_at__isnull=True)
-                        | (~Q(status="pending") & Q(finished_at__isnull=False)),
-                        name="outbox_event_finished_at",
+                        condition=Q(status="pending", given_up_at__isnull=True)
+                        | Q(status="dead", given_up_at__isnull=False),
+                        name="outbox_event_given_up_at",
                     ),
                 ],
             },

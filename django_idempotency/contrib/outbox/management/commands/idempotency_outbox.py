@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -17,24 +16,23 @@ from django_idempotency.contrib.outbox.conf import options as settings
 from django_idempotency.contrib.outbox.decisions import Act, decide
 from django_idempotency.contrib.outbox.models import OutboxEvent
 from django_idempotency.contrib.outbox.relay import EventRelay
-from django_idempotency.management.base import MaintenanceCommand, ended_by_signal, seconds, sentence
+from django_idempotency.management.base import MaintenanceCommand, ended_by_signal
 from django_idempotency.messages.publisher import PublisherUnavailable
 from django_idempotency.values.printable import in_zone
 
-SHOWN = ("event_id", "topic", "key", "attempts", "error", "created_at", "finished_at")
+SHOWN = ("event_id", "topic", "key", "attempts", "error", "created_at", "given_up_at")
 ACTIONS = {
     "relay": "Publish the events of the outbox until SIGTERM or SIGINT, then finish what is under way.",
     "status": "Show pending, failing and dead events, and live relays, by publisher.",
     "dead": "List dead letters, the oldest first.",
     "requeue": "Try dead letters again.",
     "discard": "Delete dead letters for good; later events of their keys go on.",
-    "cleanup": "Delete published events that are past their retention.",
 }
 DONE = {Act.REQUEUE: "requeued", Act.DISCARD: "discarded"}
 
 
 class Command(MaintenanceCommand):
-    help = "Publishes the events of the outbox, shows its state, and handles dead letters and events that were kept."
+    help = "Publishes the events of the outbox, shows its state, and handles dead letters."
 
     def add_arguments(self, parser: CommandParser) -> None:
         for name, action in self.add_actions(parser, ACTIONS):
@@ -47,8 +45,6 @@ class Command(MaintenanceCommand):
     def _add_relay(self, action: CommandParser) -> None:
         action.add_argument("--publisher", action="append", help="only this publisher; may be given several times")
         action.add_argument("--once", action="store_true", help="publish pending events, then exit")
-        help = "exit with 0 if every publisher has a live relay on this host, else with 1"
-        action.add_argument("--health", action="store_true", help=help)
 
     def _add_status(self, action: CommandParser) -> None:
         pass
@@ -66,9 +62,6 @@ class Command(MaintenanceCommand):
     def _add_discard(self, action: CommandParser) -> None:
         action.add_argument("event", nargs="+", type=UUID, help="ids of events")
         self.add_operator(action)
-
-    def _add_cleanup(self, action: CommandParser) -> None:
-        action.add_argument("--max-seconds", type=seconds(0), help="begin no further batch after this time")
 
     def handle(self, *, action: str, database: str | None, **options: Any) -> None:
         self.database, self.several = maintenance.database(database), False
@@ -106,31 +99,17 @@ class Command(MaintenanceCommand):
         facts = {DONE[act]: decided.done, "refused": {why.value: count for why, count in decided.refused.items()}}
         self.report(facts, f"{decided.done} {DONE[act]}.{refused}", options)
 
-    def _cleanup(self, options: dict[str, Any]) -> None:
-        swept = maintenance.cleanup(max_seconds=options["max_seconds"], using=self.database)
-        self.report(asdict(swept), sentence(swept), options)
-
     # --- relaying
 
     def _relay(self, options: dict[str, Any]) -> None:
         aliases = options["publisher"] or list(settings().publishers)
         if not aliases:
             raise CommandError("There is nothing to relay to: OUTBOX in the IDEMPOTENCY setting has no PUBLISHERS.")
-        if options["health"]:
-            self._check(aliases)
-            return
         try:
             relays = [EventRelay(alias, using=self.database) for alias in aliases]
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
         (self._run_once if options["once"] else self._run)(relays, options["verbosity"])
-
-    def _check(self, aliases: Sequence[str]) -> None:
-        here = maintenance.live_relays(using=self.database).filter(host=socket.gethostname()[:255])
-        alive = set(here.values_list("publisher", flat=True))
-        if missing := [alias for alias in aliases if alias not in alive]:
-            raise CommandError(f"No live relay on this host for {', '.join(missing)}.")
-        self.stdout.write(f"alive: {', '.join(aliases)}")
 
     def _run_once(self, relays: Sequence[EventRelay], verbosity: int) -> None:
         for relay in relays:
