@@ -9,7 +9,7 @@ from django_idempotency.values.lazily import lazily
 
 if TYPE_CHECKING:
     from django_idempotency.contrib.testing.crashes import crash_after_effect
-    from django_idempotency.contrib.testing.requests import assert_idempotent, duplicates_at_once, lost_answer
+    from django_idempotency.contrib.testing.requests import assert_idempotent, duplicates_at_once
     from django_idempotency.contrib.testing.twice import Repetition, sending_twice
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "assert_idempotent",
     "crash_after_effect",
     "duplicates_at_once",
-    "lost_answer",
     "sending_twice",
 ]
 
@@ -26,7 +25,7 @@ __getattr__ = lazily(
     __name__,
     {
         "crash_after_effect": f"{_KIT}.crashes",
-        **dict.fromkeys(("assert_idempotent", "duplicates_at_once", "lost_answer"), f"{_KIT}.requests"),
+        **dict.fromkeys(("assert_idempotent", "duplicates_at_once"), f"{_KIT}.requests"),
         **dict.fromkeys(("Repetition", "sending_twice"), f"{_KIT}.twice"),
     },
 )

@@ -48,6 +48,9 @@ def assert_idempotent(
 ) -> Any:
     """Send a request twice with one key. The second must change nothing and get the first response, which is returned.
 
+    The second comes from a client that never saw the first response: a client of Django's sends the cookies that it had
+    before. So a view that renews the session fails here, unless the old cookie still authenticates.
+
     ``client``: Django's test client, REST framework's, or a client of httpx or requests. ``data`` and ``options``: for
     the client's method (``content_type``, ``format``, ``json``, ``headers`` …). ``key``: by default a new one.
     ``effects``: what the request changes, as a QuerySet or a callable; by default the rows of all models, except those
@@ -56,29 +59,21 @@ def assert_idempotent(
     Raises ``AssertionError``, also if the first request had no effect, because then the test would show nothing.
     """
     call = Call(client, method, path, data, options, key or str(uuid.uuid4()), effects, ignore, ignore_headers)
-    return _repeated(call, call)
-
-
-def lost_answer(
-    client: Any,
-    method: str,
-    path: str,
-    data: Any = None,
-    *,
-    key: str | None = None,
-    effects: Effects = None,
-    ignore: Collection[str] = (),
-    ignore_headers: Collection[str] = (),
-    **options: Any,
-) -> Any:
-    """Lose the response to a request after COMMIT, and retry. Return the retry's response, which must be the lost one.
-
-    The server serves the whole request, and its response is thrown away. The retry comes from a client that never saw
-    it: a client of Django's sends the cookies that it had before. So a view that renews the session fails here, unless
-    the old cookie still authenticates. Arguments and errors are those of ``assert_idempotent``.
-    """
-    first = Call(client, method, path, data, options, key or str(uuid.uuid4()), effects, ignore, ignore_headers)
-    return _repeated(first, replace(first, client=_with_cookies_of_now(client)), retry=True)
+    retry = replace(call, client=_with_cookies_of_now(client))
+    before = call.observe()
+    response = call.send()
+    once = call.observe()
+    if before == once:
+        raise AssertionError(
+            f"{call} had no visible effect; pass what it changes as effects=…. Its response: {described(response)}"
+        )
+    again = retry.send()
+    changed = changes(once, call.observe())
+    _report(
+        f"{call} was sent again with its key",
+        [*(f"took effect again: {line}" for line in changed), *call.differences(response, again)],
+    )
+    return response
 
 
 def duplicates_at_once(
@@ -173,23 +168,6 @@ def expect_commits(name: str) -> None:
     """Raise ``RuntimeError`` inside the transaction of a test case, because other connections can't see into it."""
     if any(connection.in_atomic_block for connection in connections.all(initialized_only=True)):
         raise RuntimeError(f"{name}() needs real commits: TransactionTestCase, or django_db(transaction=True).")
-
-
-def _repeated(first: Call, second: Call, *, retry: bool = False) -> Any:
-    before = first.observe()
-    response = first.send()
-    once = first.observe()
-    if before == once:
-        raise AssertionError(
-            f"{first} had no visible effect; pass what it changes as effects=…. Its response: {described(response)}"
-        )
-    again = second.send()
-    changed = changes(once, first.observe())
-    _report(
-        f"{first} {'was retried' if retry else 'was sent again'} with its key",
-        [*(f"took effect again: {line}" for line in changed), *first.differences(response, again)],
-    )
-    return again if retry else response
 
 
 def _report(what: str, faults: Iterable[str]) -> None:
