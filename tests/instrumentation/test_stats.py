@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-
 import pytest
 
 from django_idempotency.contrib.dashboard import formatting as of_counters
@@ -12,10 +10,8 @@ from django_idempotency.contrib.dashboard.activity import (
     activity,
     busiest,
     figures_of,
-    history,
     project,
     projection,
-    spans,
     views,
 )
 from django_idempotency.reporting.events import families
@@ -23,9 +19,6 @@ from django_idempotency.stats import formatting
 from django_idempotency.stats.formatting import amount, duration, share, volume
 from django_idempotency.stats.queries import DAY, HOUR, Due, Size, size
 from tests.support.happening import happen
-
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-
 
 REJECTED = {f"request_rejected.{why}": count for why, count in (("in_flight", 2), ("key_reused", 1), ("on_hold", 1))}
 ENDED = {"key_completed": 9, "key_failed": 1, "key_released": 2, "key_reaped": 3, "stale_write_rejected": 4}
@@ -72,36 +65,8 @@ def test_each_view_by_itself_and_the_busiest_first():
     assert [name for name, _activity in busiest(found, "conflicts", most=2)] == ["few", "none"]
 
 
-def test_spans_have_no_gaps_and_end_with_the_one_that_is_not_over():
-    counts = [
-        (NOON, "key_claimed", 1),
-        (NOON + timedelta(minutes=5), "key_claimed", 2),
-        (NOON + timedelta(minutes=5), "response_replayed", 3),
-        (NOON + timedelta(minutes=30), "key_claimed", 4),
-    ]
-    found = spans(counts, HOUR, now=NOON + timedelta(minutes=44), step=HOUR // 4)
-    assert [span.since for span in found] == [NOON + timedelta(minutes=minutes) for minutes in (-15, 0, 15, 30)]
-    assert [span.activity["requests"] for span in found] == [0, 6, 0, 4]
-
-
 @pytest.mark.django_db
-@pytest.mark.parametrize(("seconds", "step", "count"), [(DAY, 900, 96), (7 * DAY, 3600, 168), (DAY // 4, 300, 72)])
-def test_history_by_spans_of_one_length(seconds, step, count):
-    happen("a", claimed=1)
-    happen("b", hours=0.5, claimed=7)
-    happen("a", hours=5, in_flight=2)
-    found = history(seconds, step=step, view="a")
-    assert len(found) == count
-    assert sum(span.activity["requests"] for span in history(seconds, step=step)) == 10
-    assert found[-1].activity["requests"] == 1
-    assert sum(span.activity["conflicts"] for span in found) == 2
-    quiet = found[-1].since - next(span.since for span in found if span.activity["conflicts"])
-    assert timedelta(hours=4) <= quiet <= timedelta(hours=6)
-
-
-@pytest.mark.django_db
-def test_without_counters_there_is_no_history():
-    assert history(DAY) == []
+def test_without_counters_there_is_no_projection():
     assert projection(size()) == Projection()
 
 

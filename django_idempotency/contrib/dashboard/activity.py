@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from django.db.models import DurationField, ExpressionWrapper, F, QuerySet, Sum
-from django.db.models.functions import TruncHour
 
 from django_idempotency.conf import conf
 from django_idempotency.contrib.dashboard import observations
 from django_idempotency.contrib.dashboard.models import IdempotencyCounter
 from django_idempotency.models import DatabaseNow
 from django_idempotency.reporting.events import families
-from django_idempotency.stats.queries import DAY, HOUR, MINUTES, Size
+from django_idempotency.stats.queries import DAY, HOUR, Size
 from django_idempotency.stores.connections import record_database
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.outcomes import Rejection
@@ -62,47 +61,12 @@ def figures_of(counts: Mapping[str, int]) -> Activity:
     return {"requests": requests, "replays": replays, "deduplicated": share, **figures, **of_wings}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """What happened from ``since`` until the next span begins."""
-
-    since: datetime
-    activity: Activity
-
-
-def activity(seconds: float, *, view: str = "", using: str | None = None) -> Activity:
+def activity(seconds: float, *, using: str | None = None) -> Activity:
     """Return what happened in the last ``seconds``, with the precision of a counter, which is five minutes.
 
-    ``view``: only at this view, by its dotted name. ``using``: as for ``stats``.
+    ``using``: as for ``stats``.
     """
-    return figures_of(dict(_counters(seconds, using, view).values_list("event").annotate(Sum("count"))))
-
-
-def history(seconds: float, *, step: int = 15 * MINUTES, view: str = "", using: str | None = None) -> list[Span]:
-    """Return the last ``seconds`` in spans of ``step`` seconds; an empty list if nothing was counted.
-
-    ``step``: five minutes or a multiple of that. ``view``, ``using``: as for ``activity``.
-    """
-    since = F("since") if step % HOUR else TruncHour("since", tzinfo=UTC)
-    counted = _counters(seconds, using, view).annotate(begun=since).values_list("begun", "event").annotate(Sum("count"))
-    counts = list(counted.annotate(now=DatabaseNow()))
-    if not counts:
-        return []
-    *_count, now = counts[0]
-    return spans((count[:3] for count in counts), seconds, now=now, step=step)
-
-
-def spans(counts: Iterable[tuple[datetime, str, int]], seconds: float, *, now: datetime, step: int) -> list[Span]:
-    """Return the counters (since, event, count) of the last ``seconds`` in spans of ``step`` seconds. Pure."""
-    by_step: dict[int, dict[str, int]] = {}
-    for since, event, count in counts:
-        events = by_step.setdefault(int(since.timestamp() // step), {})
-        events[event] = events.get(event, 0) + count
-    last = int(now.timestamp() // step)
-    return [
-        Span(since=datetime.fromtimestamp(number * step, UTC), activity=figures_of(by_step.get(number, {})))
-        for number in range(last - int(seconds // step) + 1, last + 1)
-    ]
+    return figures_of(dict(_counters(seconds, using).values_list("event").annotate(Sum("count"))))
 
 
 def views(seconds: float, *, using: str | None = None) -> dict[str, Activity]:
@@ -173,9 +137,8 @@ def busiest(views: Mapping[str, Activity], name: str, *, most: int = 10) -> list
     return sorted(found, key=lambda each: (-each[1][name], each[0]))[:most]
 
 
-def _counters(seconds: float, using: str | None, view: str = "") -> QuerySet[IdempotencyCounter]:
-    begun = IdempotencyCounter.objects.using(record_database(using)).filter(since__gt=ahead(-seconds))
-    return (begun.filter(view=view) if view else begun).order_by()
+def _counters(seconds: float, using: str | None) -> QuerySet[IdempotencyCounter]:
+    return IdempotencyCounter.objects.using(record_database(using)).filter(since__gt=ahead(-seconds)).order_by()
 
 
 # --- Projection ------------------------------------------------------------------------------------------------------

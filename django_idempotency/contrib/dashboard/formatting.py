@@ -15,7 +15,7 @@ from django_idempotency.conf import conf
 from django_idempotency.contrib.dashboard import activity as activity_of
 from django_idempotency.contrib.dashboard.activity import Activity, Observed, Projection
 from django_idempotency.reporting.events import Family, families
-from django_idempotency.stats.formatting import WIDTH, Figure, Section, amount, lines, mark, share, volume, width_of
+from django_idempotency.stats.formatting import Figure, Section, amount, lines, mark, share, volume, width_of
 from django_idempotency.stats.queries import DAY, HOUR, WEEK, size
 
 
@@ -71,6 +71,17 @@ def _happened(field: str, name: str, value: Any) -> Figure:
     return Figure(name, shown(value), alarming=bool(value) and field in _ALARMING)
 
 
+def busiest(views: Mapping[str, Activity], name: str) -> list[Figure]:
+    """Return the views with the most ``name``, such as ``"replays"``, and of how many requests that is."""
+    return [
+        Figure(
+            _("at %(view)s") % {"view": view},
+            _("%(count)s of %(requests)s") % {"count": amount(of[name]), "requests": amount(of["requests"])},
+        )
+        for view, of in activity_of.busiest(views, name)
+    ]
+
+
 MOST_NAMED = 5
 
 
@@ -114,7 +125,10 @@ def recently(using: str) -> Section:
         "views": views,
         **({"observed_last_week": asdict(seen)} if seen else {}),
     }
-    shown = [*lines("GROWTH", growth(expected)), *_what_happened(hour, day), *_busiest(views)]
+    shown = [*lines("GROWTH", growth(expected)), *_what_happened(hour, day)]
+    for name, title in {"replays": "MOST REPLAYS, LAST DAY", "conflicts": "MOST CONFLICTS, LAST DAY"}.items():
+        if ranking := busiest(views, name):
+            shown += lines(title, ranking)
     return Section(facts, [*shown, *(lines("OBSERVED, LAST WEEK", observed(seen)) if seen else [])])
 
 
@@ -130,14 +144,3 @@ def _beside(title: str, hour: list[Figure], day: list[Figure]) -> Iterator[str]:
     yield f"{title:{width + 2}}{'last hour':>12}{'last day':>14}"
     for of_hour, of_day in zip(hour, day, strict=True):
         yield f"  {of_hour.name:{width}}{of_hour.value:>12}{of_day.value:>14}{mark(of_day)}"
-
-
-def _busiest(views: dict[str, Activity]) -> Iterator[str]:
-    titles = {"replays": "MOST REPLAYS, LAST DAY", "conflicts": "MOST CONFLICTS, LAST DAY"}
-    for name, title in titles.items():
-        if listed := activity_of.busiest(views, name):
-            yield title
-            width = max(WIDTH, *(len(view) + 2 for view, _of_view in listed))
-            for view, of_view in listed:
-                many, requests = (amount(number) for number in (of_view[name], of_view["requests"]))
-                yield f"  {view:{width}}{many:>12} of {requests:>10}"
