@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -85,8 +86,7 @@ class Observed:
     ``keyed``, ``unkeyed``: requests with and without a key. ``refused``: requests whose key would be missing, malformed
     or without a scope. ``unprotected``: requests of anonymous callers that would run unprotected.
     ``duplicates_keyed``: they would have got a replay or a 409. ``duplicates_unkeyed``: likely duplicates, which would
-    be prevented if their clients sent keys. ``views``: the duplicates of each view. ``clients``: for each client by
-    name, its requests with and without a key; the clients with the most requests without a key come first.
+    be prevented if their clients sent keys. ``views``: the duplicates of each view, the most first.
     """
 
     keyed: int
@@ -96,7 +96,6 @@ class Observed:
     duplicates_keyed: int
     duplicates_unkeyed: int
     views: dict[str, int]
-    clients: dict[str, tuple[int, int]]
 
     @property
     def preventable(self) -> int:
@@ -105,29 +104,21 @@ class Observed:
 
 def observed(seconds: float, *, using: str | None = None) -> Observed:
     """Return what was observed in the last ``seconds``. ``using``: as for ``stats``."""
+    total: Counter[str] = Counter()
+    views: Counter[str] = Counter()
     found = _counters(seconds, using).filter(event__in=observations.EVENTS)
-    counts = {(event, view): n for event, view, n in found.values_list("event", "view").annotate(Sum("count"))}
-
-    def by_view(*events: str) -> dict[str, int]:
-        summed: dict[str, int] = {}
-        for (event, view), count in counts.items():
-            if event in events:
-                summed[view] = summed.get(view, 0) + count
-        return dict(sorted(summed.items(), key=lambda each: (-each[1], each[0])))
-
-    def total(event: str) -> int:
-        return sum(by_view(event).values())
-
-    with_key, without = by_view(observations.CLIENT_KEYED), by_view(observations.CLIENT_UNKEYED)
+    for event, view, count in found.values_list("event", "view").annotate(Sum("count")):
+        total[event] += count
+        if event in (observations.DUPLICATE_KEYED, observations.DUPLICATE_UNKEYED):
+            views[view] += count
     return Observed(
-        keyed=total(observations.KEYED),
-        unkeyed=total(observations.UNKEYED),
-        refused=total(observations.REFUSED),
-        unprotected=total(observations.UNPROTECTED),
-        duplicates_keyed=total(observations.DUPLICATE_KEYED),
-        duplicates_unkeyed=total(observations.DUPLICATE_UNKEYED),
-        views=by_view(observations.DUPLICATE_KEYED, observations.DUPLICATE_UNKEYED),
-        clients={name: (with_key.get(name, 0), without.get(name, 0)) for name in {**without, **with_key}},
+        keyed=total[observations.KEYED],
+        unkeyed=total[observations.UNKEYED],
+        refused=total[observations.REFUSED],
+        unprotected=total[observations.UNPROTECTED],
+        duplicates_keyed=total[observations.DUPLICATE_KEYED],
+        duplicates_unkeyed=total[observations.DUPLICATE_UNKEYED],
+        views=dict(views.most_common()),
     )
 
 

@@ -86,15 +86,10 @@ MOST_NAMED = 5
 
 
 def observed(observed: Observed) -> list[Figure]:
-    """Return what was observed in a week and would have been prevented; the views and clients that matter most."""
+    """Return what was observed in a week and would have been prevented; the views that matter most."""
     views = [
         Figure(_("at %(view)s") % {"view": view}, amount(count))
         for view, count in list(observed.views.items())[:MOST_NAMED]
-    ]
-    clients = [
-        Figure(_("without a key, %(client)s") % {"client": name}, amount(unkeyed))
-        for name, (_keyed, unkeyed) in list(observed.clients.items())[:MOST_NAMED]
-        if unkeyed
     ]
     return [
         Figure(_("would have been prevented"), amount(observed.preventable)),
@@ -105,7 +100,6 @@ def observed(observed: Observed) -> list[Figure]:
         Figure(_("would have been unprotected"), amount(observed.unprotected)),
         Figure(_("requests with a key"), amount(observed.keyed)),
         Figure(_("requests without a key"), amount(observed.unkeyed)),
-        *clients,
     ]
 
 
