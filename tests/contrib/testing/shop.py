@@ -155,13 +155,11 @@ urlpatterns = [
     path("unprotected/", csrf_exempt(order)),
     path("unprotected/bumps/", csrf_exempt(bumping)),
     path("unprotected/mails/", csrf_exempt(mailing)),
-    path("unprotected/async/", csrf_exempt(slow_order)),
     path("remembered/", csrf_exempt(remembering(order))),
     path("pointed/", csrf_exempt(pointing_at_the_first(order))),
     path("busy/", csrf_exempt(lambda request: HttpResponse(status=409))),
     path("broken/", csrf_exempt(lambda request: HttpResponse(status=1 // 0))),
     path("unique/", csrf_exempt(unique)),
-    path("cookies/", csrf_exempt(lambda request: JsonResponse(request.COOKIES))),
     path("nothing/", csrf_exempt(lambda request: HttpResponse())),
     path("headers/", csrf_exempt(telling)),
 ]

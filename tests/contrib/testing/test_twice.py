@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from asgiref.sync import async_to_sync
-from django.test import AsyncClient, Client
+from django.test import Client
 
 from django_idempotency.contrib.testing import duplicates_at_once, sending_twice
 from tests.support.callers import effects
@@ -59,15 +58,6 @@ def test_the_second_request_has_the_cookies_of_the_first(client, customer):
         client.post("/renewals/", headers=KEY)
     assert "testproject.LedgerEntry: 1 more row" in differences(sent), "who lost the answer is nobody"
     assert client.session["seen"] == "alice", "the test goes on with the cookies of the first response"
-
-
-def test_an_async_client_sends_its_cookies_once_each_time(shop):
-    client = AsyncClient()
-    client.cookies["name"] = "value"
-    with sending_twice(every=True) as sent:
-        response = async_to_sync(client.post)("/cookies/")
-    assert response.json() == {"name": "value"}
-    assert [one.differences for one in sent] == [()]
 
 
 @pytest.mark.row_locks
