@@ -1,20 +1,18 @@
-"""What happened recently, by the counters, and the size of the table that it leads to."""
+"""What happened recently, by the counters."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 
-from django.db.models import DurationField, ExpressionWrapper, F, QuerySet, Sum
+from django.db.models import QuerySet, Sum
+from django.utils.functional import Promise
+from django.utils.translation import gettext_lazy as _
 
-from django_idempotency.conf import conf
 from django_idempotency.contrib.dashboard import observations
 from django_idempotency.contrib.dashboard.models import IdempotencyCounter
-from django_idempotency.models import DatabaseNow
 from django_idempotency.reporting.events import families
-from django_idempotency.stats.queries import DAY, HOUR, Size
 from django_idempotency.stores.connections import record_database
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.outcomes import Rejection
@@ -26,23 +24,23 @@ def _rejected(reason: Rejection) -> str:
     return f"request_rejected.{reason}"
 
 
-# The events that a figure counts.
-EVENTS: Mapping[str, tuple[str, ...]] = {
-    "replays": ("response_replayed",),
-    "conflicts": (_rejected(Rejection.IN_FLIGHT), _rejected(Rejection.WAIT_TIMEOUT)),
-    "mismatches": (_rejected(Rejection.KEY_REUSED),),
-    "takeovers": ("key_taken_over",),
-    "on_hold": (_rejected(Rejection.ON_HOLD),),
-    "too_old": (_rejected(Rejection.TOO_OLD),),
-    "forbidden": (_rejected(Rejection.FORBIDDEN),),
-    "not_admitted": (_rejected(Rejection.NOT_ADMITTED),),
-    "completed": ("key_completed",),
-    "failed": ("key_failed",),
-    "released": ("key_released",),
-    "lost": ("claim_lost",),
-    "stale_writes": ("stale_write_rejected",),
-    "reaped": ("key_reaped",),
-    "store_errors": ("store_failed",),
+# The title of each figure, and the events that it counts.
+FIGURES: Mapping[str, tuple[str | Promise, tuple[str, ...]]] = {
+    "replays": (_("replays"), ("response_replayed",)),
+    "conflicts": (_("conflicts"), (_rejected(Rejection.IN_FLIGHT), _rejected(Rejection.WAIT_TIMEOUT))),
+    "mismatches": (_("mismatches"), (_rejected(Rejection.KEY_REUSED),)),
+    "takeovers": (_("takeovers"), ("key_taken_over",)),
+    "on_hold": (_("refused while on hold"), (_rejected(Rejection.ON_HOLD),)),
+    "too_old": (_("refused as too old"), (_rejected(Rejection.TOO_OLD),)),
+    "forbidden": (_("replays forbidden"), (_rejected(Rejection.FORBIDDEN),)),
+    "not_admitted": (_("new keys not admitted"), (_rejected(Rejection.NOT_ADMITTED),)),
+    "completed": (_("responses stored"), ("key_completed",)),
+    "failed": (_("runs that failed"), ("key_failed",)),
+    "released": (_("keys released"), ("key_released",)),
+    "lost": (_("claims lost to another request"), ("claim_lost",)),
+    "stale_writes": (_("late writes rejected"), ("stale_write_rejected",)),
+    "reaped": (_("keys reaped"), ("key_reaped",)),
+    "store_errors": (_("store unavailable"), ("store_failed",)),
 }
 
 
@@ -51,9 +49,9 @@ def figures_of(counts: Mapping[str, int]) -> Activity:
 
     ``requests``: requests with a key that got an outcome. ``deduplicated``: the share of them, 0 to 1, that got a
     replay. ``lost``: claims that were lost to a quicker rival; they are counted as the duplicates that they are. The
-    others are how often the events in ``EVENTS``, and each event of a wing, happened.
+    others are how often the events in ``FIGURES``, and each event of a wing, happened.
     """
-    figures = {name: sum(counts.get(event, 0) for event in events) for name, events in EVENTS.items()}
+    figures = {name: sum(counts.get(event, 0) for event in events) for name, (_title, events) in FIGURES.items()}
     ran = max(0, counts.get("key_claimed", 0) + figures["takeovers"] - figures["lost"])
     replays = figures["replays"]
     requests = ran + replays + sum(counts.get(_rejected(reason), 0) for reason in Rejection)
@@ -130,42 +128,3 @@ def busiest(views: Mapping[str, Activity], name: str, *, most: int = 10) -> list
 
 def _counters(seconds: float, using: str | None) -> QuerySet[IdempotencyCounter]:
     return IdempotencyCounter.objects.using(record_database(using)).filter(since__gt=ahead(-seconds)).order_by()
-
-
-# --- Projection ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Projection:
-    """The size that the table will reach if activity stays as on the last day; ``None`` while that is not known.
-
-    ``rows_per_day``: responses stored. ``expected_rows``: the rows that this gives within the project's retention.
-    ``expected_bytes``: their size, at the present size of a row.
-    """
-
-    rows_per_day: float | None = None
-    expected_rows: float | None = None
-    expected_bytes: float | None = None
-
-
-def projection(size: Size, *, using: str | None = None) -> Projection:
-    """Project ``size`` by the counters of the last day, or of less if they began later. ``using``: as for ``stats``."""
-    begun = IdempotencyCounter.objects.using(record_database(using)).order_by("since")
-    age = ExpressionWrapper(DatabaseNow() - F("since"), output_field=DurationField())
-    oldest: timedelta | None = begun.values_list(age, flat=True).first()
-    seconds = min(oldest.total_seconds(), DAY) if oldest else 0.0
-    return project(size, activity(DAY, using=using)["completed"], seconds=seconds, kept_for=conf().policy.kept_for)
-
-
-def project(size: Size, completed: float, *, seconds: float, kept_for: float) -> Projection:
-    """Project ``size`` by ``completed`` responses stored in ``seconds``; empty for less than an hour. Pure."""
-    if seconds < HOUR:
-        return Projection()
-    per_second = completed / seconds
-    rows = per_second * kept_for
-    per_row = size.bytes / size.rows if size.rows and size.bytes else None
-    return Projection(
-        rows_per_day=per_second * DAY,
-        expected_rows=rows,
-        expected_bytes=None if per_row is None else rows * per_row,
-    )

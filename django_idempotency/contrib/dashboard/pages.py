@@ -96,8 +96,7 @@ def panels(chosen: Range, using: str) -> list[Panel]:
         return formatting.backlog(ask(queries.due, most=MOST), MOST)
 
     def sizes(ask: Asking) -> list[Figure]:
-        size = ask(queries.size)
-        return [*formatting.sizes(size), *of_counters.growth(ask(activity_of.projection, size))]
+        return formatting.sizes(ask(queries.size))
 
     views = panel(lambda ask: ask(activity_of.views, chosen.seconds), using)
     rankings = {"replays": _("Most replays"), "conflicts": _("Most conflicts")}

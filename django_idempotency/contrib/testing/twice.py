@@ -75,7 +75,7 @@ def sending_twice(*, every: bool = False, ignore: Collection[str] = ()) -> Itera
             found.append(Repetition(sent["REQUEST_METHOD"], f"/{match.route}" if match else path, path, differing))
         return first
 
-    Client.request = request  # type: ignore[method-assign]
+    Client.request = request  # type: ignore[method-assign, assignment]
     try:
         yield found
     finally:
