@@ -23,7 +23,7 @@ from django_idempotency.stores.connections import record_database
 from django_idempotency.values.outcomes import Snapshot
 
 MOST = 100_000  # rows to look at; a count that reaches this means "or more"
-MINUTES, HOUR, DAY, WEEK = 60, 3600, 24 * 3600, 7 * 24 * 3600
+HOUR, DAY, WEEK = 3600, 24 * 3600, 7 * 24 * 3600
 
 # --- Current state ---------------------------------------------------------------------------------------------------
 

@@ -14,9 +14,6 @@ LIST = "/admin/django_idempotency/idempotencyrecord/"
 # Those in docs/img that this makes: page, width, height if not all of it, scheme. Without the admin's list of models.
 OF_DOCS: dict[str, tuple[str, int, int | None, str]] = {
     "dashboard-light": ("dashboard", 1440, None, "light"),
-    "dashboard-dark": ("dashboard-week", 1440, 620, "dark"),
-    "dashboard-view": ("dashboard-view", 1024, None, "light"),
-    "dashboard-narrow": ("dashboard-view", 390, 1180, "light"),
     "admin-list": ("list", 1440, None, "light"),
     "admin-narrow": ("list", 390, 1000, "light"),
     "admin-record": ("record", 1440, None, "light"),
@@ -80,8 +77,6 @@ def take(browser: Any, directory: Path, ids: dict[str, Any]) -> None:
         "search": f"{LIST}?q=order-11",
         "retryable": f"{LIST}?situation=retryable",
         "dashboard": f"{LIST}dashboard/",
-        "dashboard-week": f"{LIST}dashboard/?range=7d",
-        "dashboard-view": f"{LIST}dashboard/?range=6h&view=shop.api.ChargeViewSet",
         "record": f"{LIST}{ids['done']}/change/",
         "record-on-hold": f"{LIST}{ids['on_hold']}/change/",
         "confirm": f"{LIST}intervene/resolve/?id={ids['on_hold']}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from django_idempotency.contrib.testing import Verdict
+from tests.faults.trials import Verdict
 
 LOST = "key lost by a failover"
 

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from django_idempotency.contrib.testing import Call, Response
 from tests.faults.payments import NO_TROUBLE, Choose, Ledger, amount, named
+from tests.faults.trials import Call, Response
 from tests.support.servers import ROOT
 
 MODES = ("atomic", "lease")

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import psycopg
 
-from django_idempotency.contrib.testing import Call, Response
+from tests.faults.trials import Call, Response
 from tests.support.servers import Server
 
 ATOMIC = (

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 
-from django_idempotency.contrib.testing import Call, Response, Violation
 from tests.faults.payments import BACK_OFF, BACKING_OFF
+from tests.faults.trials import Call, Response, Violation
 from tests.support.servers import Server
 
 TIMEOUT = 15.0

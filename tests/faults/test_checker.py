@@ -10,8 +10,8 @@ import pytest
 from django.db import connections, transaction
 from django.http import HttpResponse
 
-from django_idempotency.contrib.testing import Call, History, Kind, Response, check, exercise, plan
 from tests.faults.losses import LOST, without_losses
+from tests.faults.trials import Call, History, Kind, Response, check, exercise, plan
 from tests.support.callers import effects, entry_point, pay, post
 
 A, B = Response(201, b"a"), Response(201, b"b")

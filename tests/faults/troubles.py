@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from django_idempotency.contrib.testing import Call
 from tests.faults.payments import NO_TROUBLE, Choose, Trouble
+from tests.faults.trials import Call
 
 STEPS = ("claim", "effect", "complete", "commit")
 COMMON = ("respond", *(f"{step}.{when}" for step in STEPS for when in ("before", "after")))

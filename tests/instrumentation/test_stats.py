@@ -1,31 +1,15 @@
-"""What happened of late is told by the counters alone, and where that leads is plain arithmetic."""
+"""What happened of late is told by the counters alone."""
 
 from __future__ import annotations
-
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from django_idempotency.contrib.dashboard import formatting as of_counters
-from django_idempotency.contrib.dashboard.activity import (
-    Projection,
-    activity,
-    busiest,
-    figures_of,
-    history,
-    project,
-    projection,
-    spans,
-    views,
-)
-from django_idempotency.reporting.events import families
+from django_idempotency.contrib.dashboard.activity import activity, busiest, figures_of, views
 from django_idempotency.stats import formatting
 from django_idempotency.stats.formatting import amount, duration, share, volume
-from django_idempotency.stats.queries import DAY, HOUR, Due, Size, size
+from django_idempotency.stats.queries import DAY, HOUR, Due, size
 from tests.support.happening import happen
-
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-
 
 REJECTED = {f"request_rejected.{why}": count for why, count in (("in_flight", 2), ("key_reused", 1), ("on_hold", 1))}
 ENDED = {"key_completed": 9, "key_failed": 1, "key_released": 2, "key_reaped": 3, "stale_write_rejected": 4}
@@ -72,62 +56,6 @@ def test_each_view_by_itself_and_the_busiest_first():
     assert [name for name, _activity in busiest(found, "conflicts", most=2)] == ["few", "none"]
 
 
-def test_spans_have_no_gaps_and_end_with_the_one_that_is_not_over():
-    counts = [
-        (NOON, "key_claimed", 1),
-        (NOON + timedelta(minutes=5), "key_claimed", 2),
-        (NOON + timedelta(minutes=5), "response_replayed", 3),
-        (NOON + timedelta(minutes=30), "key_claimed", 4),
-    ]
-    found = spans(counts, HOUR, now=NOON + timedelta(minutes=44), step=HOUR // 4)
-    assert [span.since for span in found] == [NOON + timedelta(minutes=minutes) for minutes in (-15, 0, 15, 30)]
-    assert [span.activity["requests"] for span in found] == [0, 6, 0, 4]
-
-
-@pytest.mark.django_db
-@pytest.mark.parametrize(("seconds", "step", "count"), [(DAY, 900, 96), (7 * DAY, 3600, 168), (DAY // 4, 300, 72)])
-def test_history_by_spans_of_one_length(seconds, step, count):
-    happen("a", claimed=1)
-    happen("b", hours=0.5, claimed=7)
-    happen("a", hours=5, in_flight=2)
-    found = history(seconds, step=step, view="a")
-    assert len(found) == count
-    assert sum(span.activity["requests"] for span in history(seconds, step=step)) == 10
-    assert found[-1].activity["requests"] == 1
-    assert sum(span.activity["conflicts"] for span in found) == 2
-    quiet = found[-1].since - next(span.since for span in found if span.activity["conflicts"])
-    assert timedelta(hours=4) <= quiet <= timedelta(hours=6)
-
-
-@pytest.mark.django_db
-def test_without_counters_there_is_no_history():
-    assert history(DAY) == []
-    assert projection(size()) == Projection()
-
-
-def test_the_projection_of_a_day_kept_for_two_days_is_twice_the_rows():
-    found = project(Size(rows=100, bytes=5000), 1000, seconds=DAY, kept_for=2 * DAY)
-    assert found == Projection(rows_per_day=1000, expected_rows=2000, expected_bytes=2000 * 50)
-
-
-def test_half_a_day_is_taken_for_a_day_and_an_hour_is_too_little():
-    assert project(Size(), 1000, seconds=DAY / 2, kept_for=DAY).rows_per_day == 2000
-    assert project(Size(), 1000, seconds=HOUR - 1, kept_for=DAY) == Projection()
-
-
-@pytest.mark.parametrize("unknown", [Size(), Size(rows=0, bytes=8192), Size(rows=10)])
-def test_without_the_size_of_a_row_the_bytes_are_not_guessed(unknown):
-    assert project(unknown, 1000, seconds=DAY, kept_for=DAY).expected_bytes is None
-
-
-@pytest.mark.django_db
-def test_the_projection_goes_by_the_last_day_and_the_retention(settings):
-    settings.IDEMPOTENCY = {"RETENTION": 3 * DAY}
-    happen("a", hours=30, completed=1000)
-    happen("a", hours=2, completed=10)
-    assert projection(size()).expected_rows == 30
-
-
 @pytest.mark.postgresql
 @pytest.mark.django_db
 def test_the_size_is_that_of_table_and_indexes():
@@ -157,11 +85,6 @@ def test_a_duration_in_its_two_greatest_units(seconds, words):
 def test_amounts_shares_and_volumes():
     assert (amount(1234567), amount(None), amount(10, 10)) == ("1,234,567", "unknown", "10 or more")
     assert (share(0.00424), volume(1536), volume(None)) == ("0.42 %", "1.5 KB", "unknown")
-
-
-def test_every_figure_of_an_activity_has_a_name():
-    of_wings = {event.name for family in families() for event in family.events}
-    assert of_counters.NAMES.keys() == figures_of({}).keys() - of_wings
 
 
 def test_figures_that_need_attention_are_marked():

@@ -131,7 +131,7 @@ def test_stats_in_words(capsys):
         "lease ran out 1 !",
         "deduplicated 20.00 % 20.00 %",
         "MOST REPLAYS, LAST DAY",
-        "shop.views.pay 1 of 5",
+        "at shop.views.pay 1 of 5",
         "MOST CONFLICTS, LAST DAY",
     ):
         assert line.split() in lines

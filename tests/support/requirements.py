@@ -145,9 +145,6 @@ REQUIREMENTS = {
         "'psycopg[binary]' drf-spectacular pytest-django",
         always_in_ci=False,
     ),
-    "schemathesis": _packages(
-        "runs a check of Schemathesis", "pip install 'schemathesis>=4' && make test", "schemathesis"
-    ),
     "drf": _extra("needs Django REST framework", "rest_framework"),
     "prometheus": _extra("needs prometheus-client", "prometheus_client"),
     "celery": _extra("needs Celery", "celery"),

@@ -39,7 +39,7 @@ NAMED_FOR_NOTHING = {"utils", "util", "helpers", "core", "common", "misc"}
 EXTRAS = [
     *("rest_framework", "celery", "kombu", "redis", "environ", "psycopg_pool", "cryptography"),
     *("prometheus_client", "opentelemetry", "amqp", "nats", "confluent_kafka", "boto3", "botocore", "drf_spectacular"),
-    *("standardwebhooks", "pytest", "schemathesis", "requests", "httpx", "httpcore2", "mcp", "anyio", "ninja"),
+    *("standardwebhooks", "pytest", "requests", "httpx", "httpcore2", "mcp", "anyio", "ninja"),
 ]
 NEEDS_AN_EXTRA = {
     *("rest_framework", "http.rest_framework", "messages.celery_exit", "tasks", "messages.celery"),
@@ -53,7 +53,7 @@ NEEDS_AN_EXTRA = {
         "contrib.outbox.publishers.webhooks",
         "contrib.partitions.tasks",
     ),
-    *("contrib.testing.plugin", "contrib.testing.rest_framework", "contrib.testing.schemathesis"),
+    "contrib.testing.plugin",
 }
 NEEDS_A_LATER_DJANGO = {"contrib.django_tasks"}
 
@@ -247,9 +247,8 @@ CLIENTS = {
     "cryptography": {"stores.codec"},
     "prometheus_client": {"instrumentation.prometheus", "messages.runner"},
     "pytest": {"contrib.testing"},
-    "schemathesis": {"contrib.testing.schemathesis"},
     "httpx": {"contrib.client.httpx"},
-    "requests": {"contrib.client.requests", "contrib.testing.schemathesis"},
+    "requests": {"contrib.client.requests"},
 }
 DEFINITION = re.compile(
     r"\b(CREATE|ALTER|DROP|TRUNCATE|ATTACH|DETACH)( OR REPLACE)? (TABLE|INDEX|FUNCTION|PARTITION)\b"

@@ -11,10 +11,9 @@ import time
 
 import httpx
 
-from django_idempotency.contrib.client.retries import Call, Retries, is_problem
+from django_idempotency.contrib.client.retries import Call, Retries
 
-# Errors that another attempt can't fix.
-FINAL = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
+NO_RESPONSE = (httpx.NetworkError, httpx.TimeoutException, httpx.ProxyError, httpx.RemoteProtocolError)
 
 
 class IdempotentTransport(httpx.BaseTransport):
@@ -36,12 +35,12 @@ class IdempotentTransport(httpx.BaseTransport):
         while True:
             try:
                 response = self._attempt(request, call)
-            except httpx.TransportError as error:
-                wait = None if isinstance(error, FINAL) else call.after_failure()
+            except NO_RESPONSE:
+                wait = call.after_failure()
                 if wait is None:
                     raise
             else:
-                wait = _wait(call, response)
+                wait = call.after_response(response.status_code, response.headers)
                 if wait is None:
                     return response
                 response.close()
@@ -76,12 +75,12 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         while True:
             try:
                 response = await self._attempt(request, call)
-            except httpx.TransportError as error:
-                wait = None if isinstance(error, FINAL) else call.after_failure()
+            except NO_RESPONSE:
+                wait = call.after_failure()
                 if wait is None:
                     raise
             else:
-                wait = _wait(call, response)
+                wait = call.after_response(response.status_code, response.headers)
                 if wait is None:
                     return response
                 await response.aclose()
@@ -104,11 +103,3 @@ def _whole(response: httpx.Response, body: bytes) -> httpx.Response:
     """Return the response with its complete body. A response that was cut off counts as no response."""
     stream = httpx.ByteStream(body)
     return httpx.Response(response.status_code, headers=response.headers, stream=stream, extensions=response.extensions)
-
-
-def _wait(call: Call, response: httpx.Response) -> float | None:
-    body = b""
-    if call.keyed and is_problem(response.headers):
-        copy = httpx.Response(response.status_code, headers=response.headers, stream=response.stream)
-        body = response.content if response.is_stream_consumed else copy.read()
-    return call.after_response(response.status_code, response.headers, body)

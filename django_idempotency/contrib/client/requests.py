@@ -8,13 +8,12 @@ Mount it only for servers that support keys. With any other server, a retried PO
 
 from __future__ import annotations
 
-import ssl
 import time
 from typing import Any
 
 import requests
 from requests.adapters import HTTPAdapter
-from requests.exceptions import ChunkedEncodingError, ConnectionError, SSLError, Timeout
+from requests.exceptions import ChunkedEncodingError, ConnectionError, Timeout
 
 from django_idempotency.contrib.client.retries import Call, Retries
 
@@ -43,24 +42,18 @@ class IdempotentAdapter(HTTPAdapter):
         while True:
             try:
                 response = super().send(request, *args, **options)
-                body = response.content if call.keyed else b""  # one that was cut off counts as no response
-            except NO_RESPONSE as error:
-                final = isinstance(error, SSLError) and not _was_cut_off(error)
-                wait = None if final else call.after_failure()
+                if call.keyed:
+                    _ = response.content  # one that was cut off counts as no response
+            except NO_RESPONSE:
+                wait = call.after_failure()
                 if wait is None:
                     raise
             else:
-                wait = call.after_response(response.status_code, response.headers, body)
+                wait = call.after_response(response.status_code, response.headers)
                 if wait is None:
                     return response
                 response.close()
             time.sleep(wait)
-
-
-def _was_cut_off(error: BaseException | None) -> bool:
-    if error is None:
-        return False
-    return isinstance(error, ssl.SSLEOFError) or _was_cut_off(error.__cause__) or _was_cut_off(error.__context__)
 
 
 def _read_body(request: Any) -> None:

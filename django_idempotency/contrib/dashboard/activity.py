@@ -1,20 +1,18 @@
-"""What happened recently, by the counters, and the size of the table that it leads to."""
+"""What happened recently, by the counters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 
-from django.db.models import DurationField, ExpressionWrapper, F, QuerySet, Sum
-from django.db.models.functions import TruncHour
+from django.db.models import QuerySet, Sum
+from django.utils.functional import Promise
+from django.utils.translation import gettext_lazy as _
 
-from django_idempotency.conf import conf
 from django_idempotency.contrib.dashboard import observations
 from django_idempotency.contrib.dashboard.models import IdempotencyCounter
-from django_idempotency.models import DatabaseNow
 from django_idempotency.reporting.events import families
-from django_idempotency.stats.queries import DAY, HOUR, MINUTES, Size
 from django_idempotency.stores.connections import record_database
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.outcomes import Rejection
@@ -26,22 +24,22 @@ def _rejected(reason: Rejection) -> str:
     return f"request_rejected.{reason}"
 
 
-# The events that a figure counts.
-EVENTS: Mapping[str, tuple[str, ...]] = {
-    "replays": ("response_replayed",),
-    "conflicts": (_rejected(Rejection.IN_FLIGHT), _rejected(Rejection.WAIT_TIMEOUT)),
-    "mismatches": (_rejected(Rejection.KEY_REUSED),),
-    "takeovers": ("key_taken_over",),
-    "on_hold": (_rejected(Rejection.ON_HOLD),),
-    "forbidden": (_rejected(Rejection.FORBIDDEN),),
-    "not_admitted": (_rejected(Rejection.NOT_ADMITTED),),
-    "completed": ("key_completed",),
-    "failed": ("key_failed",),
-    "released": ("key_released",),
-    "lost": ("claim_lost",),
-    "stale_writes": ("stale_write_rejected",),
-    "reaped": ("key_reaped",),
-    "store_errors": ("store_failed",),
+# The title of each figure, and the events that it counts.
+FIGURES: Mapping[str, tuple[str | Promise, tuple[str, ...]]] = {
+    "replays": (_("replays"), ("response_replayed",)),
+    "conflicts": (_("conflicts"), (_rejected(Rejection.IN_FLIGHT), _rejected(Rejection.WAIT_TIMEOUT))),
+    "mismatches": (_("mismatches"), (_rejected(Rejection.KEY_REUSED),)),
+    "takeovers": (_("takeovers"), ("key_taken_over",)),
+    "on_hold": (_("refused while on hold"), (_rejected(Rejection.ON_HOLD),)),
+    "forbidden": (_("replays forbidden"), (_rejected(Rejection.FORBIDDEN),)),
+    "not_admitted": (_("new keys not admitted"), (_rejected(Rejection.NOT_ADMITTED),)),
+    "completed": (_("responses stored"), ("key_completed",)),
+    "failed": (_("runs that failed"), ("key_failed",)),
+    "released": (_("keys released"), ("key_released",)),
+    "lost": (_("claims lost to another request"), ("claim_lost",)),
+    "stale_writes": (_("late writes rejected"), ("stale_write_rejected",)),
+    "reaped": (_("keys reaped"), ("key_reaped",)),
+    "store_errors": (_("store unavailable"), ("store_failed",)),
 }
 
 
@@ -50,9 +48,9 @@ def figures_of(counts: Mapping[str, int]) -> Activity:
 
     ``requests``: requests with a key that got an outcome. ``deduplicated``: the share of them, 0 to 1, that got a
     replay. ``lost``: claims that were lost to a quicker rival; they are counted as the duplicates that they are. The
-    others are how often the events in ``EVENTS``, and each event of a wing, happened.
+    others are how often the events in ``FIGURES``, and each event of a wing, happened.
     """
-    figures = {name: sum(counts.get(event, 0) for event in events) for name, events in EVENTS.items()}
+    figures = {name: sum(counts.get(event, 0) for event in events) for name, (_title, events) in FIGURES.items()}
     ran = max(0, counts.get("key_claimed", 0) + figures["takeovers"] - figures["lost"])
     replays = figures["replays"]
     requests = ran + replays + sum(counts.get(_rejected(reason), 0) for reason in Rejection)
@@ -61,47 +59,12 @@ def figures_of(counts: Mapping[str, int]) -> Activity:
     return {"requests": requests, "replays": replays, "deduplicated": share, **figures, **of_wings}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """What happened from ``since`` until the next span begins."""
-
-    since: datetime
-    activity: Activity
-
-
-def activity(seconds: float, *, view: str = "", using: str | None = None) -> Activity:
+def activity(seconds: float, *, using: str | None = None) -> Activity:
     """Return what happened in the last ``seconds``, with the precision of a counter, which is five minutes.
 
-    ``view``: only at this view, by its dotted name. ``using``: as for ``stats``.
+    ``using``: as for ``stats``.
     """
-    return figures_of(dict(_counters(seconds, using, view).values_list("event").annotate(Sum("count"))))
-
-
-def history(seconds: float, *, step: int = 15 * MINUTES, view: str = "", using: str | None = None) -> list[Span]:
-    """Return the last ``seconds`` in spans of ``step`` seconds; an empty list if nothing was counted.
-
-    ``step``: five minutes or a multiple of that. ``view``, ``using``: as for ``activity``.
-    """
-    since = F("since") if step % HOUR else TruncHour("since", tzinfo=UTC)
-    counted = _counters(seconds, using, view).annotate(begun=since).values_list("begun", "event").annotate(Sum("count"))
-    counts = list(counted.annotate(now=DatabaseNow()))
-    if not counts:
-        return []
-    *_count, now = counts[0]
-    return spans((count[:3] for count in counts), seconds, now=now, step=step)
-
-
-def spans(counts: Iterable[tuple[datetime, str, int]], seconds: float, *, now: datetime, step: int) -> list[Span]:
-    """Return the counters (since, event, count) of the last ``seconds`` in spans of ``step`` seconds. Pure."""
-    by_step: dict[int, dict[str, int]] = {}
-    for since, event, count in counts:
-        events = by_step.setdefault(int(since.timestamp() // step), {})
-        events[event] = events.get(event, 0) + count
-    last = int(now.timestamp() // step)
-    return [
-        Span(since=datetime.fromtimestamp(number * step, UTC), activity=figures_of(by_step.get(number, {})))
-        for number in range(last - int(seconds // step) + 1, last + 1)
-    ]
+    return figures_of(dict(_counters(seconds, using).values_list("event").annotate(Sum("count"))))
 
 
 def views(seconds: float, *, using: str | None = None) -> dict[str, Activity]:
@@ -120,8 +83,7 @@ class Observed:
     ``keyed``, ``unkeyed``: requests with and without a key. ``refused``: requests whose key would be missing, malformed
     or without a scope. ``unprotected``: requests of anonymous callers that would run unprotected.
     ``duplicates_keyed``: they would have got a replay or a 409. ``duplicates_unkeyed``: likely duplicates, which would
-    be prevented if their clients sent keys. ``views``: the duplicates of each view. ``clients``: for each client by
-    name, its requests with and without a key; the clients with the most requests without a key come first.
+    be prevented if their clients sent keys. ``views``: the duplicates of each view, the most first.
     """
 
     keyed: int
@@ -131,7 +93,6 @@ class Observed:
     duplicates_keyed: int
     duplicates_unkeyed: int
     views: dict[str, int]
-    clients: dict[str, tuple[int, int]]
 
     @property
     def preventable(self) -> int:
@@ -140,29 +101,21 @@ class Observed:
 
 def observed(seconds: float, *, using: str | None = None) -> Observed:
     """Return what was observed in the last ``seconds``. ``using``: as for ``stats``."""
+    total: Counter[str] = Counter()
+    views: Counter[str] = Counter()
     found = _counters(seconds, using).filter(event__in=observations.EVENTS)
-    counts = {(event, view): n for event, view, n in found.values_list("event", "view").annotate(Sum("count"))}
-
-    def by_view(*events: str) -> dict[str, int]:
-        summed: dict[str, int] = {}
-        for (event, view), count in counts.items():
-            if event in events:
-                summed[view] = summed.get(view, 0) + count
-        return dict(sorted(summed.items(), key=lambda each: (-each[1], each[0])))
-
-    def total(event: str) -> int:
-        return sum(by_view(event).values())
-
-    with_key, without = by_view(observations.CLIENT_KEYED), by_view(observations.CLIENT_UNKEYED)
+    for event, view, count in found.values_list("event", "view").annotate(Sum("count")):
+        total[event] += count
+        if event in (observations.DUPLICATE_KEYED, observations.DUPLICATE_UNKEYED):
+            views[view] += count
     return Observed(
-        keyed=total(observations.KEYED),
-        unkeyed=total(observations.UNKEYED),
-        refused=total(observations.REFUSED),
-        unprotected=total(observations.UNPROTECTED),
-        duplicates_keyed=total(observations.DUPLICATE_KEYED),
-        duplicates_unkeyed=total(observations.DUPLICATE_UNKEYED),
-        views=by_view(observations.DUPLICATE_KEYED, observations.DUPLICATE_UNKEYED),
-        clients={name: (with_key.get(name, 0), without.get(name, 0)) for name in {**without, **with_key}},
+        keyed=total[observations.KEYED],
+        unkeyed=total[observations.UNKEYED],
+        refused=total[observations.REFUSED],
+        unprotected=total[observations.UNPROTECTED],
+        duplicates_keyed=total[observations.DUPLICATE_KEYED],
+        duplicates_unkeyed=total[observations.DUPLICATE_UNKEYED],
+        views=dict(views.most_common()),
     )
 
 
@@ -172,45 +125,5 @@ def busiest(views: Mapping[str, Activity], name: str, *, most: int = 10) -> list
     return sorted(found, key=lambda each: (-each[1][name], each[0]))[:most]
 
 
-def _counters(seconds: float, using: str | None, view: str = "") -> QuerySet[IdempotencyCounter]:
-    begun = IdempotencyCounter.objects.using(record_database(using)).filter(since__gt=ahead(-seconds))
-    return (begun.filter(view=view) if view else begun).order_by()
-
-
-# --- Projection ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Projection:
-    """The size that the table will reach if activity stays as on the last day; ``None`` while that is not known.
-
-    ``rows_per_day``: responses stored. ``expected_rows``: the rows that this gives within the project's retention.
-    ``expected_bytes``: their size, at the present size of a row.
-    """
-
-    rows_per_day: float | None = None
-    expected_rows: float | None = None
-    expected_bytes: float | None = None
-
-
-def projection(size: Size, *, using: str | None = None) -> Projection:
-    """Project ``size`` by the counters of the last day, or of less if they began later. ``using``: as for ``stats``."""
-    begun = IdempotencyCounter.objects.using(record_database(using)).order_by("since")
-    age = ExpressionWrapper(DatabaseNow() - F("since"), output_field=DurationField())
-    oldest: timedelta | None = begun.values_list(age, flat=True).first()
-    seconds = min(oldest.total_seconds(), DAY) if oldest else 0.0
-    return project(size, activity(DAY, using=using)["completed"], seconds=seconds, kept_for=conf().policy.kept_for)
-
-
-def project(size: Size, completed: float, *, seconds: float, kept_for: float) -> Projection:
-    """Project ``size`` by ``completed`` responses stored in ``seconds``; empty for less than an hour. Pure."""
-    if seconds < HOUR:
-        return Projection()
-    per_second = completed / seconds
-    rows = per_second * kept_for
-    per_row = size.bytes / size.rows if size.rows and size.bytes else None
-    return Projection(
-        rows_per_day=per_second * DAY,
-        expected_rows=rows,
-        expected_bytes=None if per_row is None else rows * per_row,
-    )
+def _counters(seconds: float, using: str | None) -> QuerySet[IdempotencyCounter]:
+    return IdempotencyCounter.objects.using(record_database(using)).filter(since__gt=ahead(-seconds)).order_by()

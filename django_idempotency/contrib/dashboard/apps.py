@@ -15,7 +15,7 @@ class DashboardConfig(AppConfig):
         from django_idempotency.contrib.dashboard import counters, observations
         from django_idempotency.contrib.dashboard.checks import CHECKS
         from django_idempotency.contrib.dashboard.formatting import recently
-        from django_idempotency.contrib.dashboard.pages import dashboard, figures
+        from django_idempotency.contrib.dashboard.pages import dashboard
         from django_idempotency.maintenance import cleaner
         from django_idempotency.stats import formatting
 
@@ -24,6 +24,5 @@ class DashboardConfig(AppConfig):
         cleaner.register(observations.prune)
         formatting.register(recently)
         register(Page("dashboard/", dashboard, "django_idempotency_dashboard", _("Dashboard")))
-        register(Page("dashboard/figures/", figures, "django_idempotency_figures"))
         counters.listen()
         observations.listen()

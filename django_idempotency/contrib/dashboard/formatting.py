@@ -1,4 +1,4 @@
-"""What happened, and what is expected, as text."""
+"""What happened, as text."""
 
 from __future__ import annotations
 
@@ -13,47 +13,22 @@ from django.utils.translation import gettext_lazy
 
 from django_idempotency.conf import conf
 from django_idempotency.contrib.dashboard import activity as activity_of
-from django_idempotency.contrib.dashboard.activity import Activity, Observed, Projection
+from django_idempotency.contrib.dashboard.activity import FIGURES, Activity, Observed
 from django_idempotency.reporting.events import Family, families
-from django_idempotency.stats.formatting import WIDTH, Figure, Section, amount, lines, mark, share, volume, width_of
-from django_idempotency.stats.queries import DAY, HOUR, WEEK, size
+from django_idempotency.stats.formatting import Figure, Section, amount, lines, mark, share, width_of
+from django_idempotency.stats.queries import DAY, HOUR, WEEK
 
-
-def growth(projection: Projection) -> list[Figure]:
-    """Return how large the table will be."""
-    expected = amount(projection.expected_rows)
-    if projection.expected_bytes is not None:
-        expected += f" ({volume(projection.expected_bytes)})"
-    return [
-        Figure(_("responses stored a day"), amount(projection.rows_per_day)),
-        Figure(_("rows at this rate"), expected),
-    ]
-
-
-NAMES: Mapping[str, str | Promise] = {
+TITLES: Mapping[str, str | Promise] = {
     "requests": gettext_lazy("requests with a key"),
     "deduplicated": gettext_lazy("deduplicated"),
-    "replays": gettext_lazy("replays"),
-    "conflicts": gettext_lazy("conflicts"),
-    "mismatches": gettext_lazy("mismatches"),
-    "takeovers": gettext_lazy("takeovers"),
-    "on_hold": gettext_lazy("refused while on hold"),
-    "forbidden": gettext_lazy("replays forbidden"),
-    "not_admitted": gettext_lazy("new keys not admitted"),
-    "completed": gettext_lazy("responses stored"),
-    "failed": gettext_lazy("runs that failed"),
-    "released": gettext_lazy("keys released"),
-    "lost": gettext_lazy("claims lost to another request"),
-    "stale_writes": gettext_lazy("late writes rejected"),
-    "reaped": gettext_lazy("keys reaped"),
-    "store_errors": gettext_lazy("store unavailable"),
+    **{name: title for name, (title, _events) in FIGURES.items()},
 }
 _ALARMING = frozenset({"on_hold", "stale_writes", "store_errors"})
 
 
 def happened(activity: Activity) -> list[Figure]:
     """Return what happened to keys in a span of time."""
-    return [_happened(field, str(name), activity[field]) for field, name in NAMES.items()]
+    return [_happened(field, str(title), activity[field]) for field, title in TITLES.items()]
 
 
 def happened_in(family: Family, activity: Activity) -> list[Figure]:
@@ -70,19 +45,25 @@ def _happened(field: str, name: str, value: Any) -> Figure:
     return Figure(name, shown(value), alarming=bool(value) and field in _ALARMING)
 
 
+def busiest(views: Mapping[str, Activity], name: str) -> list[Figure]:
+    """Return the views with the most ``name``, such as ``"replays"``, and of how many requests that is."""
+    return [
+        Figure(
+            _("at %(view)s") % {"view": view},
+            _("%(count)s of %(requests)s") % {"count": amount(of[name]), "requests": amount(of["requests"])},
+        )
+        for view, of in activity_of.busiest(views, name)
+    ]
+
+
 MOST_NAMED = 5
 
 
 def observed(observed: Observed) -> list[Figure]:
-    """Return what was observed in a week and would have been prevented; the views and clients that matter most."""
+    """Return what was observed in a week and would have been prevented; the views that matter most."""
     views = [
         Figure(_("at %(view)s") % {"view": view}, amount(count))
         for view, count in list(observed.views.items())[:MOST_NAMED]
-    ]
-    clients = [
-        Figure(_("without a key, %(client)s") % {"client": name}, amount(unkeyed))
-        for name, (_keyed, unkeyed) in list(observed.clients.items())[:MOST_NAMED]
-        if unkeyed
     ]
     return [
         Figure(_("would have been prevented"), amount(observed.preventable)),
@@ -93,7 +74,6 @@ def observed(observed: Observed) -> list[Figure]:
         Figure(_("would have been unprotected"), amount(observed.unprotected)),
         Figure(_("requests with a key"), amount(observed.keyed)),
         Figure(_("requests without a key"), amount(observed.unkeyed)),
-        *clients,
     ]
 
 
@@ -101,19 +81,20 @@ def observed(observed: Observed) -> list[Figure]:
 
 
 def recently(using: str) -> Section:
-    """Return what happened in the last hour and day, and the size that the table is growing to."""
+    """Return what happened in the last hour and day, and what was observed in the last week."""
     views = activity_of.views(DAY, using=using)
     hour, day = (activity_of.activity(seconds, using=using) for seconds in (HOUR, DAY))
-    expected = activity_of.projection(size(using=using), using=using)
     seen = activity_of.observed(WEEK, using=using) if conf().observes else None
     facts: dict[str, Any] = {
-        **asdict(expected),
         "last_hour": hour,
         "last_day": day,
         "views": views,
         **({"observed_last_week": asdict(seen)} if seen else {}),
     }
-    shown = [*lines("GROWTH", growth(expected)), *_what_happened(hour, day), *_busiest(views)]
+    shown = [*_what_happened(hour, day)]
+    for name, title in {"replays": "MOST REPLAYS, LAST DAY", "conflicts": "MOST CONFLICTS, LAST DAY"}.items():
+        if ranking := busiest(views, name):
+            shown += lines(title, ranking)
     return Section(facts, [*shown, *(lines("OBSERVED, LAST WEEK", observed(seen)) if seen else [])])
 
 
@@ -129,14 +110,3 @@ def _beside(title: str, hour: list[Figure], day: list[Figure]) -> Iterator[str]:
     yield f"{title:{width + 2}}{'last hour':>12}{'last day':>14}"
     for of_hour, of_day in zip(hour, day, strict=True):
         yield f"  {of_hour.name:{width}}{of_hour.value:>12}{of_day.value:>14}{mark(of_day)}"
-
-
-def _busiest(views: dict[str, Activity]) -> Iterator[str]:
-    titles = {"replays": "MOST REPLAYS, LAST DAY", "conflicts": "MOST CONFLICTS, LAST DAY"}
-    for name, title in titles.items():
-        if listed := activity_of.busiest(views, name):
-            yield title
-            width = max(WIDTH, *(len(view) + 2 for view, _of_view in listed))
-            for view, of_view in listed:
-                many, requests = (amount(number) for number in (of_view[name], of_view["requests"]))
-                yield f"  {view:{width}}{many:>12} of {requests:>10}"

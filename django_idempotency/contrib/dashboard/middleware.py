@@ -7,7 +7,6 @@ only if its size is known and moderate. A multipart body is read afterwards, unl
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 from io import RawIOBase
 from typing import Any
@@ -29,8 +28,6 @@ from django_idempotency.reporting.logs import cause, is_due, log
 from django_idempotency.values.keys import parse_key
 from django_idempotency.values.outcomes import EntryPoint, Operation
 
-UNNAMED = "unnamed"
-PRODUCT = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,40}(/[!#$%&'*+.^_`|~0-9A-Za-z-]{1,20})?")  # RFC 9110, 10.1.5
 WATCHED = "_idempotency_watched"
 View = Callable[..., Any]
 
@@ -103,7 +100,6 @@ def _report(request: HttpRequest, response: HttpResponseBase) -> None:
             request_observed,
             operation or Operation("", "", b"", sender=sender, entry_point=entry_point),
             keyed=bool(key),
-            client=_client(request),
             comparable=bool(operation),
             refused=refused,
             unprotected=unprotected,
@@ -137,12 +133,6 @@ def _can_be_read(request: HttpRequest) -> bool:
     if hasattr(request, "_files"):
         return not request._files
     return has_moderate_body(request) and not getattr(request, "_read_started", True)
-
-
-def _client(request: HttpRequest) -> str:
-    """The program that sent the request, as it names itself, without the comments that may name a person."""
-    product = PRODUCT.match(request.META.get("HTTP_USER_AGENT", ""))
-    return product[0] if product else UNNAMED
 
 
 def _report_failure(error: Exception) -> None:

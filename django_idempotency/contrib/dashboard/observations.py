@@ -31,15 +31,12 @@ from django_idempotency.values.outcomes import Operation
 
 FLUSH_EVERY = 10.0
 MOST = 10_000  # digests that a process keeps before they are written
-MOST_CLIENTS = 50  # that a process counts separately
-OTHER_CLIENTS = "others"
 AT_ONCE = 300  # rows in a statement
 
 KEYED, UNKEYED = "observed_keyed", "observed_unkeyed"  # requests with a key, and without
 DUPLICATE_KEYED, DUPLICATE_UNKEYED = "duplicate_keyed", "duplicate_unkeyed"
-CLIENT_KEYED, CLIENT_UNKEYED = "client_keyed", "client_unkeyed"  # the same requests, by client in place of the view
 REFUSED, UNPROTECTED = "observed_refused", "observed_unprotected"
-EVENTS = {KEYED, UNKEYED, DUPLICATE_KEYED, DUPLICATE_UNKEYED, CLIENT_KEYED, CLIENT_UNKEYED, REFUSED, UNPROTECTED}
+EVENTS = {KEYED, UNKEYED, DUPLICATE_KEYED, DUPLICATE_UNKEYED, REFUSED, UNPROTECTED}
 
 TABLE = IdempotencyObservation._meta.db_table
 # The time of a request that was ``%s`` seconds ago by the clock of its process, and the conflict part of the upsert.
@@ -84,13 +81,11 @@ class Observations:
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._seen: dict[UUID, _Seen] = {}
-        self._clients: set[str] = set()
 
     def receive(
         self,
         operation: Operation,
         keyed: bool,
-        client: str,
         comparable: bool,
         refused: bool = False,
         unprotected: bool = False,
@@ -100,18 +95,10 @@ class Observations:
         using = databases()[0]
         here = Operation("", "", b"", sender=operation.sender, database=using)
         counters.count(KEYED if keyed else UNKEYED, operation.view, here)
-        counters.count(CLIENT_KEYED if keyed else CLIENT_UNKEYED, self._known(client), here)
         if refused or unprotected:
             counters.count(REFUSED if refused else UNPROTECTED, operation.view, here)
         if comparable and self._keep(operation, DUPLICATE_KEYED if keyed else DUPLICATE_UNKEYED):
             background.later(self.flush, FLUSH_EVERY, store_for(conf().policy, here))
-
-    def _known(self, client: str) -> str:
-        with self._lock:
-            if client not in self._clients and len(self._clients) >= MOST_CLIENTS:
-                return OTHER_CLIENTS
-            self._clients.add(client)
-        return client
 
     def _keep(self, operation: Operation, event: str) -> bool:
         """Keep a digest; return whether it is now the only one."""

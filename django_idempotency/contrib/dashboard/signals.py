@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from django.dispatch import Signal
 
-request_observed = Signal()  # keyed, client, comparable, refused, unprotected; with OBSERVE
+request_observed = Signal()  # keyed, comparable, refused, unprotected; with OBSERVE

@@ -11,10 +11,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from django.contrib.admindocs import utils as patterns
-from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.shortcuts import render
-from django.utils.cache import patch_vary_headers
-from django.views import View
+from django.views.generic import TemplateView
 
 from django_idempotency.conf import conf, resolve
 from django_idempotency.contrib.openapi import published
@@ -23,41 +20,25 @@ from django_idempotency.http.placement import entry_point_policy, view_class
 from django_idempotency.middleware import is_covering, routes
 from django_idempotency.policy import Policy
 
-JSON, HTML = "application/json", "text/html"
 
-
-class PublishedPolicyView(View):
-    """Shows the policy of every operation with an entry point, as JSON or, to browsers, as HTML.
+class PublishedPolicyView(TemplateView):
+    """Shows the policy of every operation with an entry point, and the one of those that only the middleware covers.
 
     ``paths``: a regular expression; only paths in which it is found are shown. The view itself doesn't restrict
     access. Everybody who may read the API's documentation may read this page.
     """
 
-    http_method_names = ["get", "head", "options"]
+    template_name = "django_idempotency/published_policy.html"
     paths = ""
 
-    def get(self, request: HttpRequest) -> HttpResponse:
-        published_policy = describe(self.paths)
-        response: HttpResponse
-        if request.get_preferred_type([JSON, HTML]) == HTML:
-            response = render(request, "django_idempotency/published_policy.html", published_policy)
-        else:
-            response = JsonResponse(published_policy)
-        patch_vary_headers(response, ["Accept"])
-        return response
-
-
-def describe(paths: str = "") -> dict[str, Any]:
-    """Return what the page shows. ``others`` holds the terms of operations that only the middleware covers."""
-    return {
-        "header": conf().header,
-        "operations": [
+    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+        shown = [
             {"path": path, "methods": methods, **terms(policy)}
             for path, methods, policy in operations()
-            if re.search(paths, path)
-        ],
-        "others": terms(conf().policy) if is_covering() and conf().protects else None,
-    }
+            if re.search(self.paths, path)
+        ]
+        others = terms(conf().policy) if is_covering() and conf().protects else None
+        return super().get_context_data(header=conf().header, operations=shown, others=others, **kwargs)
 
 
 def terms(policy: Policy) -> dict[str, Any]:
@@ -66,9 +47,7 @@ def terms(policy: Policy) -> dict[str, Any]:
         "required": policy.required,
         "key": published.key_schema(policy),
         "key_description": published.key_description(policy),
-        "retention": policy.retention,
         "remembered_for": published.duration(policy.retention),
-        "compared": published.compared(policy),
         "rules": published.retry_rules(policy),
         "statuses": published.status_rules(policy),
         "responses": published.own_responses(policy),

@@ -1,5 +1,5 @@
-"""Helpers for the tests of projects: they send requests as clients do in practice, and put an endpoint on trial.
-``testing.stores`` has the contract of a store."""
+"""Helpers for the tests of projects: they send requests as clients do in practice. ``testing.stores`` has the contract
+of a store."""
 
 from __future__ import annotations
 
@@ -9,47 +9,17 @@ from django_idempotency.values.lazily import lazily
 
 if TYPE_CHECKING:
     from django_idempotency.contrib.testing.crashes import crash_after_effect
-    from django_idempotency.contrib.testing.requests import assert_idempotent, duplicates_at_once, lost_answer
-    from django_idempotency.contrib.testing.trials import (
-        Call,
-        Exchange,
-        History,
-        Kind,
-        Response,
-        Verdict,
-        Violation,
-        check,
-        exercise,
-        plan,
-    )
+    from django_idempotency.contrib.testing.requests import assert_idempotent
     from django_idempotency.contrib.testing.twice import Repetition, sending_twice
 
-__all__ = [
-    "Call",
-    "Exchange",
-    "History",
-    "Kind",
-    "Repetition",
-    "Response",
-    "Verdict",
-    "Violation",
-    "assert_idempotent",
-    "check",
-    "crash_after_effect",
-    "duplicates_at_once",
-    "exercise",
-    "lost_answer",
-    "plan",
-    "sending_twice",
-]
+__all__ = ["Repetition", "assert_idempotent", "crash_after_effect", "sending_twice"]
 
 _KIT = "django_idempotency.contrib.testing"
 __getattr__ = lazily(
     __name__,
     {
-        **dict.fromkeys(__all__, f"{_KIT}.trials"),
+        "assert_idempotent": f"{_KIT}.requests",
         "crash_after_effect": f"{_KIT}.crashes",
-        **dict.fromkeys(("assert_idempotent", "duplicates_at_once", "lost_answer"), f"{_KIT}.requests"),
         **dict.fromkeys(("Repetition", "sending_twice"), f"{_KIT}.twice"),
     },
 )

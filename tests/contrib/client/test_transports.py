@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import ssl
 import subprocess
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
-import anyio
 import httpx
 import pytest
 import requests
@@ -107,13 +104,6 @@ def test_the_last_error_or_response_is_the_callers_once_no_attempt_is_left(charg
     assert (len(relay.keys), len(set(relay.keys))) == (6, 2)
 
 
-def test_a_post_without_a_key_is_sent_once(charge, relay):
-    relay.plan = ["lose"]
-    with pytest.raises(NO_RESPONSE):
-        charge(Retries(methods=(), first_wait=0.01))
-    assert relay.keys == [None]
-
-
 def test_a_get_is_retried_without_a_key(request_by, relay, reference):
     relay.plan = ["lose", {"status": 503}]
     response = request_by("GET", f"{relay.url}/api/ledger/?reference={reference}", headers=HEADERS)
@@ -145,32 +135,6 @@ def test_every_kind_of_body_for_requests_is_sent_again_and_redirected(relay, mad
     assert by_requests("POST", relay.url, content=made()).status_code == 200
     assert relay.bodies == [b"abc"] * 3
     assert len(set(relay.keys)) == 1
-
-
-def a_problem(**members):
-    headers = {"Content-Type": "application/problem+json"}
-    return {"status": 400, "headers": headers, "body": json.dumps(members).encode()}
-
-
-def test_the_members_of_a_problem_decide_about_retry_and_key(charge, relay, server, reference):
-    relay.plan = [a_problem(retryable=False, safe_new_key=True), a_problem(retryable=True)]
-    assert charge().status_code == 201
-    assert server.ledger(reference) == 1
-    first, second, third = relay.keys
-    assert first != second == third
-
-
-def test_an_error_that_no_attempt_can_change_is_raised_at_once(request_by, relay, monkeypatch):
-    waits = []
-    monkeypatch.setattr(time, "sleep", waits.append)
-    monkeypatch.setattr(anyio, "sleep", waits.append)
-    secure = relay.url.replace("http:", "https:")  # no TLS is spoken there
-    url, error = "ftp://127.0.0.1/", NO_RESPONSE
-    if request_by is by_requests:
-        url, error = secure, requests.exceptions.SSLError
-    with pytest.raises(error):
-        request_by("POST", url)
-    assert waits == []
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from testproject.models import LedgerEntry, Receipt
 from tests.support.callers import pay
 
 numbers = itertools.count()
-together: threading.Barrier | None = None  # where duplicates meet between the look and the act of what is broken
 journal: Path | None = None  # a file, which no transaction undoes
 
 
@@ -93,28 +91,8 @@ async def slow_order(request: Any) -> JsonResponse:
     return JsonResponse({"number": next(numbers)}, status=201)
 
 
-def remembering(view: Any) -> Any:
-    """A broken peer: looks for a response, runs the view, stores the response; nothing keeps two from doing so."""
-
-    @functools.wraps(view)
-    def remembered(request: Any) -> HttpResponse:
-        key = request.headers.get("Idempotency-Key")
-        if key is None:
-            return view(request)
-        stored = cache.get(key)
-        if together is not None:
-            together.wait(30)
-        if stored is None:
-            response = view(request)
-            cache.set(key, (response.status_code, response.content))
-            return response
-        return HttpResponse(stored[1], status=stored[0], content_type="application/json")
-
-    return remembered
-
-
 def pointing_at_the_first(view: Any) -> Any:
-    """Another: does nothing twice, but tells a retry only that it is one."""
+    """A broken peer: does nothing twice, but tells a retry only that it is one."""
 
     @functools.wraps(view)
     def pointed(request: Any) -> HttpResponse:
@@ -155,13 +133,9 @@ urlpatterns = [
     path("unprotected/", csrf_exempt(order)),
     path("unprotected/bumps/", csrf_exempt(bumping)),
     path("unprotected/mails/", csrf_exempt(mailing)),
-    path("unprotected/async/", csrf_exempt(slow_order)),
-    path("remembered/", csrf_exempt(remembering(order))),
     path("pointed/", csrf_exempt(pointing_at_the_first(order))),
-    path("busy/", csrf_exempt(lambda request: HttpResponse(status=409))),
     path("broken/", csrf_exempt(lambda request: HttpResponse(status=1 // 0))),
     path("unique/", csrf_exempt(unique)),
-    path("cookies/", csrf_exempt(lambda request: JsonResponse(request.COOKIES))),
     path("nothing/", csrf_exempt(lambda request: HttpResponse())),
     path("headers/", csrf_exempt(telling)),
 ]

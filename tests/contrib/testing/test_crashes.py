@@ -65,6 +65,11 @@ def test_a_view_without_effects_shows_nothing(client):
         crash_after_effect(client, "POST", "/orders/", effects=Receipt.objects.all())
 
 
+def test_effects_without_a_size_are_refused(client):
+    with pytest.raises(TypeError, match="number or a collection"):
+        crash_after_effect(client, "POST", "/orders/", effects=object)
+
+
 def test_the_parent_survives_with_connections_that_work(client):
     here = os.getpid()
     crash_after_effect(client, "POST", "/orders/", effects=LedgerEntry.objects.count)

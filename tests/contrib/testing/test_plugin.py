@@ -20,7 +20,7 @@ SUITE = """
 import pytest
 from django.contrib.auth import get_user_model
 from django.db import connection
-from django.test import AsyncClient, TestCase
+from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 
 from testproject.models import LedgerEntry
@@ -97,15 +97,6 @@ class TestOfDjango(TestCase):
         self.client.post("/unprotected/", headers=KEY)
 
 
-class TestAsync(TestCase):
-    async def test_protected(self):
-        response = await AsyncClient().post("/async/", headers=KEY)
-        assert response.status_code == 201
-
-    async def test_unprotected(self):
-        await AsyncClient().post("/unprotected/async/", headers=KEY)
-
-
 def test_a_request_without_a_database(client):
     client.post("/nothing/", headers=KEY)
 """
@@ -146,7 +137,7 @@ def keyed(tmp_path_factory):
 def test_only_tests_with_a_fault_fail(keyed):
     assert ended(keyed, "FAILED") == {
         *("test_two_effects", "test_another_response", "test_a_failure_of_its_own", "test_a_fixture"),
-        *("test_unittest", "test_unprotected"),
+        "test_unittest",
     }, keyed
     assert not ended(keyed, "ERROR")
 
@@ -156,7 +147,6 @@ def test_the_report_of_a_failed_test_names_each_difference(keyed):
     assert "testproject.LedgerEntry: 1 more row" in keyed
     assert "status 201, then 200" in keyed
     assert "mail.outbox: 1, then 2" in keyed
-    assert "testproject.Receipt: 1 more row" in keyed
 
 
 def test_a_test_that_fails_by_itself_says_so_first(keyed):
@@ -167,7 +157,7 @@ def test_a_test_that_fails_by_itself_says_so_first(keyed):
 def test_the_end_of_the_run_lists_what_differed(keyed):
     _before, _title, summary = keyed.partition(" requests sent twice ===")
     assert "POST /unprotected/: 3 of 3" in summary
-    assert re.search(r"1[0-9] requests were sent twice; 6 differed the second time", keyed)
+    assert re.search(r"1?[0-9] requests were sent twice; 5 differed the second time", keyed)
 
 
 def test_the_option_all_sends_a_key_with_each_unsafe_request(tmp_path):

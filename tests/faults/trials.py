@@ -1,11 +1,4 @@
-"""A trial of your own endpoint: clients that retry at random, a history of what they saw, and a verdict on it.
-
-    def send(call):
-        response = httpx.post(url, json={"amount": 5 + call.variant}, headers={"Idempotency-Key": call.key})
-        return Response(response.status_code, response.content)
-
-    verdict = exercise(send, lambda key: Order.objects.filter(key=key).count())
-    assert verdict.holds, verdict
+"""A trial of an endpoint: clients that retry at random, a history of what they saw, and a verdict on it.
 
 ``check`` only judges, for a history that was recorded in another way.
 """
