@@ -58,9 +58,8 @@ docs-release: .venv/.docs ## the documentation of this version, beside that of e
 		export PATH="$(abspath $(BIN)):$$PATH" DOCS_VERSION="$$version" && \
 		mike --quiet deploy --alias-type copy --update-aliases "$$version" stable && mike set-default stable
 
-bench: .venv/.bench ## what the guarantees cost, beside an unprotected view and other packages; QUICK=1 for a first look
-	@$(BIN)/python -m testproject.benchmarks $(if $(QUICK),--quick) $(BENCH) \
-		--json .benchmarks/results.json --svg .benchmarks/results.svg
+bench: .venv/.serve ## what the guarantees cost, beside an unprotected view and other packages; QUICK=1 for a first look
+	@$(BIN)/python -m testproject.benchmarks $(if $(QUICK),--quick) $(BENCH) --json .benchmarks/results.json
 
 dev: .venv/.dev ## install everything that tests, types and releases need
 

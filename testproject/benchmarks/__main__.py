@@ -27,11 +27,9 @@ AGAINST = {"scenarios": ("counts", "b", "c"), "contenders": ("unprotected", "ato
 def main() -> None:
     end_on_signals()
     options = vars(_parser().parse_args())
-    json_file, svg_file, quick, against = (options.pop(name) for name in ("json", "svg", "quick", "against"))
+    json_file, quick, against = (options.pop(name) for name in ("json", "quick", "against"))
     if "retention" in options.get("scenarios", ()):
         options["scenarios"] += RETENTION
-    if svg_file:  # fail now rather than in an hour if a package is missing
-        from testproject.benchmarks.plot import plot
     plan = Plan(**{**(AGAINST if against else {}), **(QUICK if quick else {}), **options})
     if against:
         plan = replace(plan, contenders=contenders.with_versions(plan.contenders, unpacked(against)))
@@ -40,9 +38,6 @@ def main() -> None:
     if json_file:
         json_file.write_text(json.dumps(results, indent=1))
         say(f"\nEvery round's figures: {json_file}")
-    if svg_file:
-        plot(results, svg_file)
-        say(f"Plot: {svg_file}")
 
 
 def unpacked(against: Sequence[str]) -> list[str]:
@@ -57,19 +52,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m testproject.benchmarks", description=__doc__, argument_default=argparse.SUPPRESS
     )
     parser.add_argument("--scenario", nargs="+", choices=[*EVERYTHING, "retention"], dest="scenarios")
-    parser.add_argument("--contenders", nargs="+", choices=[*contenders.NAMES, *contenders.EXPLAINING])
+    parser.add_argument("--contenders", nargs="+", choices=[*contenders.NAMES, *contenders.ON_REQUEST])
     parser.add_argument(
         "--against", nargs="+", metavar="VERSION", default=(), help="older versions of ours: commits, tags or wheels"
     )
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seconds", type=int, help="of each contender's turn in a round")
     parser.add_argument("--storms", type=int, help="in scenario d")
-    parser.add_argument("--rows", type=int, help="of the large table in scenario f")
-    parser.add_argument("--distance", type=int, help="keys between checkpoints in scenario f")
     parser.add_argument("--share", type=float, help="of the sizes in the scenarios of retention: 0.01 for a first look")
     parser.add_argument("--quick", action="store_true", default=False, help="the main scenarios, short")
     parser.add_argument("--json", type=Path, default=None)
-    parser.add_argument("--svg", type=Path, default=None)
     return parser
 
 

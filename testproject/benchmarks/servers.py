@@ -136,7 +136,6 @@ def running(
     *,
     workers: int = 2,
     threads: int = 8,
-    switch_interval: float | None = None,
 ) -> Iterator[Server]:
     """Run a contender's service. Raise ``DoesNotWork`` if it does not answer a request.
 
@@ -150,7 +149,7 @@ def running(
         listeners = [stack.enter_context(_door())]
         port = listeners[0].getsockname()[1]
         listeners += [stack.enter_context(_door(port)) for _ in range(workers - 1)]
-        env = environ(name, cluster, redis, database(name)) | {"SWITCH_INTERVAL": f"{switch_interval or ''}"}
+        env = environ(name, cluster, redis, database(name))
         gunicorns = [
             stack.enter_context(_gunicorn(command, cwd=home(name), env=env, listener=listener, output=output))
             for listener in listeners

@@ -21,8 +21,7 @@ NAMES = (
     "idemkit_redis",
     "django_idempotency_key",
 )
-# Contenders that help to explain the others; only on request.
-EXPLAINING = ("constant", "same_work", "cached_in_process")
+ON_REQUEST = ("cached_in_process",)
 
 
 def _plain(view: Any) -> Any:
