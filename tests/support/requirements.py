@@ -19,14 +19,6 @@ from tests.support import brokers, distributed, partitioned, pgbouncer
 from tests.support.private_servers import nats_program, program_beside_python, rabbitmq_program
 
 ROOT = Path(__file__).parents[2]
-PEERS = {  # what docs/migrating.md describes, by distribution
-    "django-idempotency-key": "idempotency_key",
-    "drf-idempotency": "drf_idempotency",
-    "drf-idempotencykey": "drf_idempotencykey",
-    "djangorestframework-idempotency-key": "rest_framework_idempotency_key",
-    "idemkit": "idemkit",
-}
-ADOPTED = ROOT / ".venv" / "openwisp-ipam"  # an environment with a project that was written elsewhere
 LEFT_OUT = os.environ.get("LEAVE_OUT", "").split()  # markers, by make's targets
 ASK_FOR_MORE = ("INTERLEAVINGS", "STATE_MACHINE_EXAMPLES", "UPGRADE_FROM")  # for single files with exhaustive tests
 OURS = {"django_idempotency", "testproject", "tests"}
@@ -133,18 +125,6 @@ REQUIREMENTS = {
         "needs REST framework, drf-spectacular and Django Ninja", "rest_framework", "drf_spectacular", "ninja"
     ),
     "docs_site": _packages("builds the documentation", "make docs", "properdocs", "materialx", "mike"),
-    "peers": _packages(
-        "runs the packages that docs/migrating.md tells of",
-        ".venv/bin/pip install --group peers, which needs Django 5.2",
-        *PEERS.values(),
-    ),
-    "adopted": Requirement(
-        "protects openwisp-ipam",
-        lambda: (ADOPTED / "bin" / "python").exists(),
-        "python -m venv .venv/openwisp-ipam && .venv/openwisp-ipam/bin/pip install -e '.[drf]' openwisp-ipam==1.3.1 "
-        "'psycopg[binary]' drf-spectacular pytest-django",
-        always_in_ci=False,
-    ),
     "schemathesis": _packages(
         "runs a check of Schemathesis", "pip install 'schemathesis>=4' && make test", "schemathesis"
     ),

@@ -85,7 +85,7 @@ def test_extras_are_for_users_and_groups_for_contributors():
     assert not extras.keys() & groups.keys()
     assert {"serve", "test", "lint", "release", "dev"} <= flattened("dev") | {"dev"}  # .ci/run installs dev alone
     used = set(re.findall(r": \.venv/\.(\w+)", (ROOT / "Makefile").read_text()))
-    assert used | {"peers"} == groups.keys()  # tests/migrating installs peers by hand
+    assert used == groups.keys()
 
 
 def flattened(group):
