@@ -26,8 +26,9 @@ test: .venv/.test ## the tests, in $WORKERS processes (4), on $DATABASE_URL or e
 test-citus: .venv/.dev ## the laws, stores and maintenance on a table that Citus distributes, at $CITUS_URL
 	@DATABASE_URL=$(CITUS_URL) IDEMPOTENCY_DISTRIBUTED=1 $(PYTEST) tests/laws tests/stores tests/maintenance
 
-faults: .venv/.dev ## the service under crashes, cuts and failovers for twenty minutes, and a verdict on its history
+faults: .venv/.dev ## the service under crashes, cuts and failovers for twenty minutes, and every state of the models
 	@$(BIN)/python -m tests.faults
+	@ALL_STATES=1 $(PYTEST) tests/faults/test_model.py
 
 compatibility: ## other packages' newest versions beside this one, each in an environment of its own; NAMES="views silk" for some
 	@$(PYTHON) -m tests.compatibility --write $(if $(DATABASE_URL),--database $(DATABASE_URL)) $(NAMES)

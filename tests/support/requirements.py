@@ -20,7 +20,7 @@ from tests.support.private_servers import nats_program, program_beside_python, r
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = os.environ.get("LEAVE_OUT", "").split()  # markers, by make's targets
-ASK_FOR_MORE = ("INTERLEAVINGS", "STATE_MACHINE_EXAMPLES", "UPGRADE_FROM")  # for single files with exhaustive tests
+ASK_FOR_MORE = ("ALL_STATES", "STATE_MACHINE_EXAMPLES", "UPGRADE_FROM")  # for single files with exhaustive tests
 OURS = {"django_idempotency", "testproject", "tests"}
 
 
