@@ -1,7 +1,4 @@
-"""Measure what the guarantees cost: run the whole benchmark, or the parts that are asked for.
-
-``--against HEAD --rounds 20 --seconds 1`` shows the effect of a change that is not committed yet.
-"""
+"""Measure what the guarantees cost: run the whole benchmark, or the parts that are asked for."""
 
 from __future__ import annotations
 
@@ -9,42 +6,31 @@ import argparse
 import fcntl
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
-from testproject.benchmarks import contenders, private_redis, versions
+from testproject.benchmarks import contenders, private_redis
 from testproject.benchmarks.benchmark import EVERYTHING, RETENTION, Benchmark, Plan, say
 from testproject.benchmarks.cluster import Cluster
 from testproject.benchmarks.servers import DIRECTORY
 from testproject.interrupts import end_on_signals
 
 QUICK = {"scenarios": ("counts", "b", "c"), "rounds": 2, "seconds": 1}
-AGAINST = {"scenarios": ("counts", "b", "c"), "contenders": ("unprotected", "atomic", "lock")}  # unless specified
 
 
 def main() -> None:
     end_on_signals()
     options = vars(_parser().parse_args())
-    json_file, quick, against = (options.pop(name) for name in ("json", "quick", "against"))
+    json_file, quick = (options.pop(name) for name in ("json", "quick"))
     if "retention" in options.get("scenarios", ()):
         options["scenarios"] += RETENTION
-    plan = Plan(**{**(AGAINST if against else {}), **(QUICK if quick else {}), **options})
-    if against:
-        plan = replace(plan, contenders=contenders.with_versions(plan.contenders, unpacked(against)))
+    plan = Plan(**{**(QUICK if quick else {}), **options})
     with alone(), private_redis.running() as redis:
         results = Benchmark(plan, Cluster(DIRECTORY / "postgresql"), redis).run()
     if json_file:
         json_file.write_text(json.dumps(results, indent=1))
         say(f"\nEvery round's figures: {json_file}")
-
-
-def unpacked(against: Sequence[str]) -> list[str]:
-    try:
-        return [versions.unpack_beside_project(version, DIRECTORY / "versions") for version in against]
-    except versions.NoSuchVersion as error:
-        sys.exit(str(error))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,9 +39,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--scenario", nargs="+", choices=[*EVERYTHING, "retention"], dest="scenarios")
     parser.add_argument("--contenders", nargs="+", choices=[*contenders.NAMES, *contenders.ON_REQUEST])
-    parser.add_argument(
-        "--against", nargs="+", metavar="VERSION", default=(), help="older versions of ours: commits, tags or wheels"
-    )
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seconds", type=int, help="of each contender's turn in a round")
     parser.add_argument("--storms", type=int, help="in scenario d")

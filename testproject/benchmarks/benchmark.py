@@ -30,13 +30,6 @@ class Plan:
     storms: int = 2
     share: float = 1
 
-    @property
-    def seconds_of_comparing(self) -> int:
-        """The seconds of the turns that compare contenders. Counting and retention come on top."""
-        races = [1 + self.rounds * self.seconds for name in SCENARIOS if name in self.scenarios]
-        storms = self.storms * 2 * storm.SECONDS if "d" in self.scenarios else 0
-        return len(self.contenders) * (sum(races) + storms)
-
 
 @dataclass
 class Benchmark:
