@@ -145,7 +145,7 @@ REQUIREMENTS = {
     "django_tasks": _packages("needs the task framework of Django 6.0", "pip install 'django>=6'", "django.tasks"),
     "server": _extra("starts the test project's server", "gunicorn", "httpx", "environ", "rest_framework"),
     "watched_logins": _extra("needs django-axes and django-otp", "axes", "django_otp", "rest_framework", "environ"),
-    "build": _extra("builds the package", "build"),
+    "build": _extra("builds the package", "build", "hatchling"),
     "older_version": Requirement(
         "runs an older version beside this one",
         lambda: older_version() is not None,
