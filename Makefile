@@ -5,7 +5,7 @@ WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 900 --timeout-method thread
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test-quick test test-citus faults lint audit types migrations-check messages docs docs-release \
+.PHONY: help demo serve test-quick test test-citus faults lint audit types migrations-check messages docs \
 	compatibility bench dev lock dist sbom clean
 
 help: ## say what there is
@@ -53,11 +53,6 @@ messages: .venv/.serve ## bring the catalogues of translations up to date with t
 
 docs: .venv/.docs ## the documentation as a site, in site/; every link and anchor is checked
 	@$(BIN)/properdocs build --strict --clean --quiet
-
-docs-release: .venv/.docs ## the documentation of this version, beside that of earlier ones on the local branch gh-pages
-	@version=$$($(BIN)/python -c "import django_idempotency; print(django_idempotency.__version__)") && \
-		export PATH="$(abspath $(BIN)):$$PATH" DOCS_VERSION="$$version" && \
-		mike --quiet deploy --alias-type copy --update-aliases "$$version" stable && mike set-default stable
 
 bench: .venv/.serve ## what the guarantees cost, beside an unprotected view and other packages; QUICK=1 for a first look
 	@$(BIN)/python -m testproject.benchmarks $(if $(QUICK),--quick) $(BENCH) --json .benchmarks/results.json

@@ -16,7 +16,7 @@ from pathlib import Path
 from django.conf import settings
 
 from tests.support import brokers, distributed, partitioned, pgbouncer
-from tests.support.private_servers import nats_program, program_beside_python, rabbitmq_program
+from tests.support.private_servers import nats_program, rabbitmq_program
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = os.environ.get("LEAVE_OUT", "").split()  # markers, by make's targets
@@ -124,7 +124,7 @@ REQUIREMENTS = {
     "openapi": _extra(
         "needs REST framework, drf-spectacular and Django Ninja", "rest_framework", "drf_spectacular", "ninja"
     ),
-    "docs_site": _packages("builds the documentation", "make docs", "properdocs", "materialx", "mike"),
+    "docs_site": _packages("builds the documentation", "make docs", "properdocs", "materialx"),
     "schemathesis": _packages(
         "runs a check of Schemathesis", "pip install 'schemathesis>=4' && make test", "schemathesis"
     ),
@@ -189,12 +189,6 @@ REQUIREMENTS = {
         lambda: pgbouncer.program() is not None,
         "apt-get install pgbouncer && make test",
         always_in_ci=True,
-    ),
-    "uwsgi": Requirement(
-        "starts a real uWSGI",
-        lambda: program_beside_python("uwsgi") is not None,
-        "pip install uwsgi && make test",
-        always_in_ci=False,
     ),
     "browser": Requirement(
         "drives a real browser",
