@@ -5,7 +5,7 @@ WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 900 --timeout-method thread
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test-quick test test-citus faults lint audit types migrations-check messages docs docs-release \
+.PHONY: help demo serve test-quick test test-citus faults lint audit types migrations-check messages docs \
 	compatibility bench dev lock dist sbom clean
 
 help: ## say what there is
@@ -26,10 +26,11 @@ test: .venv/.test ## the tests, in $WORKERS processes (4), on $DATABASE_URL or e
 test-citus: .venv/.dev ## the laws, stores and maintenance on a table that Citus distributes, at $CITUS_URL
 	@DATABASE_URL=$(CITUS_URL) IDEMPOTENCY_DISTRIBUTED=1 $(PYTEST) tests/laws tests/stores tests/maintenance
 
-faults: .venv/.dev ## the service under crashes, cuts and failovers for twenty minutes, and a verdict on its history
+faults: .venv/.dev ## the service under crashes, cuts and failovers for twenty minutes, and every state of the models
 	@$(BIN)/python -m tests.faults
+	@ALL_STATES=1 $(PYTEST) tests/faults/test_model.py
 
-compatibility: ## other packages' newest versions beside this one, each in an environment of its own; NAMES="views silk" for some
+compatibility: ## other packages' newest versions beside this one, each in an environment of its own; NAMES="views allauths" for some
 	@$(PYTHON) -m tests.compatibility --write $(if $(DATABASE_URL),--database $(DATABASE_URL)) $(NAMES)
 
 lint: .venv/.lint ## ruff
@@ -53,14 +54,8 @@ messages: .venv/.serve ## bring the catalogues of translations up to date with t
 docs: .venv/.docs ## the documentation as a site, in site/; every link and anchor is checked
 	@$(BIN)/properdocs build --strict --clean --quiet
 
-docs-release: .venv/.docs ## the documentation of this version, beside that of earlier ones on the local branch gh-pages
-	@version=$$($(BIN)/python -c "import django_idempotency; print(django_idempotency.__version__)") && \
-		export PATH="$(abspath $(BIN)):$$PATH" DOCS_VERSION="$$version" && \
-		mike --quiet deploy --alias-type copy --update-aliases "$$version" stable && mike set-default stable
-
-bench: .venv/.bench ## what the guarantees cost, beside an unprotected view and other packages; QUICK=1 for a first look
-	@$(BIN)/python -m testproject.benchmarks $(if $(QUICK),--quick) $(BENCH) \
-		--json .benchmarks/results.json --svg .benchmarks/results.svg
+bench: .venv/.serve ## what the guarantees cost, beside an unprotected view and other packages; QUICK=1 for a first look
+	@$(BIN)/python -m testproject.benchmarks $(if $(QUICK),--quick) $(BENCH) --json .benchmarks/results.json
 
 dev: .venv/.dev ## install everything that tests, types and releases need
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from django.db import connections
 
-from testproject.benchmarks.growth import TABLE
 from testproject.benchmarks.paced import Window
+from testproject.benchmarks.records import TABLE
 
 OFTEN = 0.05  # seconds
 SETTINGS = f"""

@@ -7,18 +7,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from testproject.benchmarks import (
-    contenders,
-    counting,
-    days,
-    growth,
-    machine,
-    partitioning,
-    report,
-    retention,
-    servers,
-    storm,
-)
+from testproject.benchmarks import contenders, counting, machine, report, retention, servers, storm
 from testproject.benchmarks.cluster import Cluster
 from testproject.benchmarks.environments import CannotInstall
 from testproject.benchmarks.private_redis import Redis
@@ -26,30 +15,20 @@ from testproject.benchmarks.scenarios import BASELINE, SCENARIOS, executed_again
 from testproject.benchmarks.servers import DIRECTORY, DoesNotWork, Server
 
 COMPARED = (*SCENARIOS, "d", "counts")  # with other contenders
-RETENTION = ("cleanup", "reaper", "days", "partitions")
-EVERYTHING = (*COMPARED, "f", *RETENTION)
+RETENTION = ("cleanup", "reaper")
+EVERYTHING = (*COMPARED, *RETENTION)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """``seconds`` is the length of each contender's turn in a round. ``rows``: of the large table. ``distance``: keys
-    between checkpoints. ``share``: how much of their sizes the scenarios of retention use."""
+    """``seconds``: of each contender's turn in a round. ``share``: of the sizes in the scenarios of retention."""
 
     scenarios: Sequence[str] = EVERYTHING
     contenders: Sequence[str] = contenders.NAMES
     rounds: int = 6
     seconds: int = 4
     storms: int = 2
-    rows: int = 10_000_000
-    distance: int = 20_000
     share: float = 1
-
-    @property
-    def seconds_of_comparing(self) -> int:
-        """The seconds of the turns that compare contenders. Counting and the large tables come on top."""
-        races = [1 + self.rounds * self.seconds for name in SCENARIOS if name in self.scenarios]
-        storms = self.storms * 2 * storm.SECONDS if "d" in self.scenarios else 0
-        return len(self.contenders) * (sum(races) + storms)
 
 
 @dataclass
@@ -77,8 +56,6 @@ class Benchmark:
             results["counts"] = self._count(names)
         if {*SCENARIOS, "d"}.intersection(self.plan.scenarios):
             results["scenarios"] = self._race(names)
-        if "f" in self.plan.scenarios:
-            results["f"] = self._grow()
         for name in RETENTION:
             if name in self.plan.scenarios:
                 results[name] = getattr(self, f"_{name}")()
@@ -141,14 +118,6 @@ class Benchmark:
         say(report.table(_titled(figures), report.STORM))
         return figures
 
-    def _grow(self) -> dict[str, Any]:
-        plan = self.plan
-        figures = growth.growth(self.cluster, rows=plan.rows, rounds=3 * plan.rounds, distance=plan.distance)
-        costs, wal = (_sized(figures[part], figures["rows"]) for part in ("costs", "wal"))
-        say("\n(f) what a key costs the database, by the size of the table:\n", report.table(costs, report.GROWTH))
-        say("\n(f) WAL bytes a key (of them page images), by keys since the checkpoint:\n", report.curves(wal))
-        return figures
-
     def _cleanup(self) -> dict[str, Any]:
         rows = self._share_of(1_000_000)
         figures = retention.measure("cleanup", self.cluster, rows=rows, kept=rows)
@@ -165,43 +134,12 @@ class Benchmark:
         say(report.table(figures["told"], report.REAPER))
         return figures
 
-    def _days(self) -> dict[str, Any]:
-        keys = self._share_of(20_000)
-        figures = days.days(self.cluster, keys=keys)
-        for title, told in figures.items():
-            rows = {f"day {day['day']}": day for day in told}
-            say(f"\n(days) {keys:,} keys a day, autovacuum {title}:\n", report.table(rows, report.DAYS))
-        return figures
-
-    def _partitions(self) -> dict[str, Any]:
-        rows = self._share_of(1_000_000)
-        figures = partitioning.measure(self.cluster, rows=rows, rounds=3 * self.plan.rounds)
-        say("\n(partitions) a claim:\n", report.table(figures["claims"], report.PARTITIONS))
-        say("\n(partitions) a day of {rows:,} keys is dropped in {drop[ms]:.0f} ms:\n".format(**figures))
-        say(report.table(figures["drop"]["steps"], report.STEPS))
-        plain = figures["drop"]["plain"]
-        say(f"\nA DROP TABLE of as large a table, {plain['bytes'] / 1e6:.0f} MB: {plain['ms']:.0f} ms.")
-        say("\nClaims:\n")
-        say(report.table(figures["drop"]["claims"], report.DROP))
-        return figures
-
     def _share_of(self, size: int) -> int:
         return int(size * self.plan.share)
 
 
 def _titled(figures: dict[str, Any]) -> dict[str, Any]:
     return {contenders.load(name).title: row for name, row in figures.items()}
-
-
-def _sized(figures: dict[str, Any], sizes: dict[str, tuple[int, int]]) -> dict[str, Any]:
-    """Name the figures by what the tables hold and, after a comma, by what else is different."""
-    return {
-        _size(*sizes[name.partition(",")[0]]) + "".join(name.partition(",")[1:]): row for name, row in figures.items()
-    }
-
-
-def _size(rows: int, stuck: int) -> str:
-    return f"{rows:,} rows" + (f", {stuck:,} stuck" if stuck else "")
 
 
 def say(*texts: str) -> None:

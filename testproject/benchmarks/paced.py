@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from django.db import connections
 
 from testproject.benchmarks.clients import percentile
-from testproject.benchmarks.growth import run_one
+from testproject.benchmarks.records import run_one
 
 Window = tuple[float, float]  # from when until when, by the monotonic clock
 

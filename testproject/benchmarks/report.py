@@ -36,16 +36,6 @@ STORM = {
     "lasted": ("all answered after s", "{:.1f}"),
     "unanswered": ("unanswered", "{}"),
 }
-GROWTH = {
-    "claim": ("claim µs", "{:.0f}"),
-    "claim_ratio": ("×", "{:.3f}"),
-    "cpu": ("database ms", "{:.2f}"),
-    "cpu_ratio": ("× ", "{:.3f}"),
-    "wal": ("WAL bytes", "{:.0f}"),
-    "images": ("page images", "{:.2f}"),
-    "buffers": ("buffers", "{:.1f}"),
-    "read": ("not in memory", "{:.2f}"),
-}
 CLEANUP = {
     "seconds": ("s", "{:.0f}"),
     "keys": ("claims", "{:.0f}"),
@@ -58,41 +48,7 @@ CLEANUP = {
     "wal": ("WAL MB/s", "{:.1f}"),
     "images": ("page images/s", "{:.0f}"),
 }
-PARTITIONS = {
-    "partitions": ("partitions", "{}"),
-    "claim": ("claim µs", "{:.0f}"),
-    "claim_ratio": ("×", "{:.3f}"),
-    "cpu": ("database ms", "{:.2f}"),
-    "cpu_ratio": ("× ", "{:.3f}"),
-    "buffers": ("buffers", "{:.1f}"),
-}
-STEPS = {"ms": ("ms", "{:.1f}")}
-DROP = {name: CLEANUP[name] for name in ("keys", "p50", "p99", "longest")}
 REAPER = {"buffers": ("buffers", "{}"), "ms": ("ms", "{:.1f}")}
-DAYS = {
-    "rows": ("rows", "{:.0f}"),
-    "dead": ("dead", "{:.0f}"),
-    "heap": ("heap MB", "{:.2f}"),
-    "pkey": ("primary key MB", "{:.2f}"),
-    "purge": ("finished MB", "{:.2f}"),
-    "reap": ("live MB", "{:.2f}"),
-    "total": ("in all MB", "{:.2f}"),
-    "vacuums": ("vacuums", "{:.0f}"),
-    "seconds": ("their s", "{:.2f}"),
-    "changed": ("pages changed", "{:.0f}"),
-    "vacuum_wal": ("their WAL MB", "{:.1f}"),
-    "wal": ("WAL bytes a key", "{:.0f}"),
-}
-
-
-def curves(rows: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
-    """Return bytes of WAL a key, with page images a key in brackets, by the number of keys since the checkpoint."""
-    told = {
-        title: {str(point["keys"]): f"{point['wal']:.0f} ({point['images']:.2f})" for point in curve}
-        for title, curve in rows.items()
-    }
-    columns = {keys: (f"{int(keys):,} keys", "{}") for keys in next(iter(told.values()))}
-    return table(told, columns)
 
 
 def table(rows: Mapping[str, Mapping[str, Any]], columns: Mapping[str, tuple[str, str]], *, first: str = "") -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import django
 from django.db import connection, connections, transaction
 
-from testproject.benchmarks import autovacuum, growth, paced, servers
+from testproject.benchmarks import autovacuum, paced, records, servers
 from testproject.benchmarks.cluster import Cluster
 
 NAME = "default"  # the alias of the database in the process that measures
@@ -74,11 +74,11 @@ def cleanup(rows: int, kept: int) -> dict[str, Any]:
 
 def fill_with_due(rows: int, kept: int) -> None:
     """Write records in the order they came: ``rows`` that are to be deleted, then ``kept`` ones."""
-    completed = growth.run_one(NAME)[0]
-    with growth.filling(NAME) as cursor:
+    completed = records.run_one(NAME)[0]
+    with records.filling(NAME) as cursor:
         age = "- interval '3 days' + i * interval '1 ms'"
-        growth.copy(cursor, completed, rows, expires_at=f"expires_at {age}", purge_at=f"purge_at {age}")
-        growth.copy(cursor, completed, kept, purge_at="purge_at + i * interval '1 ms'")
+        records.copy(cursor, completed, rows, expires_at=f"expires_at {age}", purge_at=f"purge_at {age}")
+        records.copy(cursor, completed, kept, purge_at="purge_at + i * interval '1 ms'")
 
 
 def _phase(kind: str, act: Callable[[], Any]) -> Phase:
@@ -170,14 +170,14 @@ def _figures(load: paced.Load, windows: Sequence[paced.Window]) -> dict[str, flo
 
 def reaper(rows: int) -> dict[str, Any]:
     """Run passes over a table with ``STUCK`` records whose lease ran out, spread among the others."""
-    completed, claimed = growth.run_one(NAME)[0], growth.claim_one(NAME)
-    with growth.filling(NAME) as cursor:
+    completed, claimed = records.run_one(NAME)[0], records.claim_one(NAME)
+    with records.filling(NAME) as cursor:
         for number in range(STUCK):
-            growth.copy(cursor, completed, (number + 1) * rows // STUCK - number * rows // STUCK)
+            records.copy(cursor, completed, (number + 1) * rows // STUCK - number * rows // STUCK)
             for days in DAYS_STUCK:
-                growth.copy(cursor, claimed, 1, locked_until=f"locked_until - interval '{days} days'")
-        growth.copy(cursor, claimed, 1, locked_until="locked_until - interval '9 days'")
-        cursor.execute(f"DELETE FROM {growth.TABLE} WHERE id = %s", [claimed])
+                records.copy(cursor, claimed, 1, locked_until=f"locked_until - interval '{days} days'")
+        records.copy(cursor, claimed, 1, locked_until="locked_until - interval '9 days'")
+        cursor.execute(f"DELETE FROM {records.TABLE} WHERE id = %s", [claimed])
     assert _reap(8)[0] == 1  # makes the session look up what it looks up once
     statements: dict[str, dict[str, float]] = {}
     with connection.execute_wrapper(explaining(statements)):
@@ -217,7 +217,7 @@ def explaining(told: dict[str, dict[str, float]]) -> Callable[..., Any]:
 
     def wrapper(execute: Any, sql: str, values: Any, *details: Any) -> Any:
         title = titles.get(sql.partition(" ")[0])
-        if title and growth.TABLE in sql:
+        if title and records.TABLE in sql:
             with transaction.atomic(), connection.connection.cursor() as cursor:
                 cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", values)
                 plan = cursor.fetchone()[0][0]["Plan"]

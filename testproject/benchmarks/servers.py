@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -18,11 +17,11 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-from testproject.benchmarks import contenders, environments, processes, versions
+from testproject.benchmarks import contenders, environments, processes
 from testproject.benchmarks.cluster import Cluster
 from testproject.benchmarks.private_redis import Redis
 
-ROOT = versions.ROOT
+ROOT = Path(__file__).resolve().parents[2]
 DIRECTORY = ROOT / ".benchmarks"
 PATIENCE = 30
 PATH = "/effects/"
@@ -68,13 +67,7 @@ class Server:
 
 
 def database(name: str) -> str:
-    return "benchmark_" + re.sub(r"\W", "_", name)
-
-
-def home(name: str) -> Path:
-    """Return where a contender's code is: here, or where an older version of the package was unpacked."""
-    version = name.partition("@")[2]
-    return versions.home(version, DIRECTORY / "versions") if version else ROOT
+    return f"benchmark_{name}"
 
 
 def prepare(name: str, cluster: Cluster, redis: Redis | None, directory: Path) -> None:
@@ -91,7 +84,7 @@ def make_tables(
 ) -> None:
     result = subprocess.run(
         [_python(name, directory), "-m", "testproject.benchmarks.project.prepare"],
-        cwd=home(name),
+        cwd=ROOT,
         env=environ(name, cluster, redis, database),
         capture_output=True,
         text=True,
@@ -136,7 +129,6 @@ def running(
     *,
     workers: int = 2,
     threads: int = 8,
-    switch_interval: float | None = None,
 ) -> Iterator[Server]:
     """Run a contender's service. Raise ``DoesNotWork`` if it does not answer a request.
 
@@ -150,9 +142,9 @@ def running(
         listeners = [stack.enter_context(_door())]
         port = listeners[0].getsockname()[1]
         listeners += [stack.enter_context(_door(port)) for _ in range(workers - 1)]
-        env = environ(name, cluster, redis, database(name)) | {"SWITCH_INTERVAL": f"{switch_interval or ''}"}
+        env = environ(name, cluster, redis, database(name))
         gunicorns = [
-            stack.enter_context(_gunicorn(command, cwd=home(name), env=env, listener=listener, output=output))
+            stack.enter_context(_gunicorn(command, cwd=ROOT, env=env, listener=listener, output=output))
             for listener in listeners
         ]
         for listener in listeners:
@@ -215,7 +207,7 @@ def environ(name: str, cluster: Cluster, redis: Redis | None, database: str) -> 
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "testproject.benchmarks.project.settings",
         "CONTENDER": name,
-        "PYTHONPATH": str(home(name)),
+        "PYTHONPATH": str(ROOT),
         "REDIS_URL": redis.url if redis else "",
         **cluster.environ(database),
     }

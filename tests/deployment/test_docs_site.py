@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
 from xml.etree import ElementTree
 
@@ -101,42 +100,6 @@ def version_on(page):
     return re.search(r'<div class="md-copyright__highlight">\s*(.*?)\s*</div>', page)[1]
 
 
-@pytest.fixture(scope="module")
-def versions(tmp_path_factory):
-    """What ``make docs-release`` has laid on the branch after two releases of a project with one page."""
-    project = tmp_path_factory.mktemp("versions")
-    (project / "docs" / "css").mkdir(parents=True)
-    (project / ".venv").mkdir()
-    (project / ".venv" / ".docs").touch()  # what this environment has is installed
-    (project / "docs" / "index.md").write_text("# The page\n")
-    (project / "docs" / "css" / "site.css").symlink_to(DOCS / "css" / "site.css")
-    (project / "properdocs.yml").write_text(f"INHERIT: {ROOT / 'properdocs.yml'}\nhooks: []\nnav: [index.md]\n")
-
-    def run(*command):
-        done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    run("git", "init", "--quiet")
-    for setting in ("user.name", "user.email"):
-        run("git", "config", setting, "maintainer@example.com")
-    run("git", "commit", "--quiet", "--allow-empty", "--message", "Release")
-    for version in ("0.9.0", "0.10.0"):
-        (project / "django_idempotency.py").write_text(f'__version__ = "{version}"\n')
-        run("make", "--file", ROOT / "Makefile", f"BIN={Path(sys.executable).parent}", "docs-release")
-    (project / "published").mkdir()
-    run("git", "--work-tree", project / "published", "checkout", "--quiet", "gh-pages", "--", ".")
-    return project / "published"
-
-
-def test_each_version_has_a_folder_and_the_newest_is_stable(versions):
-    listed = json.loads((versions / "versions.json").read_text())
-    assert [(each["version"], each["aliases"]) for each in listed] == [("0.10.0", ["stable"]), ("0.9.0", [])]
-    shown = {
-        folder: version_on((versions / folder / "index.html").read_text()) for folder in ("0.9.0", "0.10.0", "stable")
-    }
-    assert shown == {"0.9.0": "0.9.0", "0.10.0": "0.10.0", "stable": "0.10.0"}
-
-
 def test_a_site_without_a_version_is_of_no_release(site):
     assert version_on((site / "index.html").read_text()) == "not released"
 
@@ -155,19 +118,6 @@ def browsing(chromium, directory):
         browser.forget()  # a test before may have left a narrow window
         yield browser
         server.shutdown()
-
-
-@pytest.mark.browser
-def test_the_root_leads_to_stable_and_every_page_to_other_versions(versions, chromium):
-    with browsing(chromium, versions) as browser:
-        browser.open("/")
-        links = ".md-version__link"
-        eventually(lambda: browser.all(links))
-        offered = [link.get_attribute("textContent").strip() for link in browser.all(links)]
-        assert (browser.path, offered) == ("/stable/", ["0.10.0", "0.9.0"])
-        browser.open(browser.all(links)[1].get_attribute("pathname"))
-        assert (browser.path, browser.find(".md-copyright__highlight").text) == ("/0.9.0/", "0.9.0")
-        assert browser.complaints() == []
 
 
 @pytest.mark.browser

@@ -11,7 +11,7 @@ import pytest
 
 from django_idempotency.models import IdempotencyRecord
 from tests.support.callers import effects, entry_point, paying
-from tests.support.servers import running_server, running_uvicorn, running_uwsgi, unless_in_flight
+from tests.support.servers import running_server, running_uvicorn, unless_in_flight
 from tests.support.waiting import eventually
 
 LEASE, LONG = 1, 3.5  # seconds
@@ -25,22 +25,11 @@ def gunicorn(worker_class, *options):
     return running
 
 
-def uwsgi(*options):
-    def running(database_url, directory, **environment):
-        return running_uwsgi(database_url, directory, "--enable-threads", *options, **environment)
-
-    return running
-
-
-only_postgresql, only_with_uwsgi = pytest.mark.postgresql, pytest.mark.uwsgi
 SERVERS = [
     pytest.param(gunicorn("gthread"), id="gunicorn, threads"),
     pytest.param(gunicorn("gthread", "--preload"), id="gunicorn, forked after import"),
-    pytest.param(gunicorn("gevent"), id="gunicorn, gevent", marks=only_postgresql),
+    pytest.param(gunicorn("gevent"), id="gunicorn, gevent", marks=pytest.mark.postgresql),
     pytest.param(running_uvicorn, id="uvicorn"),
-    pytest.param(uwsgi(), id="uWSGI", marks=only_with_uwsgi),
-    pytest.param(uwsgi("--lazy-apps"), id="uWSGI, lazy-apps", marks=only_with_uwsgi),
-    pytest.param(uwsgi("--threads", "4"), id="uWSGI, threads", marks=only_with_uwsgi),
 ]
 
 

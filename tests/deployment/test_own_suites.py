@@ -1,4 +1,4 @@
-"""Projects of their own whose tests are run by Django's test runner."""
+"""A project of its own whose tests are run by Django's test runner."""
 
 from __future__ import annotations
 
@@ -14,34 +14,17 @@ from tests.support.requirements import ROOT
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def passes(db, tmp_path):
-    """Run the suite of a project; check that it passes, and how many tests it has."""
-
-    def run(project, tests):
-        settings = {"DJANGO_SETTINGS_MODULE": f"tests.deployment.{project}.settings"}
-        command = [*(sys.executable, "-m", "django", "test"), f"tests.deployment.{project}.suite", "--noinput"]
-        try:
-            done = subprocess.run(
-                command,
-                **{"cwd": ROOT, "capture_output": True, "text": True, "timeout": 120},
-                env=os.environ | settings | {"DATABASE_URL": create_database(project, tmp_path)},
-            )
-        finally:
-            drop_database(project)
-        assert done.returncode == 0, done.stderr
-        assert f"Ran {tests} tests" in done.stderr
-
-    return run
-
-
-@pytest.mark.server  # its settings come from django-environ
-def test_a_project_with_own_users_and_two_databases(passes):
-    """UUID users, ``TestCase`` and ``TransactionTestCase``, a second alias, its router, and the check of it."""
-    passes("customers", 11)
-
-
 @pytest.mark.watched_logins
-def test_l13_failed_logins_count_with_a_key_as_without(passes):
+def test_l13_failed_logins_count_with_a_key_as_without(db, tmp_path):
     """By the real django-axes and django-otp, in autocommit and with ``ATOMIC_REQUESTS``."""
-    passes("logins", 4)
+    settings = {"DJANGO_SETTINGS_MODULE": "tests.deployment.logins.settings"}
+    try:
+        done = subprocess.run(
+            [*(sys.executable, "-m", "django", "test"), "tests.deployment.logins.suite", "--noinput"],
+            **{"cwd": ROOT, "capture_output": True, "text": True, "timeout": 120},
+            env=os.environ | settings | {"DATABASE_URL": create_database("logins", tmp_path)},
+        )
+    finally:
+        drop_database("logins")
+    assert done.returncode == 0, done.stderr
+    assert "Ran 4 tests" in done.stderr

@@ -51,6 +51,6 @@ def test_the_effects_of_a_charge_are_counted_from_charges_and_receipts(charges, 
 
 
 def test_campaigns_start_in_a_shell_where_nothing_is_configured():
-    code = "import tests.faults.__main__, tests.faults.deliveries, tests.gameday.__main__, tests.gameday.operations"
+    code = "import tests.faults.__main__, tests.faults.deliveries, tests.gameday.__main__"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO", "DATABASE"))}
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)

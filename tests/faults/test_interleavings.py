@@ -2,7 +2,7 @@
 
 Any statement of one actor may come between any two of another. With ``kills``, an actor dies before each of its
 statements in turn. The tests say how many states there are: far fewer would mean that the scheduler no longer reaches
-all of them. The largest explorations take minutes each, and run with ``INTERLEAVINGS=all`` in the environment.
+all of them. The largest explorations take minutes each, and run with ``ALL_STATES=1`` in the environment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.faults.world import MODES, execute, hours_pass, in_all_modes, retenti
 pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db"), pytest.mark.exhaustive]
 
 
-ALL = os.environ.get("INTERLEAVINGS") == "all"
+ALL = "ALL_STATES" in os.environ
 
 
 OTHER_BODY = b'{"amount": 6}'

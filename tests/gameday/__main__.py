@@ -3,14 +3,10 @@
 ``DATABASE_URL=postgres://… python -m tests.gameday``; takes about fifteen minutes, and needs ``prometheus``. The alert
 rules are those of the documentation. So that nobody waits for hours, every duration in them is divided by ``PACE``, as
 are the intervals of scrapes and of rules. The database gets a new one beside it, ``gameday``, for as long as this runs.
-
-``python -m tests.gameday disk`` fills the disk instead: that of a PostgreSQL of its own, on a small file system. It
-takes four minutes, and root.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -26,8 +22,7 @@ from typing import Any
 import psycopg
 
 from testproject.interrupts import end_on_signals
-from tests.gameday import full_disk
-from tests.gameday.ground import SETTINGS, Clients, ground, seen_by_operators
+from tests.gameday.ground import SETTINGS, Clients, ground
 from tests.support.servers import Server, prepare_database
 
 NAME = "gameday"
@@ -67,7 +62,7 @@ def locked_table(url: str) -> Iterator[None]:
 
 
 def day(url: str, directory: Path) -> list[dict[str, Any]]:
-    with ground(url, directory, lambda _server: lambda: seen_by_operators(url)) as there:
+    with ground(url, directory) as there:
         notes, clients, maintenance = there.notes, there.clients, there.maintenance
         time.sleep(75)
 
@@ -123,11 +118,8 @@ def of_faults() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    days = {"faults": of_faults, "disk": full_disk.day}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("day", nargs="?", choices=days, default="faults")
     end_on_signals()
-    print(json.dumps(days[parser.parse_args().day](), indent=1, default=str))
+    print(json.dumps(of_faults(), indent=1, default=str))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -26,7 +25,7 @@ from tests.support.servers import Server, running_server
 
 RULES = Path(__file__).parents[2] / "docs" / "monitoring" / "alerts.yml"
 SETTINGS = "tests.gameday.settings"
-LIST = "/admin/django_idempotency/idempotencyrecord/"
+TRIES = 8  # of a client
 
 
 # --- Prometheus -------------------------------------------------------------------------------------------------------
@@ -106,35 +105,14 @@ def seen_by_operators(url: str) -> str:
     return f"{row[0]} stuck, {row[1]} on hold"
 
 
-class Page:
-    """The list of keys in the admin, for a user who signs in now; ``signed_in``: how that ended."""
-
-    def __init__(self, server: Server, *, timeout: float = 5) -> None:
-        self.http = httpx.Client(base_url=server.url, timeout=timeout, trust_env=False)
-        self.http.get("/admin/login/").raise_for_status()
-        form = {"username": "admin", "password": "admin", "csrfmiddlewaretoken": self.http.cookies["csrftoken"]}
-        self.signed_in = self.http.post("/admin/login/", data=form).status_code
-
-    def strip(self) -> str:
-        """What is on top of it; or how the request ended."""
-        try:
-            response = self.http.get(LIST)
-        except httpx.HTTPError as error:
-            return type(error).__name__
-        told = re.search(r'<p class="(?:idempotency-alarms|late)[^>]*>(.*?)</p>', response.text, re.DOTALL)
-        words = " ".join(re.sub(r"<[^>]+>", " ", told[1] if told else "").split())
-        return f"{response.status_code} {words}".strip()
-
-
 # --- Clients and maintenance -----------------------------------------------------------------------------------------
 
 
 class Clients:
-    """Five charges a second, each tried ``tries`` times until it has a response; then its key is ``served``."""
+    """Five charges a second, each tried ``TRIES`` times until it has a response."""
 
-    def __init__(self, server: Server, notes: Notes, tries: int) -> None:
-        self.server, self.notes, self.tries = server, notes, tries
-        self.served: set[str] = set()
+    def __init__(self, server: Server, notes: Notes) -> None:
+        self.server, self.notes = server, notes
         self.stopped = threading.Event()
 
     def run(self) -> None:
@@ -142,18 +120,16 @@ class Clients:
             while not self.stopped.wait(0.2):
                 pool.submit(self.charge)
 
-    def charge(self, path: str = "/api/charges/", simulate: dict[str, Any] | None = None, tries: int = 0) -> None:
+    def charge(self, path: str = "/api/charges/", simulate: dict[str, Any] | None = None, tries: int = TRIES) -> None:
         key, faults = uuid4().hex, simulate
         payload = {"amount": 1, "currency": "EUR", "reference": key}
-        for _try in range(tries or self.tries):
+        for _try in range(tries):
             try:
                 status: object = self.server.post(path, payload, key=key, simulate=faults, timeout=4).status_code
             except httpx.HTTPError as error:
                 status = type(error).__name__
             seen = self.notes.events[-1]["clients"]
             seen[status] = seen.get(status, 0) + 1
-            if status in (200, 201):
-                self.served.add(key)
             if status in (200, 201) or self.stopped.is_set():
                 return
             faults = None
@@ -197,10 +173,8 @@ class Ground:
 
 
 @contextmanager
-def ground(
-    url: str, directory: Path, page: Callable[[Server], Callable[[], str]], *, tries: int = 8
-) -> Iterator[Ground]:
-    """The service on a prepared database. ``page``: how to read what operators see; ``tries``: of clients."""
+def ground(url: str, directory: Path) -> Iterator[Ground]:
+    """The service on a prepared database."""
     with ExitStack() as stack:
         metrics = directory / "metrics"
         metrics.mkdir()
@@ -208,8 +182,8 @@ def ground(
         service = stack.enter_context(ExitStack())
         server = service.enter_context(running_server(url, directory, **given))
         watched = stack.enter_context(prometheus(server.url.removeprefix("http://"), directory))
-        notes = Notes(watched, page(server))
-        there = Ground(server, notes, Clients(server, notes, tries), Maintenance(url), service)
+        notes = Notes(watched, lambda: seen_by_operators(url))
+        there = Ground(server, notes, Clients(server, notes), Maintenance(url), service)
         notes.event("The service runs, without a relay for its outbox")
         for run, stopped in (
             (notes.watch, notes.stopped),

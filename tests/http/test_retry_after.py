@@ -35,8 +35,6 @@ def test_retry_after_grows_with_the_running_time_and_is_capped():
     assert max(told) == told[-1] <= 60 / 4
 
 
-
-
 class Slow:
     """An async view that stays until it is let go."""
 

@@ -1,4 +1,4 @@
-"""The game day evaluates the rules of the documentation, with only their times changed, and tells blocks truly."""
+"""The game day evaluates the rules of the documentation, with only their times changed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import sys
 import pytest
 import yaml
 
-from tests.gameday import ground, operations
-from tests.gameday.callers import Answer, seen
+from tests.gameday import ground
 from tests.gameday.rules import PACE, quicker
 from tests.instrumentation.metered import MONITORING, alert_rules
 from tests.instrumentation.test_alerts import promtool
@@ -42,17 +41,5 @@ def test_prometheus_takes_the_quicker_rules(tmp_path):
     assert promtool("check", "rules", tmp_path / "rules.yml").returncode == 0
 
 
-@pytest.mark.parametrize("settings", [ground.SETTINGS, operations.SETTINGS])
-def test_the_service_takes_the_settings_of_the_game_day(settings):
-    subprocess.run([sys.executable, "-m", "django", "check", "--settings", settings], cwd=ROOT, check=True)
-
-
-def test_responses_under_way_before_an_operation_count():
-    answers = [Answer(9.5, 10.5, "201"), Answer(10.6, 14.0, "503"), Answer(13.9, 14.5, "201")]
-    saw = seen(answers, begun=10.0)
-    assert saw.answers == {"201": 2, "503": 1}
-    assert (saw.silence, saw.slowest) == (pytest.approx(3.5), pytest.approx(3.4))
-
-
-def test_a_silence_is_counted_from_the_beginning_of_the_operation():
-    assert seen([Answer(9.9, 16.0, "201")], begun=10.0).silence == pytest.approx(6.0)
+def test_the_service_takes_the_settings_of_the_game_day():
+    subprocess.run([sys.executable, "-m", "django", "check", "--settings", ground.SETTINGS], cwd=ROOT, check=True)

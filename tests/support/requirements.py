@@ -16,19 +16,11 @@ from pathlib import Path
 from django.conf import settings
 
 from tests.support import brokers, distributed, partitioned, pgbouncer
-from tests.support.private_servers import nats_program, program_beside_python, rabbitmq_program
+from tests.support.private_servers import nats_program, rabbitmq_program
 
 ROOT = Path(__file__).parents[2]
-PEERS = {  # what docs/migrating.md describes, by distribution
-    "django-idempotency-key": "idempotency_key",
-    "drf-idempotency": "drf_idempotency",
-    "drf-idempotencykey": "drf_idempotencykey",
-    "djangorestframework-idempotency-key": "rest_framework_idempotency_key",
-    "idemkit": "idemkit",
-}
-ADOPTED = ROOT / ".venv" / "openwisp-ipam"  # an environment with a project that was written elsewhere
 LEFT_OUT = os.environ.get("LEAVE_OUT", "").split()  # markers, by make's targets
-ASK_FOR_MORE = ("INTERLEAVINGS", "STATE_MACHINE_EXAMPLES", "UPGRADE_FROM")  # for single files with exhaustive tests
+ASK_FOR_MORE = ("ALL_STATES", "STATE_MACHINE_EXAMPLES", "UPGRADE_FROM")  # for single files with exhaustive tests
 OURS = {"django_idempotency", "testproject", "tests"}
 
 
@@ -132,19 +124,7 @@ REQUIREMENTS = {
     "openapi": _extra(
         "needs REST framework, drf-spectacular and Django Ninja", "rest_framework", "drf_spectacular", "ninja"
     ),
-    "docs_site": _packages("builds the documentation", "make docs", "properdocs", "materialx", "mike"),
-    "peers": _packages(
-        "runs the packages that docs/migrating.md tells of",
-        ".venv/bin/pip install --group peers, which needs Django 5.2",
-        *PEERS.values(),
-    ),
-    "adopted": Requirement(
-        "protects openwisp-ipam",
-        lambda: (ADOPTED / "bin" / "python").exists(),
-        "python -m venv .venv/openwisp-ipam && .venv/openwisp-ipam/bin/pip install -e '.[drf]' openwisp-ipam==1.3.1 "
-        "'psycopg[binary]' drf-spectacular pytest-django",
-        always_in_ci=False,
-    ),
+    "docs_site": _packages("builds the documentation", "make docs", "properdocs", "materialx"),
     "drf": _extra("needs Django REST framework", "rest_framework"),
     "prometheus": _extra("needs prometheus-client", "prometheus_client"),
     "celery": _extra("needs Celery", "celery"),
@@ -162,7 +142,7 @@ REQUIREMENTS = {
     "django_tasks": _packages("needs the task framework of Django 6.0", "pip install 'django>=6'", "django.tasks"),
     "server": _extra("starts the test project's server", "gunicorn", "httpx", "environ", "rest_framework"),
     "watched_logins": _extra("needs django-axes and django-otp", "axes", "django_otp", "rest_framework", "environ"),
-    "build": _extra("builds the package", "build"),
+    "build": _extra("builds the package", "build", "hatchling"),
     "older_version": Requirement(
         "runs an older version beside this one",
         lambda: older_version() is not None,
@@ -206,12 +186,6 @@ REQUIREMENTS = {
         lambda: pgbouncer.program() is not None,
         "apt-get install pgbouncer && make test",
         always_in_ci=True,
-    ),
-    "uwsgi": Requirement(
-        "starts a real uWSGI",
-        lambda: program_beside_python("uwsgi") is not None,
-        "pip install uwsgi && make test",
-        always_in_ci=False,
     ),
     "browser": Requirement(
         "drives a real browser",

@@ -16,12 +16,11 @@ from typing import Any
 import httpx
 
 from testproject import service
-from tests.support.private_servers import program_beside_python
 
 CORE = "tests.support.settings.core"  # where the wings are deleted
 SETTINGS = CORE if os.environ.get("DJANGO_SETTINGS_MODULE") == CORE else "testproject.settings"
 ROOT = Path(__file__).parents[2]
-# One connection per request, so that a retry never meets one that a killed worker, or uWSGI, has closed meanwhile.
+# One connection per request, so that a retry never meets one that a killed worker has closed meanwhile.
 NO_KEEPALIVE = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 BUSY = 120  # seconds in which even a machine with much else to do has imported the project
 PREPARE = """
@@ -123,19 +122,6 @@ def running_uvicorn(database_url: str, directory: Path, **environment: str) -> I
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
         command = ["-m", "uvicorn", "testproject.asgi:application", "--fd", f"{listener.fileno()}"]
         with _listening(listener, [sys.executable, *command], database_url, directory, given) as server:
-            yield server
-
-
-@contextmanager
-def running_uwsgi(database_url: str, directory: Path, *options: str, **environment: str) -> Iterator[Server]:
-    """The test project under a real uWSGI with two processes, on a prepared database."""
-    given = {"DATABASE_URL": database_url, "DEBUG": "1"} | environment
-    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
-        program = program_beside_python("uwsgi")
-        assert program is not None
-        own = ("--master", "--processes", "2", "--die-on-term", "--virtualenv", sys.prefix, *options)
-        command = [program, "--http-socket", f"fd://{listener.fileno()}", "--module", "testproject.wsgi", *own]
-        with _listening(listener, command, database_url, directory, given) as server:
             yield server
 
 

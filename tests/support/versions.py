@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 
-from testproject.benchmarks.versions import unpack
 from tests.support.servers import ROOT, Server, running_server
 
 SERVICE = ROOT / "tests" / "deployment" / "versions"
@@ -35,7 +37,12 @@ def unpacked(name: str, directory: Path) -> Path:
     """The package and the test project of a commit or tag; of a wheel, the package with this test project."""
     if name.endswith(".whl"):
         shutil.copytree(ROOT / "testproject", directory / "testproject")
-    unpack(name, directory, *PARTS)
+        with zipfile.ZipFile(name) as wheel:
+            wheel.extractall(directory)
+    else:
+        archive = subprocess.run(["git", "archive", name, *PARTS], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+        with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
+            files.extractall(directory, filter="data")
     return _with_service(directory)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -21,8 +21,7 @@ NAMES = (
     "idemkit_redis",
     "django_idempotency_key",
 )
-# Contenders that help to explain the others; only on request.
-EXPLAINING = ("constant", "same_work", "cached_in_process")
+ON_REQUEST = ("cached_in_process",)
 
 
 def _plain(view: Any) -> Any:
@@ -48,16 +47,6 @@ def behind(mixin: type, view: Any, **attributes: Any) -> Any:
 
 
 def load(name: str) -> Contender:
-    """Load the module ``name`` of this package; after an ``@`` comes the version of ours to measure it with."""
-    module, _, version = name.partition("@")
-    contender: Contender = import_module(f"{__name__}.{module}").CONTENDER
-    return replace(contender, title=f"{contender.title}, {version}") if version else contender
-
-
-def is_ours(name: str) -> bool:
-    return "django_idempotency" in load(name).apps
-
-
-def with_versions(names: Sequence[str], versions: Sequence[str]) -> list[str]:
-    """Return ``names``, with each of ours followed by the same with other versions of the package."""
-    return [who for name in names for who in (name, *(f"{name}@{version}" for version in versions if is_ours(name)))]
+    """Load the module ``name`` of this package."""
+    contender: Contender = import_module(f"{__name__}.{name}").CONTENDER
+    return contender

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 
 import pytest
 from django.db import OperationalError, connection, transaction
@@ -12,7 +13,6 @@ from django_idempotency.contrib.outbox.publishing import publish
 from django_idempotency.contrib.outbox.signals import outbox_failed
 from django_idempotency.messages.publisher import ConnectionLost, PublisherUnavailable
 from django_idempotency.models import DatabaseNow
-from testproject.benchmarks.outbox import holding_xmin
 from tests.contrib.outbox.conftest import receiver
 from tests.contrib.outbox.events import publish_all
 from tests.contrib.outbox.rows import buffers_of, waiting
@@ -334,6 +334,17 @@ def test_a_relay_that_lost_its_lanes_sends_no_suspect(outbox, relay):
     receiver(one).deadly = lambda event: lose_lanes(one) is None
     one.step()
     assert len(receiver(one).calls) == 1
+
+
+@contextmanager
+def holding_xmin():
+    other = connection.copy()
+    with other.cursor() as cursor:
+        cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        cursor.execute("SELECT pg_current_xact_id()")
+        yield
+        cursor.execute("ROLLBACK")
+    other.close()
 
 
 @pytest.mark.postgresql
