@@ -65,7 +65,6 @@ def test_options_that_are_stated_nowhere_have_their_documented_defaults():
         "fingerprint": Fingerprint(only=None, exclude=(), headers=()),
         "body": Body(limit=1_048_576, store=True, redact=None, encrypt=False, padding=0),
         "store_cookies": False,
-        "cacheable_replays": False,
         "may_replay": None,
         "admit": None,
         "release_statuses": {400, 401, 403, 404, 405, 406, 415, 422, 429},
