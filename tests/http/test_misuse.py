@@ -70,13 +70,6 @@ def test_the_decorator_on_a_method_is_refused_where_it_is_written():
             def post(self, request):
                 return HttpResponse()
 
-    with refused(ImproperlyConfigured, match="method_decorator"):
-
-        class AsyncCharge(View):
-            @idempotent(mode="lease")
-            async def post(self, request):
-                return HttpResponse()
-
 
 def test_an_entry_point_below_api_view_is_refused_before_the_view_runs():
     runs = Runs(lambda request: Response())
