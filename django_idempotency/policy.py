@@ -111,7 +111,6 @@ class Policy(Options):
         returns the bytes that identify it.
     ``body``: what is stored of a response, a ``Body(…)``.
     ``store_cookies``: store and replay ``Set-Cookie``.
-    ``cacheable_replays``: replay ``Cache-Control`` and similar headers as stored, instead of ``no-store``.
     ``may_replay``: a callable, sync or async, that takes the request and a ``StoredRecord`` and returns whether the
         caller may have its response. Anything but ``True`` refuses with 403.
     ``admit``: what one scope may use, ``Limits(…)``; or a callable, sync or async, that takes the ``Operation`` of a
@@ -139,7 +138,6 @@ class Policy(Options):
     fingerprint: Kept[FingerprintBy | Fingerprint | None, FingerprintBy | Fingerprint] = option(None, _FINGERPRINT)
     body: Body = option(Body(), _BODY)
     store_cookies: bool = option(False, BOOLEAN)
-    cacheable_replays: bool = option(False, BOOLEAN)
     may_replay: MayReplay | None = option(None, or_none(CALLABLE))
     admit: Admit | Limits | None = option(None, _ADMIT)
     release_statuses: Collection[int] = option(frozenset({400, 401, 403, 404, 405, 406, 415, 422, 429}), _STATUSES)

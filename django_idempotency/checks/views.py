@@ -77,7 +77,8 @@ def inside_rest_framework(cls: Any) -> str | None:
 
 
 def _marked(cls: Any) -> list[str]:
-    return [name for name in View.http_method_names if any(map(_is_marked, _inside(getattr(cls, name, None))))]
+    names = [*View.http_method_names, "dispatch"]
+    return [name for name in names if any(map(_is_marked, _inside(getattr(cls, name, None))))]
 
 
 def _inside(handler: Any) -> Iterator[Any]:
@@ -112,7 +113,7 @@ def second_entry_point(cls: Any) -> tuple[str, str] | None:
     """Return the class and its method, if both have an entry point."""
     if not hasattr(cls, MARK) or inside_rest_framework(cls):
         return None
-    marked = _marked(cls) or ["dispatch"] * any(map(_is_marked, layers(getattr(cls, "dispatch", None))))
+    marked = _marked(cls)
     return (dotted_name(cls), marked[0]) if marked else None
 
 

@@ -12,7 +12,6 @@ from asgiref.sync import iscoroutinefunction as is_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.http import HttpRequest
-from django.http.response import HttpResponseBase
 from django.views import View as ClassView
 
 from django_idempotency.conf import resolve
@@ -51,8 +50,7 @@ def protect(view: Any, policy: Policy) -> Any:
         return _protect_class(view, policy, EntryPoint.DECORATOR)
     if view_class(view) is not None or ninja.path_view(view) is not None:
         return behind_entry_point(view, policy)
-    if _is_rest_framework(type(bound_to(view))):
-        return _dispatch_behind_entry_point(view, policy)
+    _refuse_inside_rest_framework(view)
     return _function_behind_entry_point(view, policy, EntryPoint.DECORATOR)
 
 
@@ -171,22 +169,13 @@ def bound_to(view: Any) -> object:
     return getattr(view.func, "__self__", None) if isinstance(view, partial) else None
 
 
-def _dispatch_behind_entry_point(view: Any, policy: Policy) -> View:
-    from django_idempotency.http.rest_framework import DispatchRun
-
-    instance: Any = bound_to(view)
-    if view.__name__ != "dispatch":
+def _refuse_inside_rest_framework(view: Any) -> None:
+    cls = type(bound_to(view))
+    if _is_rest_framework(cls):
         raise ImproperlyConfigured(
-            f"@idempotent is on {type(instance).__qualname__}.{view.__name__}, inside REST framework, where there is "
-            "no response yet. Make IdempotentMixin the first base, or put @idempotent on the class."
+            f"@idempotent is on {cls.__qualname__}.{view.__name__}, inside REST framework. Make IdempotentMixin the "
+            "first base, or put @idempotent on the class."
         )
-    stated = stated_on_class(type(instance))
-
-    def protected(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        run = DispatchRun(instance, request, resolve(policy), EntryPoint.DECORATOR, stated)
-        return run.dispatch(view, *args, **kwargs)
-
-    return protected
 
 
 # --- Finding an entry point ------------------------------------------------------------------------------------------

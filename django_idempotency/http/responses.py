@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from http.cookies import CookieError, SimpleCookie
+from http.cookies import SimpleCookie
 from typing import Any
 
 from django.http import HttpResponse
@@ -98,23 +97,19 @@ def is_browsable_page(response: Any) -> bool:
     return hasattr(getattr(response, "accepted_renderer", None), "get_default_renderer")
 
 
-def replay(
-    response: StoredResponse, make: Callable[..., HttpResponse] = HttpResponse, *, cacheable: bool = False
-) -> HttpResponse:
+def replay(response: StoredResponse, make: Callable[..., HttpResponse] = HttpResponse) -> HttpResponse:
     """Return the stored response, marked as a replay. One that was stored without its body says so.
 
-    ``make``: the class of the response. ``cacheable``: the stored headers decide whether it may be cached.
+    ``make``: the class of the response.
     """
-    headers = {name: value for name, value in response.headers if name != "Set-Cookie"}
-    if not cacheable or response.body is None:
-        headers = {name: value for name, value in headers.items() if not is_about_caching(name.lower())}
-        headers["Cache-Control"] = NO_STORE
-    headers[REPLAYED] = "true"
+    headers = {
+        name: value for name, value in response.headers if name != "Set-Cookie" and not is_about_caching(name.lower())
+    }
+    headers |= {"Cache-Control": NO_STORE, REPLAYED: "true"}
     replayed = _with_headers(response, headers, make)
     for name, value in response.headers:
         if name == "Set-Cookie":
-            with suppress(CookieError):  # stored by an older Python, which allowed control characters
-                replayed.cookies.update(SimpleCookie(value))
+            replayed.cookies.update(SimpleCookie(value))
     return replayed
 
 

@@ -178,7 +178,7 @@ class RequestRun:
         return response
 
     def replay(self, response: StoredResponse) -> HttpResponse:
-        return replay(response, self.replayed_as, cacheable=self.policy.cacheable_replays)
+        return replay(response, self.replayed_as)
 
     def _enter(self, begun: engine.Run | Refused | None) -> Refused | None:
         """Let the view see its run, if one has begun. Return what its caller gets instead if it is not to run."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -39,8 +38,6 @@ from django_idempotency.values.outcomes import Claimed, EntryPoint, Release, Ver
 
 MAX_CRASHES = 10
 
-_at_work: ContextVar[frozenset[Message]] = ContextVar("django_idempotency_tasks", default=frozenset())
-
 
 class TaskMarkedFailed(Exception):
     """An operator has decided that the task failed. The task's state is FAILURE."""
@@ -62,11 +59,11 @@ def _protected(function: Callable[..., Any], *, policy: Policy, max_crashes: int
         message = task and _message(task, function, args)
         # What an eager task does inside a transaction is committed or rolled back with it.
         is_part_of_a_run = message and task.request.is_eager and engine.in_transaction(resolve(policy))
-        if message is None or message in _at_work.get() or is_part_of_a_run:
+        if message is None or is_part_of_a_run:
             return function(*args, **kwargs)
         consumer = _TaskConsumer(
             "celery",
-            partial(_call, message, function, args, kwargs),
+            partial(_call, function, args, kwargs),
             policy=policy,
             max_attempts=max_crashes + task.request.retries,
             codec=_Codec(task),
@@ -190,16 +187,13 @@ def _changed(request: Any, retry: Retry) -> bool:
     return [list(signature.args), dict(signature.kwargs)] != [list(request.args or ()), dict(request.kwargs or {})]
 
 
-def _call(message: Message, function: Callable[..., Any], args: Any, kwargs: Any, *_given: Any) -> Any:
-    token = _at_work.set(_at_work.get() | {message})
+def _call(function: Callable[..., Any], args: Any, kwargs: Any, *_given: Any) -> Any:
     try:
         return function(*args, **kwargs)
     except RejectTask:
         raise
     except Ignore:  # the task has ended itself, or sent its replacement: what it wrote stands
         return ENDED
-    finally:
-        _at_work.reset(token)
 
 
 def _concluded(task: Any, delivery: Delivery) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from django.utils.decorators import method_decorator
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework import permissions, viewsets
 from rest_framework.authentication import SessionAuthentication, TokenAuthentication
@@ -56,7 +55,6 @@ WAYS = {
     "api_view": lambda runs: leased(csrf_exempt(function(runs))),
     "APIView.as_view()": lambda runs: csrf_exempt(leased(csrf_exempt(class_with(ApiOrder, runs).as_view()))),
     "ViewSet.as_view()": lambda runs: leased(class_with(ApiOrders, runs).as_view({"post": "create"})),
-    "dispatch": lambda runs: method_decorator(leased, name="dispatch")(class_with(ApiOrder, runs)).as_view(),
 }
 
 

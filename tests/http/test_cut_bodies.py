@@ -42,17 +42,6 @@ def test_a_cut_body_is_refused_and_the_whole_request_runs(body, content_type, by
     assert (whole.status_code, is_replay(whole), runs.count) == (200, False, 1)
 
 
-def test_a_cut_body_that_was_read_before_is_refused():
-    runs = Runs()
-    protected = idempotent(scope="public")(runs.view)
-    request = cut(*BODIES["form"], 3)
-    _ = request.body
-    assert code(protected(request)) == "request_incomplete"
-    request = cut(*BODIES["multipart"], 3)
-    _ = request.POST
-    assert (code(protected(request)), runs.count) == ("request_incomplete", 0)
-
-
 @pytest.mark.drf
 @pytest.mark.parametrize("name", BODIES)
 def test_rest_framework_refuses_a_cut_body(name):

@@ -6,10 +6,8 @@ from functools import partial
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.core.exceptions import ImproperlyConfigured, PermissionDenied, SuspiciousOperation
-from django.db import transaction
-from django.http import Http404, HttpResponse, JsonResponse
-from django.test import RequestFactory
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpResponse, JsonResponse
 from django.utils.decorators import method_decorator
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
@@ -17,8 +15,7 @@ from django.views.decorators.http import require_POST
 from django_idempotency.decorators import idempotent
 from django_idempotency.exceptions import TerminalFailure
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Fingerprint
-from tests.support.callers import effects, is_replay, record
+from tests.support.callers import effects, is_replay
 from tests.support.views import AsyncOrder, Order, Runs, book, class_with, code
 
 ENTRY_POINTS = {
@@ -91,26 +88,6 @@ def test_attributes_that_decorators_set_on_dispatch_are_set_on_the_view():
     assert not hasattr(overridden.as_view(), "csrf_exempt")
 
 
-def test_a_class_may_take_arguments_of_as_view_by_position(call):
-    class Titled(Order):
-        title = ""
-
-        @classmethod
-        def as_view(cls, title, **initkwargs):
-            return super().as_view(title=title, **initkwargs)
-
-    view = idempotent(class_with(Titled, Runs())).as_view("Order")
-    assert view.view_initkwargs["title"] == "Order"
-    assert [call(view).content for _ in range(2)] == [b"run 1"] * 2
-
-
-def test_a_meaningless_option_is_an_error_at_decoration():
-    with pytest.raises(ImproperlyConfigured, match='it must be "atomic", "lease"'):
-        idempotent(mode="leese")
-    with pytest.raises(TypeError, match="on_crsh"):
-        idempotent(on_crsh="retry")
-
-
 def test_an_async_view_in_atomic_mode_is_a_clear_error_and_not_run(call):
     runs = Runs()
     with pytest.raises(
@@ -150,25 +127,6 @@ def raising(error):
         raise error
 
     return answer
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "left"),
-    [
-        (Http404(), 404, None),
-        (PermissionDenied(), 403, None),
-        (SuspiciousOperation(), 400, None),
-        (ValueError(), 500, "failed"),
-    ],
-)
-def test_an_exception_leaves_the_key_to_a_retry(call, error, status, left):
-    call.client.raise_request_exception = False
-    runs = Runs(raising(error))
-    view = idempotent(runs.view)
-    assert [call(view).status_code for _ in range(2)] == [status, status]
-    assert (runs.count, effects()) == (2, 0 if left else 2), "undone only where a retry is to run again"
-    kept = IdempotencyRecord.objects.first()
-    assert (kept and kept.status) == left
 
 
 @pytest.mark.parametrize("status", [400, 402])
@@ -225,22 +183,3 @@ def test_a_result_that_is_no_response_is_refused_before_commit(call, result, mod
         call(idempotent(mode=mode)(view))
     assert effects() == (0 if mode == "atomic" else 1)
     assert IdempotencyRecord.objects.get().status == "failed"
-
-
-@pytest.mark.usefixtures("transactional_db")
-def test_a_claim_inside_a_foreign_transaction_names_the_fix(alice):
-    runs = Runs()
-    request = RequestFactory().post("/", headers={"Idempotency-Key": "k"})
-    request.user = alice
-    with pytest.raises(Exception, match=r"above @transaction\.atomic"):
-        transaction.atomic(idempotent(runs.view))(request)
-    assert (runs.count, record("k", f"auth.user:{alice.pk}")) == (0, None)
-    assert idempotent(transaction.atomic(runs.view))(request).content == b"run 1"
-
-
-def test_selected_fields_and_a_fingerprint_of_ones_own(call):
-    excluding = idempotent(fingerprint=Fingerprint(exclude=["sent_at"]))(Runs().view)
-    assert is_replay([call(excluding, {"amount": 1, "sent_at": n}) for n in (1, 2)][1])
-    own = idempotent(fingerprint=lambda request: request.headers["X-Order"].encode())(Runs().view)
-    assert is_replay([call(own, {"n": n}, key="own", headers={"X-Order": "7"}) for n in (1, 2)][1])
-    assert code(call(own, key="own", headers={"X-Order": "8"})) == "idempotency_key_reused"

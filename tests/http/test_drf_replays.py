@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from rest_framework.authentication import SessionAuthentication
 from rest_framework.renderers import BrowsableAPIRenderer, JSONRenderer
@@ -118,41 +116,3 @@ def test_a_page_of_the_browsable_api_is_not_stored(call, base, wrap):
     assert "text/html" in first.headers["Content-Type"]
     assert (second.status_code, code(second), runs.count) == (201, "response_not_stored", 1)
     assert IdempotencyRecord.objects.get().response_body is None, "no page with a CSRF token"
-
-
-class Tracing:
-    """Another mixin that has its hands in everything."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.trace = []
-
-    def dispatch(self, request, *args, **kwargs):
-        response = super().dispatch(request, *args, **kwargs)
-        response.headers["X-Trace"] = " ".join(self.trace)
-        return response
-
-    def initial(self, request, *args, **kwargs):
-        self.trace.append("initial")
-        super().initial(request, *args, **kwargs)
-
-    def handle_exception(self, exc):
-        self.trace.append(type(exc).__name__)
-        return super().handle_exception(exc)
-
-    def finalize_response(self, request, response, *args, **kwargs):
-        self.trace.append("finalize")
-        response.headers["X-Finalized"] = "yes"
-        return super().finalize_response(request, response, *args, **kwargs)
-
-
-@pytest.mark.parametrize("bases", [(IdempotentMixin, Tracing, Browsable), (Tracing, IdempotentMixin, Browsable)])
-def test_mixins_that_override_what_it_overrides_still_work_beside_it(call, bases):
-    runs = Runs(lambda request: Response({"run": runs.count}))
-    view = type("View", bases, {"runs": runs}).as_view()
-    first, second, refused = call(view), call(view), call(view, {"amount": 5})
-    assert (first.content, is_replay(second), runs.count) == (second.content, True, 1)
-    assert first.headers["X-Finalized"] == second.headers["X-Finalized"] == "yes"
-    assert first.headers["X-Trace"] == "initial finalize"
-    assert refused.headers["X-Trace"] == "initial IdempotencyProblem finalize"
-    assert json.loads(refused.content)["code"] == "idempotency_key_reused"

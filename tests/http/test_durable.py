@@ -25,12 +25,6 @@ def test_a_durable_block_in_a_keyed_view_is_refused():
 
 
 @pytest.mark.usefixtures("payer")
-def test_a_durable_block_works_in_lease_mode():
-    assert entry_point(durable, mode="lease")().status_code == 201
-    assert effects() == 1
-
-
-@pytest.mark.usefixtures("payer")
 def test_an_error_of_the_views_own_gets_no_note():
     def view(request):
         raise RuntimeError("asked for")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import wraps
-
 import pytest
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.http import HttpResponse
@@ -140,22 +138,6 @@ def test_observing_leaves_the_exception_to_django(call, settings, send, key):
     settings.IDEMPOTENCY = {"DASHBOARD": {"OBSERVE": 60}}
     response = getattr(call, send)(raising().view, key=key)
     assert (response.status_code, Answering.asked) == (410, ["Expired"])
-
-
-def test_an_exception_of_a_check_outside_the_entry_point_gets_a_response(call):
-    def limited(view):
-        @wraps(view)
-        def wrapper(request):
-            if not is_open:
-                raise Expired
-            return view(request)
-
-        return wrapper
-
-    runs, is_open = Runs(), False
-    assert call(limited(runs.view)).status_code == 410
-    is_open = True
-    assert call(limited(runs.view)).content == b"run 1"
 
 
 @pytest.mark.parametrize("key", ["k", None], ids=["key", "no key"])

@@ -70,13 +70,6 @@ def test_the_decorator_on_a_method_is_refused_where_it_is_written():
             def post(self, request):
                 return HttpResponse()
 
-    with refused(ImproperlyConfigured, match="method_decorator"):
-
-        class AsyncCharge(View):
-            @idempotent(mode="lease")
-            async def post(self, request):
-                return HttpResponse()
-
 
 def test_an_entry_point_below_api_view_is_refused_before_the_view_runs():
     runs = Runs(lambda request: Response())
@@ -87,10 +80,11 @@ def test_an_entry_point_below_api_view_is_refused_before_the_view_runs():
     assert runs.count == 0
 
 
-def test_a_decorated_apiview_method_is_refused_before_it_runs():
+@pytest.mark.parametrize("name", ["post", "dispatch"])
+def test_a_decorated_apiview_method_is_refused_before_it_runs(name):
     runs = Runs(lambda request: Response())
     charge = type("Charge", (APIView,), {"post": lambda self, request: runs.view(request), "permission_classes": ()})
-    wrong = method_decorator(idempotent(scope="public"), name="post")(charge)
+    wrong = method_decorator(idempotent(scope="public"), name=name)(charge)
     with refused(ImproperlyConfigured, match="IdempotentMixin"):
         wrong.as_view()(post())
     assert runs.count == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -71,26 +70,3 @@ def test_a_waiter_in_a_shared_thread_does_not_block_the_owner(monkeypatch):
 
     first, second = asyncio.run(main())
     assert (first.status_code, second.content, is_replay(second)) == (201, first.content, True)
-
-
-def test_a_waiter_gives_up_in_time():
-    async def main():
-        view = Slow()
-        owner = asyncio.ensure_future(waiting(view)(post()))
-        await asyncio.wait_for(view.entered.wait(), 30)
-        began = datetime.now(UTC)
-
-        async def answer(request):
-            raise AssertionError("it must not run")
-
-        policy = {"scope": SCOPE, "mode": "lease", "wait": 0.5}
-        refused = await idempotent(**policy)(answer)(post())
-        took = datetime.now(UTC) - began
-        view.let_go.set()
-        await owner
-        await sync_to_async(connections.close_all)()
-        return refused, took
-
-    refused, took = asyncio.run(main())
-    assert refused.status_code == 409
-    assert timedelta(seconds=0.5) <= took < timedelta(seconds=20)

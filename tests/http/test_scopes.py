@@ -125,19 +125,6 @@ def test_without_tenants_there_is_nothing_to_check(more_databases):
     assert found("E026") == []
 
 
-def host_and_user(request):
-    return f"{request.get_host()}/user:{request.user.pk}"
-
-
-@pytest.mark.parametrize(("policy", "count"), [({}, 1), ({"scope": host_and_user}, 2)], ids=["default", "by host"])
-def test_two_hosts_share_a_users_keys_unless_the_scope_names_the_host(call, policy, count):
-    runs = Runs()
-    view = idempotent(**policy)(runs.view)
-    for host in ("one.example", "other.example"):
-        assert call(view, headers={"Host": host}).status_code == 200
-    assert runs.count == count
-
-
 @pytest.mark.parametrize("taken", ["auth.user:{}", "public", "form"])
 def test_a_callables_scope_never_meets_a_built_in_one(call, alice, taken):
     builtin, custom = Runs(), Runs()

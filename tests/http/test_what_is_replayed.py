@@ -48,16 +48,8 @@ def test_a_replay_is_kept_from_caches(call):
     assert {name: second.headers.get(name) for name in CACHED} == dict.fromkeys(CACHED) | {"Cache-Control": "no-store"}
 
 
-def test_a_policy_may_have_replays_cached(call):
-    view = idempotent(cacheable_replays=True)(lambda request: JsonResponse({}, headers=CACHED))
-    call(view)
-    second = call(view)
-    assert is_replay(second)
-    assert {name: second.headers.get(name) for name in CACHED} == CACHED
-
-
-def test_a_problem_in_place_of_a_body_is_never_cacheable():
-    replayed = replay(StoredResponse(201, tuple(CACHED.items()), None), cacheable=True)
+def test_a_problem_in_place_of_a_body_is_not_cacheable():
+    replayed = replay(StoredResponse(201, tuple(CACHED.items()), None))
     assert (code(replayed), replayed.headers["Cache-Control"]) == ("response_not_stored", "no-store")
     assert "Expires" not in replayed.headers
 

@@ -17,7 +17,6 @@ from django_idempotency.messages import (
     Consumer,
     Done,
     InFlightElsewhere,
-    Malformed,
     Message,
     OutOfTurn,
     Refused,
@@ -185,11 +184,6 @@ def test_hooks_of_one_that_fails_do_not_run():
 def test_an_id_twice_in_a_batch_is_a_duplicate():
     assert kinds(Consumer("c", pay).consume_many(messages("a", "b", "a"))) == [Done, Done, AlreadyDone]
     assert effects() == 2
-
-
-def test_a_message_without_an_id_in_a_batch_is_malformed():
-    deliveries = Consumer("c", pay).consume_many([*messages("a"), Message("queue", ""), *messages("b")])
-    assert kinds(deliveries) == [Done, Malformed, Done]
 
 
 @pytest.mark.parametrize("mode", ["atomic", "lease"])

@@ -26,9 +26,7 @@ def test_a_replay_has_the_first_result(result):
 
 
 @pytest.mark.usefixtures("transactional_db")
-@pytest.mark.parametrize(
-    "result", [Decimal("1.10"), {"paid": date(2026, 1, 2)}, (1, 2), {1: "one"}, object()], ids=repr
-)
+@pytest.mark.parametrize("result", [Decimal("1.10"), {"paid": date(2026, 1, 2)}, (1, 2), {1: "one"}], ids=repr)
 def test_a_result_that_json_would_change_is_refused_before_commit(result):
     assert "JSON" in consume(MESSAGE, lambda *given: [pay(*given), result]).reason
     assert effects() == 0

@@ -227,12 +227,6 @@ def test_the_health_endpoint_says_whether_messages_are_looked_for():
     assert not runner.is_healthy
 
 
-@pytest.mark.parametrize("options", [{"batch": 0}, {"batch": 1.5}])
-def test_numbers_of_a_runner_are_counts(options):
-    with pytest.raises(ImproperlyConfigured, match="must be an integer from 1"):
-        Memory(Consumer("tests", pay), **options)
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -265,3 +259,9 @@ def test_a_project_of_consumers_alone_is_checked(settings, db):
     del settings.ROOT_URLCONF
     settings.IDEMPOTENCY = {"CONSUMERS": [f"{HERE}.memory"]}
     assert ids_found("E037", "W038", "W039") == []
+
+
+@pytest.mark.parametrize("options", [{"batch": 0}, {"batch": 1.5}])
+def test_numbers_of_a_runner_are_counts(options):
+    with pytest.raises(ImproperlyConfigured, match="must be an integer from 1"):
+        Memory(Consumer("tests", pay), **options)

@@ -138,7 +138,7 @@ table(
     ),
     ("E016", Given(on_post(idempotent(Page)).as_view()), IN_ORDER, f"Page {TWICE}post()."),
     ("E016", Given(on_dispatch(idempotent(Page)).as_view()), IN_ORDER, f"Page {TWICE}dispatch()."),
-    ("E016", Given(on_dispatch(new(IdempotentMixin, Api)).as_view()), IN_ORDER, f"{TWICE}dispatch()."),
+    ("E014", Given(on_dispatch(new(IdempotentMixin, Api)).as_view()), IN_ORDER, "dispatch: @idempotent is applied"),
     ("E016", Given(on_post(new(idempotent(Page), post=Page.post)).as_view()), IN_ORDER, f"{TWICE}post()."),
     (
         "E017",
