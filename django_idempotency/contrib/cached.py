@@ -7,8 +7,6 @@ the cache can't be read. The cache is never trusted for longer than ``max_age`` 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import math
 import time
@@ -39,8 +37,7 @@ from django_idempotency.values.outcomes import Claimed, Operation, Snapshot, Sto
 
 T = TypeVar("T")
 
-VERSION = b"2"
-DIGEST = 16
+VERSION = 1  # of entries: others are as good as none
 FORGOTTEN = b""  # in place of an entry: there is none, and a record that was read earlier does not replace it
 
 
@@ -167,8 +164,7 @@ class CachedStore(DatabaseStore):
         return _key(id, self.name, self.options)
 
     def _cached(self, operation: Operation) -> Snapshot | None:
-        packed = self._ask_cache(lambda cache: cache.get(self._key(operation.id)))
-        return _unpacked(packed, operation) if isinstance(packed, bytes) else None
+        return _record(self._ask_cache(lambda cache: cache.get(self._key(operation.id))), operation)
 
     def _keep_record(self, record: Snapshot) -> None:
         if record.response is None or record.status not in TERMINAL:
@@ -193,7 +189,7 @@ class CachedStore(DatabaseStore):
         """
         if left < 1 or len(response.body or b"") > self.options.max_body_size:
             return
-        entry = self._key(operation.id), _packed(operation, status, response, created_at or EPOCH)
+        entry = self._key(operation.id), _entry(operation, status, response, created_at or EPOCH)
         seconds = int(min(left, self.options.max_age))
         added = self._ask_cache(lambda cache: cache.add(*entry, seconds))
         if newest and added is False and self._holds(operation.id, response):
@@ -217,22 +213,16 @@ def _key(id: UUID, using: str, options: CacheOptions) -> str:
     return f"{options.prefix}{using}:{id.hex}" + (f":{quote(schema)}" if schema else "")
 
 
-def _packed(operation: Operation, status: Status, response: StoredResponse, created_at: datetime) -> bytes:
-    who = [operation.scope, operation.key, operation.fingerprint.hex(), (operation.trace or b"").hex()]
-    when = [created_at.isoformat(), status.value]
-    head = json.dumps([*who, *when, response.status, response.headers, response.body is not None]).encode()
-    text = VERSION + len(head).to_bytes(4, "big") + head + (response.body or b"")
-    return hashlib.blake2b(text, digest_size=DIGEST).digest() + text
+def _entry(operation: Operation, status: Status, response: StoredResponse, created_at: datetime) -> tuple[Any, ...]:
+    request = (operation.scope, operation.key, operation.fingerprint, operation.trace)
+    return (VERSION, *request, created_at, status.value, response.status, response.headers, response.body)
 
 
-def _unpacked(packed: bytes, operation: Operation) -> Snapshot | None:
-    """Return the entry as a record; ``None`` unless it is intact and of the same request."""
-    digest, text = packed[:DIGEST], packed[DIGEST:]
-    if hashlib.blake2b(text, digest_size=DIGEST).digest() != digest or text[:1] != VERSION:
+def _record(entry: object, operation: Operation) -> Snapshot | None:
+    """Return an entry as a record; ``None`` unless it is of this version and of the same request."""
+    if not isinstance(entry, tuple) or entry[:1] != (VERSION,):
         return None
-    end = 5 + int.from_bytes(text[1:5], "big")
-    scope, key, written, trace, created_at, status, response_status, headers, has_body = json.loads(text[5:end])
-    fingerprint = bytes.fromhex(written)
+    _version, scope, key, fingerprint, trace, created_at, status, response_status, headers, body = entry
     if (scope, key) != (operation.scope, operation.key):
         return None
     same = as_recorded(operation, fingerprint)
@@ -245,8 +235,8 @@ def _unpacked(packed: bytes, operation: Operation) -> Snapshot | None:
         fingerprint=fingerprint,
         mode="atomic",
         hold_on_crash=False,
-        trace=bytes.fromhex(trace) or None,
-        created_at=datetime.fromisoformat(created_at),
+        trace=trace,
+        created_at=created_at,
         status=status,
         attempts=1,
         on_hold=False,
@@ -257,7 +247,7 @@ def _unpacked(packed: bytes, operation: Operation) -> Snapshot | None:
         expires_at=EPOCH + timedelta(days=1),  # the entry itself expires in time
         response_status=response_status,
         response_headers=headers,
-        response_body=text[end:] if has_body else None,
+        response_body=body,
         now=EPOCH,
     )
 
