@@ -32,12 +32,15 @@ from django_idempotency.stores.codec import EPOCH, is_encrypted
 from django_idempotency.stores.database import DatabaseOptions, DatabaseStore, database_store
 from django_idempotency.stores.postgresql import Receipt
 from django_idempotency.values.option_groups import Seconds
-from django_idempotency.values.options import Kept, number, option, seconds, text
+from django_idempotency.values.options import Kept, option, seconds, text
 from django_idempotency.values.outcomes import Claimed, Operation, Snapshot, StoredResponse
 
 T = TypeVar("T")
 
 VERSION = 1  # of entries: others are as good as none
+PREFIX = "idempotency:"
+MAX_BODY = 64 * 1024  # bytes; responses with a longer body are not cached
+PATIENCE, PAUSE = 0.25, 5.0  # seconds: a cache that takes longer to respond, or fails, is not used for the pause
 FORGOTTEN = b""  # in place of an entry: there is none, and a record that was read earlier does not replace it
 
 
@@ -45,17 +48,11 @@ FORGOTTEN = b""  # in place of an entry: there is none, and a record that was re
 class CacheOptions(DatabaseOptions):
     """The ``OPTIONS`` of a cached store. Times are in seconds.
 
-    ``cache``: alias in ``CACHES``. ``prefix``: what its keys begin with.
-    ``max_age``: how long an entry is trusted after it was written. ``max_body_size``: bytes; larger bodies are not
-    cached. ``patience``: a cache that takes longer to respond, or fails, is not used for ``pause``.
+    ``cache``: alias in ``CACHES``. ``max_age``: how long an entry is trusted after it was written.
     """
 
     cache: str = option("default", text("an alias in CACHES"))
-    prefix: str = option("idempotency:", text("the beginning of a key"))
     max_age: Kept[Seconds, float] = option(30.0, seconds(1, 24 * 60 * 60))
-    max_body_size: int = option(64 * 1024, number(0, 2**30))
-    patience: Kept[Seconds, float] = option(0.25, seconds(0.001, 60))
-    pause: Kept[Seconds, float] = option(5.0, seconds(0, 3600))
 
     @property
     def longest(self) -> float:
@@ -91,7 +88,7 @@ class CachedStore(DatabaseStore):
 
         The seconds are 0 unless the cache can't be reached, or each process has its own.
         """
-        marks = {_key(id, using, options): FORGOTTEN for id in ids}
+        marks = {_key(id, using): FORGOTTEN for id in ids}
         try:
             cache = caches[options.cache]
             missed = cache.set_many(marks, math.ceil(options.longest)) if marks else []
@@ -158,10 +155,10 @@ class CachedStore(DatabaseStore):
         if self.name in _several_schemas:
             return None
         guard = _guards.setdefault(options.cache, CacheGuard())
-        return guard.ask(what, options.cache, patience=options.patience, pause=options.pause)
+        return guard.ask(what, options.cache, patience=PATIENCE, pause=PAUSE)
 
     def _key(self, id: UUID) -> str:
-        return _key(id, self.name, self.options)
+        return _key(id, self.name)
 
     def _cached(self, operation: Operation) -> Snapshot | None:
         return _record(self._ask_cache(lambda cache: cache.get(self._key(operation.id))), operation)
@@ -187,7 +184,7 @@ class CachedStore(DatabaseStore):
 
         It does not if it is gone again: the project's hooks run between COMMIT and here, and so may an erasure.
         """
-        if left < 1 or len(response.body or b"") > self.options.max_body_size:
+        if left < 1 or len(response.body or b"") > MAX_BODY:
             return
         entry = self._key(operation.id), _entry(operation, status, response, created_at or EPOCH)
         seconds = int(min(left, self.options.max_age))
@@ -208,9 +205,9 @@ def _behind_a_cache(plain: type[DatabaseStore]) -> type[DatabaseStore]:
 # --- Entries ---------------------------------------------------------------------------------------------------------
 
 
-def _key(id: UUID, using: str, options: CacheOptions) -> str:
+def _key(id: UUID, using: str) -> str:
     schema = _tenant(using)
-    return f"{options.prefix}{using}:{id.hex}" + (f":{quote(schema)}" if schema else "")
+    return f"{PREFIX}{using}:{id.hex}" + (f":{quote(schema)}" if schema else "")
 
 
 def _entry(operation: Operation, status: Status, response: StoredResponse, created_at: datetime) -> tuple[Any, ...]:

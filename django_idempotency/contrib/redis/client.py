@@ -43,7 +43,6 @@ class RedisOptions:
     ``timeout``: how long a connection, and each response, may take.
     ``durability``: ``"none"``, the master's memory; ``"replicas"``, WAIT for as many ``replicas``; ``"disk"``, WAITAOF
     for the master's disk. ``durability_timeout``: how long to wait for that.
-    ``abandoned_retention``: how long the record of a silent owner is kept after its lease.
     """
 
     url: str | None = option(None, or_none(text("the URL of a Redis")), secret=True)
@@ -54,7 +53,6 @@ class RedisOptions:
     durability: str = option(Durability.NONE, one_of(Durability))
     replicas: int = option(1, number(1, 100))
     durability_timeout: Kept[Seconds, float] = option(0.5, seconds(0.001, 600))
-    abandoned_retention: Kept[Seconds, float] = option(3600.0, seconds(1))
 
     def __post_init__(self) -> None:
         validate(self)

@@ -59,10 +59,6 @@ def _calls(stats, command):
     return stats.get(f"cmdstat_{command}", {"calls": 0})["calls"]
 
 
-def test_commands_after_one_another_share_a_connection(node):
-    assert client_id() == client_id()
-
-
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("how", FORKS)
 def test_a_child_of_a_fork_has_connections_of_its_own(node, how):
