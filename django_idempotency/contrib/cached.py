@@ -7,8 +7,6 @@ the cache can't be read. The cache is never trusted for longer than ``max_age`` 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import math
 import time
@@ -34,13 +32,15 @@ from django_idempotency.stores.codec import EPOCH, is_encrypted
 from django_idempotency.stores.database import DatabaseOptions, DatabaseStore, database_store
 from django_idempotency.stores.postgresql import Receipt
 from django_idempotency.values.option_groups import Seconds
-from django_idempotency.values.options import Kept, number, option, seconds, text
+from django_idempotency.values.options import Kept, option, seconds, text
 from django_idempotency.values.outcomes import Claimed, Operation, Snapshot, StoredResponse
 
 T = TypeVar("T")
 
-VERSION = b"2"
-DIGEST = 16
+VERSION = 1  # of entries: others are as good as none
+PREFIX = "idempotency:"
+MAX_BODY = 64 * 1024  # bytes; responses with a longer body are not cached
+PATIENCE, PAUSE = 0.25, 5.0  # seconds: a cache that takes longer to respond, or fails, is not used for the pause
 FORGOTTEN = b""  # in place of an entry: there is none, and a record that was read earlier does not replace it
 
 
@@ -48,17 +48,11 @@ FORGOTTEN = b""  # in place of an entry: there is none, and a record that was re
 class CacheOptions(DatabaseOptions):
     """The ``OPTIONS`` of a cached store. Times are in seconds.
 
-    ``cache``: alias in ``CACHES``. ``prefix``: what its keys begin with.
-    ``max_age``: how long an entry is trusted after it was written. ``max_body_size``: bytes; larger bodies are not
-    cached. ``patience``: a cache that takes longer to respond, or fails, is not used for ``pause``.
+    ``cache``: alias in ``CACHES``. ``max_age``: how long an entry is trusted after it was written.
     """
 
     cache: str = option("default", text("an alias in CACHES"))
-    prefix: str = option("idempotency:", text("the beginning of a key"))
     max_age: Kept[Seconds, float] = option(30.0, seconds(1, 24 * 60 * 60))
-    max_body_size: int = option(64 * 1024, number(0, 2**30))
-    patience: Kept[Seconds, float] = option(0.25, seconds(0.001, 60))
-    pause: Kept[Seconds, float] = option(5.0, seconds(0, 3600))
 
     @property
     def longest(self) -> float:
@@ -94,7 +88,7 @@ class CachedStore(DatabaseStore):
 
         The seconds are 0 unless the cache can't be reached, or each process has its own.
         """
-        marks = {_key(id, using, options): FORGOTTEN for id in ids}
+        marks = {_key(id, using): FORGOTTEN for id in ids}
         try:
             cache = caches[options.cache]
             missed = cache.set_many(marks, math.ceil(options.longest)) if marks else []
@@ -161,14 +155,13 @@ class CachedStore(DatabaseStore):
         if self.name in _several_schemas:
             return None
         guard = _guards.setdefault(options.cache, CacheGuard())
-        return guard.ask(what, options.cache, patience=options.patience, pause=options.pause)
+        return guard.ask(what, options.cache, patience=PATIENCE, pause=PAUSE)
 
     def _key(self, id: UUID) -> str:
-        return _key(id, self.name, self.options)
+        return _key(id, self.name)
 
     def _cached(self, operation: Operation) -> Snapshot | None:
-        packed = self._ask_cache(lambda cache: cache.get(self._key(operation.id)))
-        return _unpacked(packed, operation) if isinstance(packed, bytes) else None
+        return _record(self._ask_cache(lambda cache: cache.get(self._key(operation.id))), operation)
 
     def _keep_record(self, record: Snapshot) -> None:
         if record.response is None or record.status not in TERMINAL:
@@ -191,9 +184,9 @@ class CachedStore(DatabaseStore):
 
         It does not if it is gone again: the project's hooks run between COMMIT and here, and so may an erasure.
         """
-        if left < 1 or len(response.body or b"") > self.options.max_body_size:
+        if left < 1 or len(response.body or b"") > MAX_BODY:
             return
-        entry = self._key(operation.id), _packed(operation, status, response, created_at or EPOCH)
+        entry = self._key(operation.id), _entry(operation, status, response, created_at or EPOCH)
         seconds = int(min(left, self.options.max_age))
         added = self._ask_cache(lambda cache: cache.add(*entry, seconds))
         if newest and added is False and self._holds(operation.id, response):
@@ -212,27 +205,21 @@ def _behind_a_cache(plain: type[DatabaseStore]) -> type[DatabaseStore]:
 # --- Entries ---------------------------------------------------------------------------------------------------------
 
 
-def _key(id: UUID, using: str, options: CacheOptions) -> str:
+def _key(id: UUID, using: str) -> str:
     schema = _tenant(using)
-    return f"{options.prefix}{using}:{id.hex}" + (f":{quote(schema)}" if schema else "")
+    return f"{PREFIX}{using}:{id.hex}" + (f":{quote(schema)}" if schema else "")
 
 
-def _packed(operation: Operation, status: Status, response: StoredResponse, created_at: datetime) -> bytes:
-    who = [operation.scope, operation.key, operation.fingerprint.hex()]
-    when = [created_at.isoformat(), status.value]
-    head = json.dumps([*who, *when, response.status, response.headers, response.body is not None]).encode()
-    text = VERSION + len(head).to_bytes(4, "big") + head + (response.body or b"")
-    return hashlib.blake2b(text, digest_size=DIGEST).digest() + text
+def _entry(operation: Operation, status: Status, response: StoredResponse, created_at: datetime) -> tuple[Any, ...]:
+    request = (operation.scope, operation.key, operation.fingerprint)
+    return (VERSION, *request, created_at, status.value, response.status, response.headers, response.body)
 
 
-def _unpacked(packed: bytes, operation: Operation) -> Snapshot | None:
-    """Return the entry as a record; ``None`` unless it is intact and of the same request."""
-    digest, text = packed[:DIGEST], packed[DIGEST:]
-    if hashlib.blake2b(text, digest_size=DIGEST).digest() != digest or text[:1] != VERSION:
+def _record(entry: object, operation: Operation) -> Snapshot | None:
+    """Return an entry as a record; ``None`` unless it is of this version and of the same request."""
+    if not isinstance(entry, tuple) or entry[:1] != (VERSION,):
         return None
-    end = 5 + int.from_bytes(text[1:5], "big")
-    scope, key, written, created_at, status, response_status, headers, has_body = json.loads(text[5:end])
-    fingerprint = bytes.fromhex(written)
+    _version, scope, key, fingerprint, created_at, status, response_status, headers, body = entry
     if (scope, key) != (operation.scope, operation.key):
         return None
     same = as_recorded(operation, fingerprint)
@@ -245,7 +232,7 @@ def _unpacked(packed: bytes, operation: Operation) -> Snapshot | None:
         fingerprint=fingerprint,
         mode="atomic",
         hold_on_crash=False,
-        created_at=datetime.fromisoformat(created_at),
+        created_at=created_at,
         status=status,
         attempts=1,
         on_hold=False,
@@ -256,7 +243,7 @@ def _unpacked(packed: bytes, operation: Operation) -> Snapshot | None:
         expires_at=EPOCH + timedelta(days=1),  # the entry itself expires in time
         response_status=response_status,
         response_headers=headers,
-        response_body=text[end:] if has_body else None,
+        response_body=body,
         now=EPOCH,
     )
 

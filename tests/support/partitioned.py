@@ -18,10 +18,9 @@ PARAMETERS = "autovacuum_vacuum_scale_factor = 0.01"  # as in the migration
 
 def divide(*bounds: datetime) -> None:
     """Partitions that end at each of ``bounds``, and a last one without end, for a table without rows."""
-    from django_idempotency.contrib.partitions.catalog import read_layout
+    from django_idempotency.contrib.partitions.catalog import read_layout, template
     from django_idempotency.contrib.partitions.conversion import enable
-    from django_idempotency.contrib.partitions.layout import TABLE
-    from django_idempotency.contrib.partitions.templates import creation, template
+    from django_idempotency.contrib.partitions.layout import TABLE, creation
 
     enable()
     found = read_layout()

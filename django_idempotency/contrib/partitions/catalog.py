@@ -6,6 +6,7 @@ The names of partitions are not interpreted, so it does not matter who made a pa
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -20,6 +21,7 @@ from django_idempotency.contrib.partitions.layout import (
     Contents,
     Layout,
     Partition,
+    Template,
     stamp,
 )
 from django_idempotency.exceptions import NotConvertible, StoreConflict, StoreRefused, StoreUnavailable
@@ -126,6 +128,26 @@ def left_behind(alias: str) -> list[str]:
     with connections[alias].cursor() as cursor:
         cursor.execute(LEFT_BEHIND)
         return [name for (name,) in cursor.fetchall()]
+
+
+# --- What a new partition is modelled on -----------------------------------------------------------------------------
+
+
+TEMPLATE = f"""
+SELECT coalesce(part.reloptions, '{{}}') || ARRAY(SELECT 'toast.' || unnest(toast.reloptions)),
+    CASE WHEN parent.relowner <> current_user::regrole THEN parent.relowner::regrole::text END
+FROM pg_class AS part LEFT JOIN pg_class AS toast ON toast.oid = part.reltoastrelid
+    JOIN pg_class AS parent ON parent.oid = '{TABLE}'::regclass
+WHERE part.oid = ANY (%(oids)s::oid[]) OR part.oid = parent.oid
+ORDER BY part.oid = parent.oid, part.reloptions IS NULL, array_position(%(oids)s::oid[], part.oid) DESC
+LIMIT 1
+"""
+
+
+def template(cursor: Any, partitions: Sequence[Partition]) -> Template:
+    """Return the template of the latest partition with storage parameters, or of the table itself while it is plain."""
+    cursor.execute(TEMPLATE, {"oids": [partition.oid for partition in partitions]})
+    return Template(*cursor.fetchone())
 
 
 # --- What a violated CHECK means -------------------------------------------------------------------------------------

@@ -12,15 +12,14 @@ from typing import Any
 
 from django.db import DatabaseError, connections
 
-from django_idempotency.contrib.partitions.catalog import postgresql, read_layout
-from django_idempotency.contrib.partitions.layout import DAY, TABLE, UNTIL, midnight, stamp
+from django_idempotency.contrib.partitions.catalog import postgresql, read_layout, template
+from django_idempotency.contrib.partitions.layout import DAY, TABLE, UNTIL, creation, midnight, name_of, stamp
 from django_idempotency.contrib.partitions.locks import (
     LOCK_TIMEOUT,
     keep_autovacuum_away,
     patiently,
     short_transaction,
 )
-from django_idempotency.contrib.partitions.templates import creation, name_of, template
 from django_idempotency.exceptions import NotConvertible
 from django_idempotency.reporting.logs import cause, log
 from django_idempotency.stores.claim_function import TABLE_LOCKS

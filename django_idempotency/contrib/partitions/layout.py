@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from django_idempotency.models import IdempotencyRecord
 
@@ -129,3 +130,38 @@ def detachment(name: str, *, begun: bool = False) -> str:
 
 def stamp(when: datetime) -> str:
     return when.astimezone(UTC).isoformat(" ")
+
+
+# --- The statements that make a partition ----------------------------------------------------------------------------
+
+
+class Template(NamedTuple):
+    """What a partition has beyond its columns: storage parameters, and the table's owner.
+
+    ``owner`` is ``None`` if it is the role that makes the partition.
+    """
+
+    options: list[str]
+    owner: str | None
+
+    def owned(self, name: str) -> list[str]:
+        return [] if self.owner is None else [f"ALTER TABLE {name} OWNER TO {self.owner}"]
+
+
+def creation(schema: str, name: str, lower: datetime | None, upper: datetime | None, like: Template) -> list[str]:
+    """Return the statements that make a partition. Their lock on the table conflicts with none of a claim's."""
+    table = f"{schema}.{TABLE}"
+    options = f" WITH ({', '.join(like.options)})" if like.options else ""
+    begin, end = (bound and f"'{stamp(bound)}'" for bound in (lower, upper))
+    return [
+        f"CREATE TABLE {name} (LIKE {table} INCLUDING ALL){options}",
+        f"ALTER TABLE {name} ADD PRIMARY KEY (id)",
+        *like.owned(name),
+        f"ALTER TABLE {table} ATTACH PARTITION {name} FOR VALUES FROM ({begin or 'MINVALUE'}) TO ({end or 'MAXVALUE'})",
+    ]
+
+
+def name_of(schema: str, lower: datetime) -> str:
+    """Return the name of a partition: by its lower bound, as pg_partman does, which reads times from names."""
+    precision = "%Y_%m_%d" if lower == midnight(lower) else "%Y_%m_%d_%H%M"
+    return f"{schema}.{TABLE}_p{lower.astimezone(UTC):{precision}}"

@@ -9,16 +9,18 @@ from functools import partial
 
 from django.db import DatabaseError, connections, transaction
 
-from django_idempotency.contrib.partitions.catalog import contents_of, left_behind, postgresql, read_layout
+from django_idempotency.contrib.partitions.catalog import contents_of, left_behind, postgresql, read_layout, template
 from django_idempotency.contrib.partitions.layout import (
     RETIRED,
     TABLE,
     Layout,
     Partition,
     covered_until,
+    creation,
     detachment,
     is_short,
     missing,
+    name_of,
     stamp,
     why_kept,
 )
@@ -29,13 +31,12 @@ from django_idempotency.contrib.partitions.locks import (
     patiently,
     short_transaction,
 )
-from django_idempotency.contrib.partitions.templates import creation, name_of, template
 from django_idempotency.instrumentation.metrics import Figures, Gauge, GaugeFamily
 from django_idempotency.maintenance.sweep import stepwise
 from django_idempotency.stores.errors import is_conflict
 
 AHEAD = 7  # future days that `ensure` provides for
-PATIENCE = "10s"  # for another ensure(), or another change of the table; no claim queues behind this wait
+PATIENCE = "60s"  # for another ensure(), or another change of the table; no claim queues behind this wait
 GONE = "gone in the meantime"
 IN_USE = "in use by a long transaction"
 
@@ -119,10 +120,7 @@ def ensure(*, ahead: int = AHEAD, using: str | None = None) -> Ensured:
 
     ``using``: the database's alias; default: the settings'. Raises ``NotConvertible`` if it is not PostgreSQL.
     """
-    return patiently(partial(_ensure, postgresql(using), ahead))
-
-
-def _ensure(alias: str, ahead: int) -> Ensured:
+    alias = postgresql(using)
     created = []
     with short_transaction(alias, lock_timeout=PATIENCE) as cursor:
         found = read_layout(using=alias)

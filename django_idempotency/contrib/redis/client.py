@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -43,7 +42,6 @@ class RedisOptions:
     ``timeout``: how long a connection, and each response, may take.
     ``durability``: ``"none"``, the master's memory; ``"replicas"``, WAIT for as many ``replicas``; ``"disk"``, WAITAOF
     for the master's disk. ``durability_timeout``: how long to wait for that.
-    ``abandoned_retention``: how long the record of a silent owner is kept after its lease.
     """
 
     url: str | None = option(None, or_none(text("the URL of a Redis")), secret=True)
@@ -54,7 +52,6 @@ class RedisOptions:
     durability: str = option(Durability.NONE, one_of(Durability))
     replicas: int = option(1, number(1, 100))
     durability_timeout: Kept[Seconds, float] = option(0.5, seconds(0.001, 600))
-    abandoned_retention: Kept[Seconds, float] = option(3600.0, seconds(1))
 
     def __post_init__(self) -> None:
         validate(self)
@@ -122,49 +119,16 @@ class TooFew(Exception):
     """The write was not acknowledged by enough replicas, or disks, in time. It has taken place all the same."""
 
 
-class IdleClients:
-    """Clients of one server, each with its own connection. A command takes an idle or a new one and puts it back.
-
-    Before each command, redis-py's pool checks whether the connection is still open and has nothing left to read, which
-    costs as much as a small command. These clients reconnect when a command finds the connection broken, and a
-    connection whose reply may not have been read is closed.
-    """
-
-    def __init__(self, client: Any) -> None:
-        self.pool = client.connection_pool
-        self._forget()
-
-    def _forget(self) -> None:
-        self._process = os.getpid()
-        self._clients: list[Any] = []
-
-    def execute_command(self, *command: Any) -> Any:
-        if self._process != os.getpid():  # the parent's clients are its own
-            self._forget()
-        clients = self._clients
-        try:
-            client = clients.pop()
-        except IndexError:
-            client = redis.Redis(connection_pool=self.pool, single_connection_client=True)
-        try:
-            return client.execute_command(*command)
-        except BaseException as error:  # a reply that was not read would be taken for that of the next command
-            if not _is_refusal(error):
-                client.connection.disconnect()
-            raise
-        finally:
-            clients.append(client)
-
-    def disconnect(self) -> None:
-        for client in list(self._clients):
-            with suppress(ValueError):  # taken by another thread meanwhile
-                self._clients.remove(client)
-                client.close()
-
-
 def _keys(key: str) -> tuple[int, str, str]:
     """Return how many keys a script has, that of a record, and that of the set of unfinished records."""
     return 2, key, key[:-ID_LENGTH]
+
+
+def _reply(connection: Any) -> Any:
+    try:
+        return connection.read_response()
+    except exceptions.ResponseError as error:
+        return error
 
 
 class Connection:
@@ -175,32 +139,58 @@ class Connection:
         with redis_errors():
             self.client = options.make_client()
         self.is_cluster = isinstance(self.client, redis.RedisCluster)
-        is_ours = options.client is None and not self.is_cluster
-        self.idle = IdleClients(self.client) if is_ours else None
 
     def run(self, script: Script, key: str, *values: Any) -> Any:
         """Run ``script`` on ``key``."""
-        execute = (self.idle or self.client).execute_command
         with redis_errors():
             try:
-                return execute("EVALSHA", script.sha, *_keys(key), *values)
+                return self.execute("EVALSHA", script.sha, *_keys(key), *values)
             except exceptions.NoScriptError:  # restarted, flushed, or another master
-                return execute("EVAL", script.source, *_keys(key), *values)
+                return self.execute("EVAL", script.source, *_keys(key), *values)
+
+    def execute(self, *command: Any) -> Any:
+        if self.is_cluster:
+            return self.client.execute_command(*command)
+        (reply,) = self._ask(self.client, command)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def _ask(self, client: Any, *commands: tuple[Any, ...]) -> list[Any]:
+        """Send commands to one server in one round trip. Return each reply, which may be an error.
+
+        A connection whose replies may not all have been read is closed: they would be taken for those of the next
+        commands. redis-py's pool does not always look for them, and they may not have come yet.
+        """
+        connection = client.connection_pool.get_connection()
+
+        def ask() -> list[Any]:
+            connection.send_packed_command(connection.pack_commands(commands))
+            return [_reply(connection) for _command in commands]
+
+        try:
+            replies = connection.retry.call_with_retry(ask, lambda _error: connection.disconnect())
+            if any(isinstance(reply, TRANSIENT) for reply in replies):
+                connection.disconnect()
+            return list(replies)
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            client.connection_pool.release(connection)
 
     def run_each(self, script: Script, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run ``script`` on many keys, in one round trip except on a cluster. Each call is a key and its values."""
         if self.is_cluster or len(calls) < 2:
             return [self.run(script, *call) for call in calls]
-        with redis_errors(), self.client.pipeline(transaction=False) as pipeline:
-            for key, *values in calls:
-                pipeline.evalsha(script.sha, *_keys(key), *values)
-            results = pipeline.execute(raise_on_error=False)
+        with redis_errors():
+            results = self._ask(self.client, *(("EVALSHA", script.sha, *_keys(key), *values) for key, *values in calls))
             for number, result in enumerate(results):
                 if isinstance(result, exceptions.NoScriptError):
                     results[number] = self.run(script, *calls[number])
                 elif isinstance(result, Exception):
                     raise result
-        return list(results)
+        return results
 
     def run_durably(self, script: Script, key: str, *values: Any) -> Any:
         """Run ``script``, and wait for what ``durability`` asks for.
@@ -218,10 +208,8 @@ class Connection:
 
     def _run_and_wait(self, node: Any, script: Script, key: str, *values: Any) -> tuple[Any, int]:
         for name, text_or_sha in (("EVALSHA", script.sha), ("EVAL", script.source)):
-            with node.pipeline(transaction=False) as pipeline:  # on one connection: WAIT applies to its own writes
-                pipeline.execute_command(name, text_or_sha, *_keys(key), *values)
-                pipeline.execute_command(*self._wait())
-                result, acknowledged = pipeline.execute(raise_on_error=False)
+            # On one connection: WAIT applies to its own writes.
+            result, acknowledged = self._ask(node, (name, text_or_sha, *_keys(key), *values), self._wait())
             if not isinstance(result, exceptions.NoScriptError):
                 break
         for reply in (result, acknowledged):
@@ -248,8 +236,6 @@ class Connection:
             if self.is_cluster:
                 self.client.nodes_manager.initialize()
                 return
-            if self.idle:
-                self.idle.disconnect()
             self.client.connection_pool.disconnect(inuse_connections=False)
 
     def each_master(self, ask: Callable[[Any], Any]) -> list[Any]:

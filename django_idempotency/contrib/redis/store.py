@@ -26,6 +26,7 @@ from django_idempotency.values.outcomes import Claimed, Operation, Snapshot, Sto
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 FOREVER = 0
+ABANDONED = 3600  # seconds that the record of a silent owner is kept after its lease
 GROUPS = 256  # by the first byte of the id; each group is in one slot of a cluster
 MOST_UNFINISHED = 100  # of a group that are shown
 AT_ONCE = 500
@@ -73,7 +74,7 @@ class RedisStore(Store):
         return (*what, mode.word, int(hold), _micro(mode.seconds), _micro(self.policy.retention), kept)
 
     def _kept_in_progress(self) -> int:
-        return _milli(self.policy.mode.seconds + self.options.abandoned_retention)
+        return _milli(self.policy.mode.seconds + ABANDONED)
 
     @contextmanager
     def try_lock(self, id: UUID) -> Iterator[Snapshot | Unlocked]:

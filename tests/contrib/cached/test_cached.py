@@ -193,8 +193,8 @@ def slow():
 
 @pytest.mark.parametrize(
     "fault",
-    [broken, slow, lambda: b"", lambda: b"x" * 99, lambda: {"a": 1}, lambda: "text", lambda: 7],
-    ids=["down", "slow", "empty", "bytes", "a dict", "text", "a number"],
+    [broken, slow, lambda: b"x" * 99, lambda: (0, "an entry of another version")],
+    ids=["down", "slow", "bytes", "another version"],
 )
 def test_a_cache_in_whatever_state_costs_speed_alone(fault):
     one = operation()
@@ -212,16 +212,6 @@ def test_a_cache_that_fails_or_is_slow_is_left_alone_for_a_while():
     for _ in range(5):
         asked(one)
     assert len(calls) == 1
-
-
-def test_an_entry_that_was_changed_is_no_entry():
-    one = operation()
-    done(one)
-    key = store_for(POLICY)._key(one.id)
-    packed = bytearray(caches["default"].get(key))
-    packed[-1] ^= 1
-    caches["default"].set(key, bytes(packed))
-    assert asked(one) == (Replay(RESPONSE), 1)
 
 
 def test_a_response_is_replayed_to_its_tenant_only(monkeypatch):

@@ -13,9 +13,9 @@ from django_idempotency.contrib.partitions.layout import (
     covered_until,
     is_short,
     missing,
+    name_of,
     why_kept,
 )
-from django_idempotency.contrib.partitions.templates import name_of
 from tests.contrib.partitions.table import DAYS, HOURS, MIDNIGHT, NOON
 
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from types import SimpleNamespace
-
 import pytest
 from django.db import connection, transaction
 
 from django_idempotency import engine
-from django_idempotency.contrib.partitions import locks, upkeep
 from django_idempotency.contrib.partitions.catalog import read_layout
 from django_idempotency.contrib.partitions.conversion import enable
-from django_idempotency.contrib.partitions.layout import TABLE
-from django_idempotency.contrib.partitions.templates import name_of
+from django_idempotency.contrib.partitions.layout import TABLE, name_of
 from django_idempotency.contrib.partitions.upkeep import FAMILY, drop, ensure, status
 from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.policy import Policy
@@ -78,18 +73,6 @@ def test_ensure_holds_up_nobody_and_waits_for_nobody(table, other_thread):
         run_sql(f"LOCK TABLE ONLY {TABLE} IN SHARE UPDATE EXCLUSIVE MODE")
         other_thread(run_sql, "SET statement_timeout = '5s'")
         assert other_thread(entry_point(paying), "other").status_code == 201
-
-
-def test_ensure_waits_longer_than_one_attempt_takes(table, other_thread, monkeypatch):
-    """As behind an ANALYZE, which conflicts with it as this lock does."""
-    monkeypatch.setattr(upkeep, "PATIENCE", "50ms")
-    enable()
-    analyzed = ExitStack()
-    other_thread(analyzed.enter_context, other_thread(transaction.atomic))
-    other_thread(run_sql, f"LOCK TABLE ONLY {TABLE} IN SHARE UPDATE EXCLUSIVE MODE")
-    pauses = SimpleNamespace(sleep=lambda _seconds: other_thread(analyzed.close))
-    monkeypatch.setattr(locks, "time", pauses)
-    assert ensure().created
 
 
 def test_infinity_is_no_end(table):

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
-import time
 from contextlib import suppress
 from dataclasses import replace
 from uuid import uuid4
 
 import pytest
 import redis
-from django.contrib.admin.models import LogEntry
-from django.contrib.auth import get_user_model
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.core.management.base import CommandError
@@ -218,18 +214,6 @@ def test_a_server_that_is_dead_is_unavailable_to_every_method(node):
 
 
 @pytest.mark.redis_server
-def test_a_server_that_does_not_answer_is_unavailable_in_time(node, settings):
-    use(settings, node.url, timeout=0.3)
-    claimed()
-    node.freeze()
-    began = time.monotonic()
-    with pytest.raises(StoreUnavailable):
-        claimed()
-    assert time.monotonic() - began < 10
-    node.thaw()
-
-
-@pytest.mark.redis_server
 def test_a_full_server_refuses_new_records_and_keeps_old(node):
     """It is also unavailable to a watch of leases: nobody can renew, so an owner whose lease lapses may be alive."""
     running, ended, store = claimed(), done(), store_for(RETRY)
@@ -252,14 +236,6 @@ def test_a_response_is_stored_once_the_server_is_back(node):
         node.freeze()
     node.thaw()
     eventually(lambda: store_for(RETRY).read(claim.id).response == RESPONSE)
-
-
-@pytest.mark.redis_server
-def test_a_key_of_another_kind_is_an_error_and_not_a_record(node):
-    store, mine = store_for(RETRY), operation()
-    node.client.set(store._key(mine.id), "of somebody else")
-    with pytest.raises(StoreRefused, match="WRONGTYPE"):
-        store.claim(mine, uuid4())
 
 
 @pytest.mark.redis_server
@@ -374,27 +350,6 @@ def test_a_prefix_with_signs_of_patterns_lists_its_own_records_only(settings, re
     claim = claimed()
     assert [record.id for record in store_for(RETRY).records()] == [claim.id]
     assert isinstance(store_for(RETRY).claim(claim.operation, uuid4()), Seen)
-
-
-def test_an_operator_lists_and_releases_what_is_on_hold(on_redis, capsys):
-    held = engine.claim(operation(), HOLD)
-    store_for(HOLD).fail(held, "who knows", on_hold=True)
-    ended = done()
-    call_command("idempotency_keys", "list", "--store=redis", "--json")
-    (listed,) = json.loads(capsys.readouterr().out)["records"]
-    assert listed["key"] == held.operation.key
-    get_user_model().objects.create_superuser("anna")
-    decide = ("idempotency_keys", "allow-retry", held.operation.key, "--scope=test", "--by=anna", "--note=not paid")
-    call_command(*decide)
-    assert LogEntry.objects.get().change_message == "Retry allowed. not paid"
-    assert isinstance(engine.claim(held.operation, HOLD), Claimed)
-    capsys.readouterr()
-    with pytest.raises(SystemExit):
-        call_command("idempotency_privacy", "erase", "--scope=test", "--json")
-    in_database, in_redis = map(json.loads, capsys.readouterr().out.splitlines())
-    assert (in_database["database"], in_database["complete"]) == ("default", True)
-    assert (in_redis["store"], in_redis["done"], in_redis["left"]["live"]) == ("redis", {"erased": 1}, 1)
-    assert store_for(RETRY).read(ended.id) is None
 
 
 def test_the_list_command_says_that_redis_is_unavailable(settings, tmp_path):

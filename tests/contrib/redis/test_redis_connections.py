@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import ExitStack
 from uuid import uuid4
 
@@ -22,7 +21,6 @@ from django_idempotency.values.outcomes import Claimed, Replay
 from tests.contrib.redis.records import LEASE, claimed, done, operation, use
 from tests.support.brokers import valkey_program
 from tests.support.callers import SCOPE, post
-from tests.support.forking import FORKS
 from tests.support.loops import run
 from tests.support.redis_servers import REDIS, running_node
 from tests.support.waiting import eventually
@@ -37,7 +35,7 @@ class Interrupted(Exception):
 
 def client_id() -> int:
     """By which connection this thread asks."""
-    return store_for(LEASE).connection.idle.execute_command("CLIENT", "ID")
+    return store_for(LEASE).connection.execute("CLIENT", "ID")
 
 
 def test_a_first_request_is_two_commands_and_a_replay_is_one(node):
@@ -59,39 +57,21 @@ def _calls(stats, command):
     return stats.get(f"cmdstat_{command}", {"calls": 0})["calls"]
 
 
-def test_commands_after_one_another_share_a_connection(node):
-    assert client_id() == client_id()
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-@pytest.mark.parametrize("how", FORKS)
-def test_a_child_of_a_fork_has_connections_of_its_own(node, how):
-    ours = client_id()
-    reader, writer = os.pipe()
-    if FORKS[how]() == 0:
-        try:
-            os.write(writer, str(client_id()).encode())
-        finally:
-            os._exit(0)
-    os.wait()
-    childs = int(os.read(reader, 20))
-    os.close(reader)
-    os.close(writer)
-    assert childs != ours == client_id()
-
-
-def test_a_reply_that_was_not_read_is_not_the_next_commands(node, monkeypatch):
+@pytest.mark.parametrize("many", [False, True])
+def test_replies_that_were_not_read_are_not_the_next_commands(node, monkeypatch, many):
     """As when a signal's handler raises, as that of a time limit does."""
-    one, other = claimed(), claimed()
+    held, store = [claimed(), claimed()][: 1 + many], store_for(LEASE)
+    lost = [Claimed(claim.operation, uuid4()) for claim in held]
 
     def interrupt(*_args, **_options):
         monkeypatch.undo()
         raise Interrupted
 
-    monkeypatch.setattr(redis.Redis, "parse_response", interrupt)
+    store.renew(held)
+    monkeypatch.setattr(redis.connection.Connection, "read_response", interrupt)
     with pytest.raises(Interrupted):
-        store_for(LEASE).read(one.id)
-    assert store_for(LEASE).read(other.id).key == other.operation.key
+        store.renew(held)
+    assert store.renew(lost) == set()
 
 
 def test_a_connection_that_the_server_has_closed_is_replaced(node):
