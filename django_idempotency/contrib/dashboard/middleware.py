@@ -17,13 +17,12 @@ from django.http import HttpRequest, UnreadablePostError
 from django.http.response import HttpResponseBase
 
 from django_idempotency.conf import conf, resolve
-from django_idempotency.contrib.dashboard.signals import request_observed
+from django_idempotency.contrib.dashboard.observations import observations
 from django_idempotency.exceptions import IdempotencyError
 from django_idempotency.http.placement import entry_point_policy, handler_of
 from django_idempotency.http.requests import has_moderate_body, observed_operation, scope_and_key
 from django_idempotency.middleware import policy_by_path
 from django_idempotency.policy import Policy
-from django_idempotency.reporting.events import send
 from django_idempotency.reporting.logs import cause, is_due, log
 from django_idempotency.values.keys import parse_key
 from django_idempotency.values.outcomes import EntryPoint, Operation
@@ -96,8 +95,7 @@ def _report(request: HttpRequest, response: HttpResponseBase) -> None:
         refused, unprotected = _fate(request, policy, entry_point)
         key, comparable = _key(request, policy), response.status_code < 400 and _can_be_read(request)
         operation = comparable and observed_operation(request, request, policy, key, sender, entry_point)
-        send(
-            request_observed,
+        observations.receive(
             operation or Operation("", "", b"", sender=sender, entry_point=entry_point),
             keyed=bool(key),
             comparable=bool(operation),

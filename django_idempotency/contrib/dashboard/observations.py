@@ -21,7 +21,6 @@ from django_idempotency.contrib.dashboard import models
 from django_idempotency.contrib.dashboard.conf import options
 from django_idempotency.contrib.dashboard.counters import counters
 from django_idempotency.contrib.dashboard.models import IdempotencyObservation
-from django_idempotency.contrib.dashboard.signals import request_observed
 from django_idempotency.engine.background import background
 from django_idempotency.stores import store_for
 from django_idempotency.stores.connections import databases
@@ -85,11 +84,11 @@ class Observations:
     def receive(
         self,
         operation: Operation,
+        *,
         keyed: bool,
         comparable: bool,
-        refused: bool = False,
-        unprotected: bool = False,
-        **_named: Any,
+        refused: bool,
+        unprotected: bool,
     ) -> None:
         """Count a request, and keep its digest if it is comparable. Both are written after about ten seconds."""
         using = databases()[0]
@@ -158,11 +157,6 @@ def _merge(statement: str, parameters: list[Any], digests: list[Any], using: str
 def prune(*, using: str) -> int:
     """Delete some of the oldest digests past ``OBSERVE``, or of all if it is off; return how many were deleted."""
     return models.prune(IdempotencyObservation, "seen_at", options().observe or 0, using)
-
-
-def listen() -> None:
-    """Count every request that is observed, from now on."""
-    request_observed.connect(observations.receive, dispatch_uid=__name__)
 
 
 observations = Observations()
