@@ -81,21 +81,16 @@ class Observations:
         self._lock = threading.Lock()
         self._seen: dict[UUID, _Seen] = {}
 
-    def receive(
-        self,
-        operation: Operation,
-        *,
-        keyed: bool,
-        comparable: bool,
-        refused: bool,
-        unprotected: bool,
-    ) -> None:
-        """Count a request, and keep its digest if it is comparable. Both are written after about ten seconds."""
+    def receive(self, operation: Operation, *, keyed: bool, comparable: bool, fate: str | None) -> None:
+        """Count a request, and keep its digest if it is comparable. Both are written after about ten seconds.
+
+        ``fate``: ``REFUSED`` or ``UNPROTECTED``, if that is what it would have been.
+        """
         using = databases()[0]
         here = Operation("", "", b"", sender=operation.sender, database=using)
         counters.count(KEYED if keyed else UNKEYED, operation.view, here)
-        if refused or unprotected:
-            counters.count(REFUSED if refused else UNPROTECTED, operation.view, here)
+        if fate is not None:
+            counters.count(fate, operation.view, here)
         if comparable and self._keep(operation, DUPLICATE_KEYED if keyed else DUPLICATE_UNKEYED):
             background.later(self.flush, FLUSH_EVERY, store_for(conf().policy, here))
 
