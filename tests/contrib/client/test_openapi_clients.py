@@ -32,9 +32,9 @@ class Paid(Payment):
 def served():
     """The URLs of an operation that is protected, and its OpenAPI document."""
     api = NinjaAPI(urls_namespace=uuid.uuid4().hex, docs_url=None)
-    api.add_decorator(idempotent(scope="public"), mode="view")
 
     @api.post("/payments/", response={201: Paid}, operation_id="payments_create", tags=["payments"])
+    @idempotent(scope="public")
     def create(request, payment: Payment):
         return Status(201, {"amount": payment.amount, "entry": str(pay().pk)})
 

@@ -40,13 +40,10 @@ from django_idempotency.messages import RejectMessage, current_context
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Body, Policy
 from django_idempotency.values.outcomes import OnHold
-from tests.messages.test_tracing import PARENT, TRACE, spans
 from tests.support.callers import Gate, pay
 from tests.support.callers import all_effects as effects
 from tests.support.databases import environment
 from tests.support.loops import run as in_a_loop
-
-__all__ = ["spans"]
 
 pytestmark = [pytest.mark.mcp, pytest.mark.usefixtures("transactional_db", "payer")]
 ROOT = Path(__file__).parents[3]
@@ -401,14 +398,6 @@ def test_calls_of_a_task_that_a_run_has_started_have_keys_of_their_own():
 def test_a_function_that_can_not_be_protected_is_refused_at_once(function, message):
     with pytest.raises(ImproperlyConfigured, match=message):
         public(function)
-
-
-def test_a_tool_call_is_in_the_trace_that_its_client_names(spans):
-    meta = {"idempotencyKey": "k", **PARENT}
-    (result,) = calls(serving(public(charge)), lambda client: client.call_tool("charge", {"amount": 5}, meta=meta))
-    assert not result.is_error
-    (span,) = (span for span in spans() if span.name.startswith("process "))
-    assert f"{span.context.trace_id:032x}" == TRACE
 
 
 def test_an_error_is_in_one_language(settings):

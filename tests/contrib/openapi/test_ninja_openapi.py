@@ -8,7 +8,7 @@ import sys
 import pytest
 from django.apps import apps
 from django.urls import path
-from ninja import Router, Schema
+from ninja import Schema
 from openapi_spec_validator import validate
 
 from django_idempotency.decorators import idempotent
@@ -35,10 +35,8 @@ def header(operation):
 
 @pytest.mark.parametrize("required", [True, False])
 def test_a_protected_operation_tells_of_its_key(api, required):
-    router = Router()
-    router.add_decorator(idempotent(required=required, keys=Keys(pattern="[0-9]+", min_length=8)), mode="view")
-    router.post("/pay", response={201: Paid})(pay_here())
-    api.add_router("", router)
+    protect = idempotent(required=required, keys=Keys(pattern="[0-9]+", min_length=8))
+    api.post("/pay", response={201: Paid})(protect(pay_here()))
     paths, schemas = operations(api)
     operation = paths["/pay"]["post"]
     found = header(operation)
