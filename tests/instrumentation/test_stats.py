@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from django_idempotency.contrib.dashboard import formatting as of_counters
-from django_idempotency.contrib.dashboard.activity import activity, busiest, figures_of, views
+from django_idempotency.contrib.dashboard.activity import activity, figures_of, views
+from django_idempotency.contrib.dashboard.formatting import busiest
 from django_idempotency.stats import formatting
 from django_idempotency.stats.formatting import amount, duration, share, volume
 from django_idempotency.stats.queries import DAY, HOUR, Due, size
@@ -52,8 +53,8 @@ def test_each_view_by_itself_and_the_busiest_first():
         happen(name, claimed=10, replayed=replayed, in_flight=1 - (name == "many"))
     found = views(DAY)
     assert found["many"] == figures_of({"key_claimed": 10, "response_replayed": 5, "request_rejected.in_flight": 0})
-    assert [name for name, _activity in busiest(found, "replays")] == ["many", "few", "some"]
-    assert [name for name, _activity in busiest(found, "conflicts", most=2)] == ["few", "none"]
+    assert [figure.name for figure in busiest(found, "replays")] == ["at many", "at few", "at some"]
+    assert [figure.name for figure in busiest(found, "conflicts", most=2)] == ["at few", "at none"]
 
 
 @pytest.mark.postgresql

@@ -111,7 +111,6 @@ REQUIREMENTS = {
     ),
     "node": _programs("runs JavaScript in Node.js", "node"),
     "curl": _programs("runs curl", "curl"),
-    "openssl": _programs("has OpenSSL make a certificate", "openssl"),
     "httpx": _extra("needs httpx", "httpx"),
     "requests": _extra("needs requests", "requests"),
     "http_clients": _extra("sends requests by httpx and by requests", "httpx", "requests"),

@@ -119,11 +119,5 @@ def observed(seconds: float, *, using: str | None = None) -> Observed:
     )
 
 
-def busiest(views: Mapping[str, Activity], name: str, *, most: int = 10) -> list[tuple[str, Activity]]:
-    """Return the views with the highest ``name``, such as ``"replays"``, leaving out those with none. Pure."""
-    found = [(view, of_view) for view, of_view in views.items() if of_view[name]]
-    return sorted(found, key=lambda each: (-each[1][name], each[0]))[:most]
-
-
 def _counters(seconds: float, using: str | None) -> QuerySet[IdempotencyCounter]:
     return IdempotencyCounter.objects.using(record_database(using)).filter(since__gt=ahead(-seconds)).order_by()

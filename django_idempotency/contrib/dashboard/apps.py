@@ -25,4 +25,3 @@ class DashboardConfig(AppConfig):
         formatting.register(recently)
         register(Page("dashboard/", dashboard, "django_idempotency_dashboard", _("Dashboard")))
         counters.listen()
-        observations.listen()

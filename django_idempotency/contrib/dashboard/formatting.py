@@ -45,14 +45,15 @@ def _happened(field: str, name: str, value: Any) -> Figure:
     return Figure(name, shown(value), alarming=bool(value) and field in _ALARMING)
 
 
-def busiest(views: Mapping[str, Activity], name: str) -> list[Figure]:
+def busiest(views: Mapping[str, Activity], name: str, *, most: int = 10) -> list[Figure]:
     """Return the views with the most ``name``, such as ``"replays"``, and of how many requests that is."""
+    found = sorted(((view, of) for view, of in views.items() if of[name]), key=lambda each: (-each[1][name], each[0]))
     return [
         Figure(
             _("at %(view)s") % {"view": view},
             _("%(count)s of %(requests)s") % {"count": amount(of[name]), "requests": amount(of["requests"])},
         )
-        for view, of in activity_of.busiest(views, name)
+        for view, of in found[:most]
     ]
 
 

@@ -17,13 +17,12 @@ from django.http import HttpRequest, UnreadablePostError
 from django.http.response import HttpResponseBase
 
 from django_idempotency.conf import conf, resolve
-from django_idempotency.contrib.dashboard.signals import request_observed
+from django_idempotency.contrib.dashboard.observations import REFUSED, UNPROTECTED, observations
 from django_idempotency.exceptions import IdempotencyError
 from django_idempotency.http.placement import entry_point_policy, handler_of
 from django_idempotency.http.requests import has_moderate_body, observed_operation, scope_and_key
 from django_idempotency.middleware import policy_by_path
 from django_idempotency.policy import Policy
-from django_idempotency.reporting.events import send
 from django_idempotency.reporting.logs import cause, is_due, log
 from django_idempotency.values.keys import parse_key
 from django_idempotency.values.outcomes import EntryPoint, Operation
@@ -93,29 +92,26 @@ def _report(request: HttpRequest, response: HttpResponseBase) -> None:
         own = entry_point_policy(view, request.method)
         entry_point = EntryPoint.MIDDLEWARE if own is None else EntryPoint.DECORATOR
         sender = handler_of(view, request.method)
-        refused, unprotected = _fate(request, policy, entry_point)
         key, comparable = _key(request, policy), response.status_code < 400 and _can_be_read(request)
         operation = comparable and observed_operation(request, request, policy, key, sender, entry_point)
-        send(
-            request_observed,
+        observations.receive(
             operation or Operation("", "", b"", sender=sender, entry_point=entry_point),
             keyed=bool(key),
             comparable=bool(operation),
-            refused=refused,
-            unprotected=unprotected,
+            fate=_fate(request, policy, entry_point),
         )
     except Exception as error:  # from a scope, a fingerprint or a router; the request already has its response
         _report_failure(error)
 
 
-def _fate(request: HttpRequest, policy: Policy, entry_point: EntryPoint) -> tuple[bool, bool]:
-    """Return whether the request would be refused, and whether it would run unprotected despite its key."""
+def _fate(request: HttpRequest, policy: Policy, entry_point: EntryPoint) -> str | None:
+    """Return the event that the request would be refused, or would run unprotected despite its key, if it would."""
     if not (policy.required or conf().meta_name in request.META):
-        return False, False
+        return None
     try:
-        return False, scope_and_key(request, request, policy, entry_point) is None
+        return UNPROTECTED if scope_and_key(request, request, policy, entry_point) is None else None
     except IdempotencyError:
-        return True, False
+        return REFUSED
 
 
 def _key(request: HttpRequest, policy: Policy) -> str:

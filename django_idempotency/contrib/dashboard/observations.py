@@ -21,7 +21,6 @@ from django_idempotency.contrib.dashboard import models
 from django_idempotency.contrib.dashboard.conf import options
 from django_idempotency.contrib.dashboard.counters import counters
 from django_idempotency.contrib.dashboard.models import IdempotencyObservation
-from django_idempotency.contrib.dashboard.signals import request_observed
 from django_idempotency.engine.background import background
 from django_idempotency.stores import store_for
 from django_idempotency.stores.connections import databases
@@ -82,21 +81,16 @@ class Observations:
         self._lock = threading.Lock()
         self._seen: dict[UUID, _Seen] = {}
 
-    def receive(
-        self,
-        operation: Operation,
-        keyed: bool,
-        comparable: bool,
-        refused: bool = False,
-        unprotected: bool = False,
-        **_named: Any,
-    ) -> None:
-        """Count a request, and keep its digest if it is comparable. Both are written after about ten seconds."""
+    def receive(self, operation: Operation, *, keyed: bool, comparable: bool, fate: str | None) -> None:
+        """Count a request, and keep its digest if it is comparable. Both are written after about ten seconds.
+
+        ``fate``: ``REFUSED`` or ``UNPROTECTED``, if that is what it would have been.
+        """
         using = databases()[0]
         here = Operation("", "", b"", sender=operation.sender, database=using)
         counters.count(KEYED if keyed else UNKEYED, operation.view, here)
-        if refused or unprotected:
-            counters.count(REFUSED if refused else UNPROTECTED, operation.view, here)
+        if fate is not None:
+            counters.count(fate, operation.view, here)
         if comparable and self._keep(operation, DUPLICATE_KEYED if keyed else DUPLICATE_UNKEYED):
             background.later(self.flush, FLUSH_EVERY, store_for(conf().policy, here))
 
@@ -158,11 +152,6 @@ def _merge(statement: str, parameters: list[Any], digests: list[Any], using: str
 def prune(*, using: str) -> int:
     """Delete some of the oldest digests past ``OBSERVE``, or of all if it is off; return how many were deleted."""
     return models.prune(IdempotencyObservation, "seen_at", options().observe or 0, using)
-
-
-def listen() -> None:
-    """Count every request that is observed, from now on."""
-    request_observed.connect(observations.receive, dispatch_uid=__name__)
 
 
 observations = Observations()

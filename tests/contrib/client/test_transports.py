@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import ssl
-import subprocess
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
 import httpx
 import pytest
@@ -135,43 +131,3 @@ def test_every_kind_of_body_for_requests_is_sent_again_and_redirected(relay, mad
     assert by_requests("POST", relay.url, content=made()).status_code == 200
     assert relay.bodies == [b"abc"] * 3
     assert len(set(relay.keys)) == 1
-
-
-@pytest.fixture
-def secure_server(tmp_path):
-    """A server that closes its first connection in the middle of a request. Yields its address, and its certificate."""
-    key, certificate = tmp_path / "key", tmp_path / "certificate"
-    make = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
-    subprocess.run([*make.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    requests_seen = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            requests_seen.append(self.headers["Idempotency-Key"])
-            if len(requests_seen) == 1:
-                self.close_connection = True
-                return
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(201)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_arguments):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        Thread(target=server.serve_forever).start()
-        yield f"https://localhost:{server.server_port}/", str(certificate), requests_seen
-        server.shutdown()
-
-
-@pytest.mark.openssl
-def test_a_secure_connection_that_breaks_during_the_upload_is_tried_again(secure_server):
-    url, certificate, requests_seen = secure_server
-    answer = by_requests("POST", url, content=b"x" * 5_000_000, verify=certificate)
-    assert answer.status_code == 201
-    assert len(requests_seen) == 2
-    assert len(set(requests_seen)) == 1

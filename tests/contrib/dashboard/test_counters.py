@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from datetime import timedelta
 
 import pytest
@@ -33,7 +30,6 @@ from django_idempotency.values.outcomes import Operation
 from tests.contrib.dashboard.counting_process import counting
 from tests.support.callers import BODY, claim, entry_point, paying
 from tests.support.checks import ids_found
-from tests.support.databases import environment
 from tests.support.threads import in_threads
 from tests.support.waiting import eventually
 
@@ -75,11 +71,10 @@ def test_every_signal_is_counted_by_its_name_and_its_view(counted, event):
     assert counted() == {(PAYING, event.counted_as): 2, (MAINTENANCE, event.counted_as): 1}
 
 
-@pytest.mark.parametrize("event", FAMILY.events, ids=lambda event: event.name)
-def test_events_of_the_outbox_are_counted_by_publisher(counted, event):
+def test_events_of_a_wing_are_counted_by_publisher(counted):
+    event = FAMILY.events[0]
     for using in ("default", "elsewhere"):
         send_several(event.signal, "webhooks", 3, using)
-    send_several(event.signal, "idle", 0, "default")
     assert counted() == {("(outbox webhooks)", event.name): 6}
 
 
@@ -149,15 +144,6 @@ def test_later_counts_are_added(counted):
     assert counted() == {(PAYING, "key_claimed"): 6}
 
 
-def test_a_process_tells_only_so_many_views_apart(counted):
-    for number in range(MOST_VIEWS + 5):
-        for _time in range(2):
-            counters.count("key_claimed", f"view{number}")
-    seen = counted()
-    assert len(seen) == MOST_VIEWS + 1
-    assert seen[OTHER_VIEWS, "key_claimed"] == 5 * 2
-
-
 def test_without_the_setting_nothing_is_counted(counted, settings):
     settings.IDEMPOTENCY = {"DASHBOARD": {"STATS_RETENTION": None}}
     entry_point(paying)()
@@ -224,7 +210,7 @@ def test_memory_is_bounded_while_nothing_can_be_written(counted):
         for event in EVENTS:
             counters.count(event.counted_as, f"view{number}")
     assert sum(map(len, counters._counts.values())) == (MOST_VIEWS + 1) * len(EVENTS)
-    counted()  # and the most there can be is not too much for one statement
+    assert counted()[OTHER_VIEWS, "key_claimed"] == 2 * MOST_VIEWS  # the most there can be is one statement
     assert IdempotencyCounter.objects.count() == (MOST_VIEWS + 1) * len(EVENTS)
 
 
@@ -295,25 +281,6 @@ def test_a_forked_process_does_not_write_what_its_parent_has_counted(counted):
     else:
         os._exit(sum(map(len, counters._counts.values())))
     assert counted() == {(PAYING, "key_claimed"): 1}
-
-
-@pytest.mark.server
-def test_workers_write_their_counts_when_the_server_stops(server_database, tmp_path):
-    from tests.support.servers import running_server
-
-    before = told(server_database)
-    with running_server(server_database, tmp_path) as server:
-        for _time in range(5):
-            assert server.post("/legacy/refunds/", {"amount": 1, "reference": "r"}, key=f"{tmp_path}").is_success
-    assert told(server_database).get("replays", 0) >= before.get("replays", 0) + 4
-
-
-def told(database):
-    """What happened at one view in the last hour, as the command tells."""
-    command = [sys.executable, "-m", "testproject", "idempotency_stats", "--json"]
-    given = environment() | {"DATABASE_URL": database, "DEBUG": "1"}
-    run = subprocess.run(command, env=given, stdout=subprocess.PIPE, check=True)
-    return json.loads(run.stdout)["views"].get("testproject.views.refund", {})
 
 
 def test_w002_reports_counters_that_only_tenants_have_a_table_for(settings, monkeypatch):

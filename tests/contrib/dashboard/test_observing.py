@@ -13,6 +13,7 @@ from django.db import DatabaseError, connection
 from django.http import HttpResponse, UnreadablePostError
 from django.test import RequestFactory
 
+from django_idempotency.contrib.dashboard import middleware
 from django_idempotency.contrib.dashboard import observations as module
 from django_idempotency.contrib.dashboard.activity import observed
 from django_idempotency.contrib.dashboard.counters import counters
@@ -22,7 +23,6 @@ from django_idempotency.contrib.dashboard.observations import (
     Observations,
     observations,
 )
-from django_idempotency.contrib.dashboard.signals import request_observed
 from django_idempotency.decorators import idempotent
 from django_idempotency.maintenance.cleaner import cleanup
 from django_idempotency.models import IdempotencyRecord
@@ -115,9 +115,8 @@ def test_a_view_learns_that_its_caller_has_hung_up(observing, entry_point, read)
 
 def test_duplicates_in_several_processes_are_counted(observing, monkeypatch):
     for _process in range(3):
-        monkeypatch.setattr(request_observed, "receivers", [])
         of_process = Observations()
-        request_observed.connect(of_process.receive, weak=False)
+        monkeypatch.setattr(middleware, "observations", of_process)
         protected(unkeyed())
         of_process.flush()
     assert found(observing()) == (0, 2)
@@ -138,12 +137,11 @@ def test_real_processes_compare_in_the_background_and_at_their_end(seconds, way)
 
 
 @pytest.mark.row_locks
-def test_duplicates_written_at_the_same_time_are_counted(observing):
+def test_duplicates_written_at_the_same_time_are_counted(observing, monkeypatch):
     several = [Observations() for _process in range(4)]
     for of_process in several:
-        request_observed.connect(of_process.receive, weak=False)
+        monkeypatch.setattr(middleware, "observations", of_process)
         protected(unkeyed())
-        request_observed.disconnect(of_process.receive)
     observations._reset()
     in_threads(4, lambda index: several[index].flush())
     assert found(observing()) == (0, 3)

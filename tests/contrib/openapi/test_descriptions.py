@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from django.urls import path
 from drf_spectacular.generators import SchemaGenerator
-from ninja import NinjaAPI
 from rest_framework.response import Response
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
@@ -89,23 +88,3 @@ def test_under_the_middleware_options_answer_as_without(settings, client):
         settings.MIDDLEWARE = middleware
         described.append([client.options(f"/{name}/").json()["description"] for name in ("pay", "told")])
     assert described == [["", "Pays a bill."]] * 2
-
-
-def test_ninja_describes_an_operation_by_the_projects_docstring(settings):
-    api = NinjaAPI(urls_namespace="descriptions")
-
-    @api.post("/mute")
-    @idempotent(scope="public")
-    def mute(request):
-        return {}
-
-    @api.post("/told")
-    @idempotent(scope="public")
-    def told(request):
-        """Pays a bill."""
-        return {}
-
-    settings.ROOT_URLCONF = (path("api/", api.urls),)
-    operations = {route: methods["post"] for route, methods in api.get_openapi_schema()["paths"].items()}
-    described = [operation["description"].partition("Idempotency: a retry")[0] for operation in operations.values()]
-    assert described == ["", "Pays a bill.\n\n"]

@@ -115,9 +115,3 @@ def test_another_package_of_ninjas_name_does_not_matter(monkeypatch):
     for module in ("ninja.openapi.schema", "django_idempotency.contrib.openapi.ninja"):
         monkeypatch.setitem(sys.modules, module, None)
     apps.get_app_config("django_idempotency_openapi").ready()
-
-
-def test_without_the_middleware_an_operation_stays_as_it_is(api, covered, settings):
-    settings.MIDDLEWARE = []
-    api.post("/pay")(pay_here())
-    assert header(covered()["/pay"]["post"]) is None

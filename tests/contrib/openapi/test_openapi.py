@@ -22,7 +22,6 @@ from django_idempotency.decorators import idempotency_exempt, idempotent
 from django_idempotency.policy import Fingerprint, Keys, Limits, Policy
 from django_idempotency.rest_framework import IdempotentMixin
 from testproject.serializers import PaymentSerializer
-from tests.contrib.openapi.test_ninja_openapi import Paid, operations, pay_here
 
 pytestmark = pytest.mark.drf
 
@@ -233,16 +232,3 @@ def test_the_test_projects_document_is_valid(client, db):
     paths = answer.json()["paths"]
     assert header(paths["/api/transfers/"]["post"])["required"]
     assert is_described(paths["/legacy/api/refunds/"]["post"])
-
-
-def test_the_documents_of_ninja_and_rest_framework_say_the_same(api):
-    options = {
-        "required": True,
-        "retention": 7200,
-        "fingerprint": Fingerprint(exclude=["trace"]),
-    }
-    api.post("/pay", response={201: Paid})(idempotent(**options)(pay_here()))
-    ours = operations(api)[0]["/pay"]["post"]
-    other = document(Payments, **options)["paths"]["/payments/"]["post"]
-    assert {**header(ours), "required": True} == {**header(other), "required": True}
-    assert ours["description"].partition("Idempotency:")[2] == other["description"].partition("Idempotency:")[2]
