@@ -116,7 +116,7 @@ def test_a_check_is_critical_for_what_waits_in_a_store(waiting, capsys):
 
 def test_a_check_is_unknown_while_a_store_is_unavailable(away, capsys):
     facts, code = told(capsys, check=True)
-    assert (facts["error"], code) == ("The database failed, or can't be reached: connection refused", 3)
+    assert (facts["error"], code) == ("The database or store failed, or can't be reached: connection refused", 3)
 
 
 def test_a_check_of_one_database_leaves_stores_out(waiting, capsys):

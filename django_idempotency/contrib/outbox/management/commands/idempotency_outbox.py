@@ -68,7 +68,7 @@ class Command(MaintenanceCommand):
         self.add_operator(action)
 
     def _add_cleanup(self, action: CommandParser) -> None:
-        action.add_argument("--max-seconds", type=seconds(0), help="begin no further batch after this time")
+        action.add_argument("--max-seconds", type=seconds, help="begin no further batch after this time")
 
     def handle(self, *, action: str, database: str | None, **options: Any) -> None:
         self.database, self.several = maintenance.database(database), False
