@@ -173,11 +173,11 @@ def outbox_events(record: IdempotencyRecord) -> Iterator[Event]:
     events = OutboxEvent.objects.using(_database_of(record)).filter(record_id=record.pk).order_by("id")
     for event in events.defer("payload", "headers")[:MOST_SHOWN]:
         yield Event(event.created_at, _about(_("event {topic} written to the outbox"), event))
-        if event.status == Status.DEAD:
-            yield Event(event.finished_at, _about(_("event {topic} given up: {error}"), event))
-        elif event.finished_at is not None:
-            yield Event(event.finished_at, _about(_("event {topic} published"), event))
-        elif event.attempts:
+        if event.finished_at is not None:
+            is_dead = event.status == Status.DEAD
+            text = _("event {topic} given up: {error}") if is_dead else _("event {topic} published")
+            yield Event(event.finished_at, _about(text, event))
+        elif event.attempts and event.available_at is not None:
             yield Event(event.available_at, _about(_("event {topic} is due to be tried again: {error}"), event))
 
 

@@ -328,6 +328,6 @@ def described(record: Any) -> tuple[dict[str, Any], str]:
 
 
 def _line_of(event: Event) -> str:
-    at = in_zone(event.at).isoformat(" ", "seconds") if event.at else "at a time not kept"
+    at = in_zone(event.at).isoformat(" ", "seconds")
     by = f" (by {event.by})" if event.by else ""
     return printable(f"    {at}  {event.what}{by}")
