@@ -141,12 +141,6 @@ CHECKS = (
         "Call it idempotency_policy.",
     ),
     Check(
-        "E016",
-        each("classes", views.second_entry_point),
-        "{found[0]} has two entry points: one on the class, and one on its {found[1]}().",
-        "Keep only one.",
-    ),
-    Check(
         "E017",
         each("atomic_views", lambda it: getattr(it.of, "view_is_async", False) or iscoroutinefunction(it.handler)),
         "{it} is an async view in atomic mode.",

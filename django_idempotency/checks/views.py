@@ -109,14 +109,6 @@ def _is_ours(cls: Any, name: str) -> bool:
     return any(name in vars(base) for base in cls.__mro__ if base.__module__.startswith("django_idempotency."))
 
 
-def second_entry_point(cls: Any) -> tuple[str, str] | None:
-    """Return the class and its method, if both have an entry point."""
-    if not hasattr(cls, MARK) or inside_rest_framework(cls):
-        return None
-    marked = _marked(cls)
-    return (dotted_name(cls), marked[0]) if marked else None
-
-
 def unused_handler(cls: Any) -> tuple[str, str] | None:
     """Return the class and its handler, around which the entry point is, if ``dispatch`` never calls it."""
     unused = next((name for name in UNSAFE if hasattr(cls, name)), None)

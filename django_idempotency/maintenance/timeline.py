@@ -20,16 +20,16 @@ from django_idempotency.values.printable import printable
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event. ``at`` is ``None`` if its time is not kept. ``by``: the person who did it."""
+    """An event. ``by``: the person who did it."""
 
-    at: datetime | None
+    at: datetime
     what: str | Promise
     by: str = ""
 
 
 def timeline(record: IdempotencyRecord, now: datetime) -> list[Event]:
     """Return the events of a record in order, including those still to come."""
-    return _in_order([*_events(record, now), *_decisions(record)])
+    return sorted([*_events(record, now), *_decisions(record)], key=lambda event: event.at.timestamp())
 
 
 def _decisions(record: IdempotencyRecord) -> Iterator[Event]:
@@ -37,40 +37,22 @@ def _decisions(record: IdempotencyRecord) -> Iterator[Event]:
         yield Event(entry.action_time, printable(entry.get_change_message()), by=printable(str(entry.user)))
 
 
-def _in_order(events: list[Event]) -> list[Event]:
-    """Sort ``events`` by time. An event without a time keeps its place after the one before it."""
-    ordered: list[tuple[datetime | None, Event]] = []
-    last = None
-    for event in events:
-        last = event.at or last
-        ordered.append((last, event))
-    return [event for _at, event in sorted(ordered, key=lambda pair: pair[0].timestamp() if pair[0] else 0)]
-
-
 def _events(record: IdempotencyRecord, now: datetime) -> Iterator[Event]:
     yield Event(record.created_at, _("first claimed"))
-    yield from _runs(record)
     if record.status in LIVE:
+        if record.locked_at is not None and record.attempts > 1:
+            taken = _("claimed again, or taken over from an owner that was gone: attempt {number}")
+            yield Event(record.locked_at, format_lazy(taken, number=record.attempts))
         yield _lease(record, now)
         return
-    yield from _end(record)
-    if record.replays:
+    yield Event(record.updated_at, _end(record))
+    if record.last_replayed_at is not None:
         replayed = ngettext_lazy("replayed once, then", "replayed %(count)d times, last then", "count")
         yield Event(record.last_replayed_at, replayed % {"count": record.replays})
     if not record.on_hold:
         deduplicated = _("deduplicates until then") if record.expires_at > now else _("deduplicated until then")
         yield Event(record.expires_at, deduplicated)
         yield Event(record.purge_at, _("kept at least until then"))
-
-
-def _runs(record: IdempotencyRecord) -> Iterator[Event]:
-    if record.locked_at is None:
-        if record.attempts > 1:
-            again = ngettext_lazy("run again once", "run again %(count)d times", "count")
-            yield Event(None, again % {"count": record.attempts - 1})
-    elif record.attempts > 1:
-        taken = _("claimed again, or taken over from an owner that was gone: attempt {number}")
-        yield Event(record.locked_at, format_lazy(taken, number=record.attempts))
 
 
 def _lease(record: IdempotencyRecord, now: datetime) -> Event:
@@ -80,15 +62,10 @@ def _lease(record: IdempotencyRecord, now: datetime) -> Event:
     return Event(record.locked_until, _("the lease ran out") if record.locked_until < now else _("the lease ends"))
 
 
-def _end(record: IdempotencyRecord) -> Iterator[Event]:
+def _end(record: IdempotencyRecord) -> str | Promise:
     if record.response_status is not None:
-        ended = format_lazy(_("ended with the response {status}"), status=record.response_status)
         if record.response_body is None and record.updated_at >= record.expires_at:
-            yield Event(None, ended)
-            yield Event(record.updated_at, _("its body was dropped"))
-        else:
-            yield Event(record.updated_at, ended)
-    elif record.on_hold:
-        yield Event(record.updated_at, format_lazy(_("put on hold: {reason}"), reason=shown_reason(record)))
-    else:
-        yield Event(record.updated_at, format_lazy(_("failed, free to retry: {reason}"), reason=shown_reason(record)))
+            return _("its body was dropped")
+        return format_lazy(_("ended with the response {status}"), status=record.response_status)
+    text = _("put on hold: {reason}") if record.on_hold else _("failed, free to retry: {reason}")
+    return format_lazy(text, reason=shown_reason(record))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from itertools import takewhile
-from typing import Any
 
 from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.models import DurationField, ExpressionWrapper, F
@@ -189,27 +188,22 @@ SELECT
 
 
 def by_lock(*, using: str | None = None) -> ByLock:
-    """Count PostgreSQL sessions with such a lock. ``using``: alias of the database; that of the settings by default."""
-    found = ask_postgresql(COUNT, [], using=record_database(using))
-    return ByLock(*found[0]) if found else ByLock()
+    """Count PostgreSQL sessions with such a lock. ``using``: alias of the database; that of the settings by default.
 
-
-def ask_postgresql(statement: str, parameters: Sequence[Any], *, using: str) -> list[tuple[Any, ...]] | None:
-    """Return the rows; ``None`` if the database is not PostgreSQL, or if the statement fails.
-
-    It may fail in a database that only speaks PostgreSQL's protocol, or that refuses access to a view. Raises
-    ``OperationalError`` if the statement took too long or the connection was lost.
+    The statement may fail in a database that only speaks PostgreSQL's protocol, or that refuses access to a view.
+    Raises ``OperationalError`` if it took too long or the connection was lost.
     """
+    using = record_database(using)
     if connections[using].vendor != "postgresql":
-        return None
+        return ByLock()
     try:
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
-            cursor.execute(statement, parameters)
-            return list(cursor.fetchall())
+            cursor.execute(COUNT)
+            return ByLock(*cursor.fetchone())
     except OperationalError:  # too slow, or the connection was lost
         raise
     except DatabaseError:
-        return None
+        return ByLock()
 
 
 # --- Stores outside the databases ------------------------------------------------------------------------------------

@@ -69,28 +69,12 @@ def fill() -> dict[str, Any]:
 
 
 def take(browser: Any, directory: Path, ids: dict[str, Any]) -> None:
-    from tests.support.browser import NARROW
-
     pages = {
         "list": LIST,
-        "on_hold": f"{LIST}?situation=on_hold",
-        "search": f"{LIST}?q=order-11",
-        "retryable": f"{LIST}?situation=retryable",
         "dashboard": f"{LIST}dashboard/",
         "record": f"{LIST}{ids['done']}/change/",
-        "record-on-hold": f"{LIST}{ids['on_hold']}/change/",
         "confirm": f"{LIST}intervene/resolve/?id={ids['on_hold']}",
-        "refused": f"{LIST}intervene/allow_retry/?id={ids['done']}&id={ids['other']}",
     }
-
-    def shoot(prefix: str, size: tuple[int, int], scheme: str) -> None:
-        browser.prefer(scheme)
-        for name, page in pages.items():
-            browser.resize(size)
-            browser.open(page)
-            browser.resize((size[0], max(size[1], min(2000, _height(browser)))))
-            browser.picture(directory / f"admin-{name}-{prefix}.png")
-
     browser.driver.execute_script(f"localStorage.setItem({SIDEBAR}, 'false')")
     for picture, (page, width, height, scheme) in OF_DOCS.items():
         browser.prefer(scheme)
@@ -99,18 +83,6 @@ def take(browser: Any, directory: Path, ids: dict[str, Any]) -> None:
         browser.resize((width, height or _height(browser)))
         browser.picture(directory / f"{picture}.png")
     browser.driver.execute_script(f"localStorage.removeItem({SIDEBAR})")
-    for scheme in ("light", "dark"):
-        for name, size in {"wide": (1440, 640), "medium": (1024, 640), "narrow": NARROW}.items():
-            shoot(f"{name}-{scheme}", size, scheme)
-    browser.prefer("light")
-    browser.resize((1280, 640))
-    browser.open(pages["record-on-hold"])
-    browser.click("a[href*='intervene/resolve']")
-    browser.find("#id_body").send_keys('{"id": "9f1c", "status": "paid"}')
-    browser.find("#id_note").send_keys("The bank has paid it.")
-    browser.click("input[type=submit]")
-    browser.resize((1280, min(2000, _height(browser))))
-    browser.picture(directory / "admin-resolved-light.png")
 
 
 def _height(browser: Any) -> int:

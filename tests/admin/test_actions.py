@@ -15,12 +15,10 @@ from django.db import DatabaseError, connection, connections
 from django.utils.html import strip_tags
 
 from django_idempotency import engine
-from django_idempotency.engine.digests import is_response_digest
 from django_idempotency.maintenance.decisions import Act, version
 from django_idempotency.maintenance.given_responses import HARMLESS
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Lease, Policy
-from django_idempotency.stores import stored_response
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import Fail, Keep, Operation, Replay, StoredResponse
@@ -76,13 +74,6 @@ def test_an_action_asks_first_and_then_leaves_an_entry_in_the_history(client, su
     assert "because" in client.get(f"{LIST}{before.pk}/history/").content.decode()
 
 
-@pytest.mark.parametrize("name", ["fail", "resolve"])
-def test_the_history_has_a_digest_of_the_response_given(client, superuser, records, name):
-    act(client, name, "on_hold")
-    (digest,) = re.findall(r"Digest (\S+)\.", LogEntry.objects.get().get_change_message())
-    assert is_response_digest(digest, stored_response(found("on_hold")))
-
-
 @pytest.mark.parametrize("name", Act)
 def test_a_required_note_is_asked_for(client, superuser, records, settings, name):
     settings.IDEMPOTENCY = {"DECISIONS": ["note"]}
@@ -103,17 +94,6 @@ def test_an_operator_is_refused_a_key_of_their_own(client, superuser, records, n
     chosen = {"record": [f"{record.pk} {version(record)}"], **GIVEN[name]}
     assert "The key is your own" in told(client.post(f"{LIST}intervene/{name}/", chosen, follow=True))[0]
     assert (version(IdempotencyRecord.objects.get(key=key)), LogEntry.objects.count()) == (version(record), 0)
-
-
-def test_two_operators_decide_one_after_the_other(client, superuser, records, settings, django_user_model):
-    settings.IDEMPOTENCY = {"DECISIONS": ["second_operator"]}
-    after = act(client, "resolve", "on_hold", note="asked the bank")
-    assert "Another operator has to make the same decision" in told(after)[0]
-    assert "asked the bank" in page(client, "on_hold")
-    assert found("on_hold").on_hold
-    client.force_login(django_user_model.objects.create_superuser("second"))
-    assert "done for one record" in told(act(client, "resolve", "on_hold"))[0]
-    assert [entry.user.username for entry in LogEntry.objects.order_by("pk")] == ["staff", "second"]
 
 
 @pytest.mark.parametrize("name", ["allow_retry", "fail", "extend"])

@@ -101,14 +101,6 @@ def test_a_key_is_released_once_its_owner_is_dead_and_not_before(admin):
     assert keys(admin) == ["dead"]
 
 
-def test_a_key_is_found(admin):
-    overdue("order-2")
-    admin.find("#searchbar").send_keys('"order-2"')
-    admin.click("#changelist-search [type=submit]")
-    assert keys(admin) == ["order-2"]
-    admin.follow("order-2")
-
-
 def test_an_action_can_be_done_by_keyboard_alone(admin):
     on_hold("order-3")
     admin.open(f"{LIST}intervene/allow_retry/?id={found('order-3').pk}")
@@ -154,14 +146,6 @@ def test_every_column_of_a_list_is_in_the_window(admin, width):
         assert not admin.scrolls_sideways(), situation
         filters, rows = (admin.find(part).rect["y"] for part in ("#changelist-filter", "#result_list tbody"))
         assert filters < rows, "the filters are not under fifty rows"
-
-
-@pytest.mark.parametrize("width", [1280, NARROW[0]])
-def test_a_long_path_is_cut_in_the_list_at_every_width(admin, width):
-    engine.claim(Operation("auth.user:7", "k", bytes(32), "POST", "/api/" + 400 * "y"), ATOMIC)
-    admin.resize((width, 800))
-    admin.open(f"{LIST}?situation=live")
-    assert admin.find("#result_list .field-request").size["height"] < 60, "two lines"
 
 
 def test_a_breach_of_the_policy_for_content_does_not_go_unnoticed(browser):

@@ -137,7 +137,7 @@ def test_the_application_can_do_all_that_a_project_does(roles):
     assert erase("s", using="app").rows
     columns = 'action_time, "user", user_id, model, object_id, object_repr, change_message'
     run(f"INSERT INTO django_idempotency_audit ({columns}) VALUES (now(), 'anna', '', '', '', '', '')", "app")
-    run("UPDATE django_idempotency_audit SET object_repr = '(erased)', change_message = '(erased)'", "app")
+    run("UPDATE django_idempotency_audit SET change_message = '(erased)'", "app")
     assert refused("UPDATE django_idempotency_audit SET \"user\" = 'bob'", "app")
     assert refused("DELETE FROM django_idempotency_audit", "app")
     assert ids_found("E027", "E028", "W029", databases=["app"]) == []

@@ -15,7 +15,6 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from django_idempotency.management.base import seconds
 from django_idempotency.models import IdempotencyRecord
 from tests.support.callers import record, shift
 from tests.support.databases import environment
@@ -174,7 +173,7 @@ def test_a_check_exits_with_2_beyond_its_limits(capsys, make, lasts, limit, name
     code, printed = checked(capsys)
     assert (code, printed.partition(":")[0]) == (2, "CRITICAL")
     assert checked(capsys, f"{limit}={lasts + 600}")[0] == 0
-    code, printed = checked(capsys, f"{limit}=30s")
+    code, printed = checked(capsys, f"{limit}=30")
     assert (code, "(over 30 s)" in printed) == (2, True)
 
 
@@ -245,10 +244,3 @@ def test_a_signal_ends_a_cleanup_after_its_batch_with_a_report(number):
     assert not facts["finished"]
     assert 0 < facts["done"]["deleted"] < MANY
     assert count() == MANY - facts["done"]["deleted"]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [("90", 90), ("1.5h", 5400), ("20 min", 1200), ("2d", 172800), ("0s", 0)]
-)
-def test_a_time_may_have_a_unit(text, expected):
-    assert seconds(0)(text) == expected

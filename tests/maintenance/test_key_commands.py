@@ -27,7 +27,7 @@ DECISIONS = {
     "allow-retry": (),
     "fail": ("--status=409", "--detail=lost"),
     "resolve": ("--status=201", '--body={"id": 7}'),
-    "extend": ("--seconds=20min",),
+    "extend": ("--seconds=1200",),
 }
 ENTRIES = {
     "allow-retry": "Retry allowed. asked the bank",
@@ -202,8 +202,7 @@ def test_without_a_history_only_the_signal_names_the_operator(by):
     [
         ("resolve", ["--status=99"], "must be from 200 to 599"),
         ("resolve", ["--body={"], "not JSON"),
-        ("extend", ["--seconds=0"], "is less than 1 s"),
-        ("extend", ["--seconds=20m"], "20m is not a time; write seconds, or a number with a unit: 90s, 20min"),
+        ("extend", ["--seconds=0"], "must be from 1 to"),
     ],
 )
 def test_an_invalid_decision_is_an_error_that_says_why(anna, act, arguments, why):

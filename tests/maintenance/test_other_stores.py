@@ -158,7 +158,7 @@ def test_a_response_of_an_operator_is_encrypted_where_there_is_a_key(settings):
 
 @pytest.mark.usefixtures("anna", "one_of_each")
 def test_a_lease_is_extended_and_never_shortened():
-    decide("extend", "runs", "--seconds=20min")
+    decide("extend", "runs", "--seconds=1200")
     assert timedelta(minutes=19) < read("runs").locked_until - read("runs").now <= timedelta(minutes=20)
     decide("extend", "runs", "--seconds=5")
     assert read("runs").locked_until - read("runs").now > timedelta(minutes=19)

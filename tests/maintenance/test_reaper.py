@@ -29,9 +29,7 @@ from tests.support.maintained import (
     run_sql,
     updates_refused,
 )
-from tests.support.owner_process import commanding
-from tests.support.threads import in_threads, just_before
-from tests.support.waiting import eventually
+from tests.support.threads import just_before
 
 pytestmark = pytest.mark.usefixtures("payer")
 
@@ -177,16 +175,6 @@ def test_a_pass_goes_batch_by_batch_and_ends_in_time():
     assert (ended.done["failed"], ended.finished) == (2, False)
 
 
-@row_locks
-def test_two_reapers_at_once_reap_each_key_once():
-    for number in range(40):
-        dead(f"k{number}", mode="lease")
-    with heard(signals.key_reaped) as sent:
-        reaped = in_threads(3, lambda _: reap(batch=3))
-    assert sum(one.done["failed"] for one in reaped) == len(sent) == 40
-    assert not any(one.bad for one in reaped)
-
-
 BAD = "bad"
 REFUSE = {  # a database that won't let this one row go
     "postgresql": (
@@ -261,19 +249,6 @@ def test_a_lost_connection_makes_no_bad_row(proxy):
     with connection.execute_wrapper(cut_the_second), pytest.raises(OperationalError):
         reap()
     proxy.come_back()
-
-
-@pytest.mark.server
-@row_locks
-def test_a_reaper_killed_in_the_middle_of_a_batch_loses_nothing():
-    for number in range(5):
-        dead(f"k{number}", mode="lease")
-    with commanding("idempotency_reap", "--batch=2", before="UPDATE .*reason") as process:
-        process.kill()
-    assert keys(status="failed") == set()
-    # The server may take a moment to notice that the process is gone, and the locks with it.
-    assert eventually(lambda: len(keys(status="failed")) + reap().done["failed"] == 5)
-    assert len(keys(status="failed")) == 5
 
 
 def test_maintenance_inside_a_transaction_is_refused():

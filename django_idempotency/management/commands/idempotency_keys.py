@@ -94,8 +94,8 @@ class Command(MaintenanceCommand):
                     action.add_argument("--status", type=int, default=410, help=help)
                     action.add_argument("--detail", default="", help="for the client, in the problem response")
                 case "extend":
-                    help = "seconds from now, or a time such as 20min or 2h; default: 300"
-                    action.add_argument("--seconds", type=seconds(1), default=300, help=help)
+                    help = "seconds from now; default: 300"
+                    action.add_argument("--seconds", type=seconds, default=300, help=help)
 
     def _add_resolve(self, action: CommandParser) -> None:
         action.add_argument("--status", type=int, required=True, help="status of the response, 200 to 599")
@@ -324,6 +324,6 @@ def described(record: Any) -> tuple[dict[str, Any], str]:
 
 
 def _line_of(event: Event) -> str:
-    at = in_zone(event.at).isoformat(" ", "seconds") if event.at else "at a time not kept"
+    at = in_zone(event.at).isoformat(" ", "seconds")
     by = f" (by {event.by})" if event.by else ""
     return printable(f"    {at}  {event.what}{by}")

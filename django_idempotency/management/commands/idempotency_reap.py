@@ -14,7 +14,7 @@ class Command(MaintenanceCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         help = "only if the lease ran out at least this long ago"
-        parser.add_argument("--older-than", type=seconds(0), default=0, help=help)
+        parser.add_argument("--older-than", type=seconds, default=0, help=help)
         self.add_bounds(parser)
 
     def work(self, *, older_than: float, **options: Any) -> bool:

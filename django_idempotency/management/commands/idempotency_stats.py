@@ -32,9 +32,9 @@ class Command(MaintenanceCommand):
             action="store_true",
             help="for monitoring: exit with 2 if something has lasted too long, with 3 if that is unknown",
         )
-        parser.add_argument("--stuck-for", type=seconds(0), default=15 * 60, help="for stuck keys; default: 15min")
-        parser.add_argument("--on-hold-for", type=seconds(0), default=HOUR, help="for keys on hold; default: 1h")
-        parser.add_argument("--behind-for", type=seconds(0), default=HOUR, help="for due records; default: 1h")
+        parser.add_argument("--stuck-for", type=seconds, default=15 * 60, help="for stuck keys; default: 900")
+        parser.add_argument("--on-hold-for", type=seconds, default=HOUR, help="for keys on hold; default: 3600")
+        parser.add_argument("--behind-for", type=seconds, default=HOUR, help="for due records; default: 3600")
 
     def handle(self, *args: Any, **options: Any) -> None:
         self.exceeded = False

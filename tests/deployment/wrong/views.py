@@ -20,7 +20,6 @@ from tests.deployment.wrong import Given, Page, aview, table, view, wrong
 
 POLICY = Policy(required=True)
 on_post = method_decorator(idempotent, name="post")
-on_dispatch = method_decorator(idempotent, name="dispatch")
 
 
 class Revisions:
@@ -116,7 +115,6 @@ IN_ORDER = Given(
     Hook.as_view(),
 )
 INSIDE = "post: @idempotent is applied inside REST framework"
-TWICE = "has two entry points: one on the class, and one on its "
 
 table(
     (
@@ -136,10 +134,7 @@ table(
         IN_ORDER,
         "Policies has a policy in its attribute policy, which",
     ),
-    ("E016", Given(on_post(idempotent(Page)).as_view()), IN_ORDER, f"Page {TWICE}post()."),
-    ("E016", Given(on_dispatch(idempotent(Page)).as_view()), IN_ORDER, f"Page {TWICE}dispatch()."),
     ("E014", Given(on_dispatch(new(IdempotentMixin, Api)).as_view()), IN_ORDER, "dispatch: @idempotent is applied"),
-    ("E016", Given(on_post(new(idempotent(Page), post=Page.post)).as_view()), IN_ORDER, f"{TWICE}post()."),
     (
         "E017",
         Given(idempotent(aview)),
