@@ -201,16 +201,11 @@ def _explained(queue: str) -> Iterator[None]:
     """Raise ``ImproperlyConfigured`` for errors in declaring ``queue`` that no reconnection would change."""
     try:
         yield
-    except PreconditionFailed as error:
+    except (AccessRefused, PreconditionFailed) as error:
         raise ImproperlyConfigured(
-            f"The queue {queue!r} already exists, with other arguments than this consumer declares. RabbitMQ "
-            f"says: {error.reply_text}. Empty and delete the queue, so that the consumer can declare it again; "
-            "or, if it holds dead letters, name another queue for them with dead_letters=…."
-        ) from error
-    except AccessRefused as error:
-        raise ImproperlyConfigured(
-            f"The queue {queue!r} can't be declared. RabbitMQ says: {error.reply_text}. Grant the consumer's user "
-            "the permission to configure it, or name another queue."
+            f"The queue {queue!r} can't be declared. RabbitMQ says: {error.reply_text}. If it exists with other "
+            "arguments than this consumer declares, empty and delete it, or name another queue for dead letters with "
+            "dead_letters=…. Otherwise, grant the consumer's user the permission to configure it."
         ) from error
 
 
