@@ -19,8 +19,11 @@ def why_unreadable(_settings: Conf) -> Exception | None:
     return None
 
 
-def broken_publishers(settings: Conf) -> Iterator[ImproperlyConfigured]:
-    for alias in () if why_unreadable(settings) else options().publishers:
+def errors(settings: Conf) -> Iterator[Exception]:
+    if error := why_unreadable(settings):
+        yield error
+        return
+    for alias in options().publishers:
         try:
             make_publisher(alias)
         except ImproperlyConfigured as error:
@@ -32,10 +35,7 @@ def lacks_default(settings: Conf) -> bool:
 
 
 CHECKS = (
-    Check("E001", each("settings", why_unreadable), "{found}", "Correct OUTBOX in the IDEMPOTENCY setting."),
-    Check(
-        "E001", each("settings", broken_publishers), "{found}", "Correct its BACKEND and OPTIONS, or install its extra."
-    ),
+    Check("E001", each("settings", errors), "{found}", "Correct OUTBOX, or install the extra that a publisher needs."),
     Check(
         "W002",
         each("settings", lacks_default),
