@@ -109,12 +109,3 @@ def test_a_requeue_that_is_rolled_back_sends_no_signal(dead):
         assert sent == []
         decide(Act.REQUEUE, dead_letters())
     assert [(each["sender"], each["count"]) for each in sent] == [("default", 3)]
-
-
-def test_a_batch_sends_one_signal(outbox, relay):
-    with transaction.atomic():
-        for number in range(20):
-            publish("good", {"number": number})
-    with heard(signals.outbox_published) as sent:
-        relay().run_once()
-    assert [(each["sender"], each["count"], each["using"]) for each in sent] == [("default", 20, "default")]
