@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -19,9 +20,10 @@ from django_idempotency.admin.actions import Decision
 from django_idempotency.admin.alarms import Alarm, register
 from django_idempotency.admin.pages import RESPONSE_BODY, ReadOnly, panel, readable
 from django_idempotency.contrib.outbox import maintenance
-from django_idempotency.contrib.outbox.decisions import Act, Decided, decide, version
+from django_idempotency.contrib.outbox.decisions import Act, decide, version
 from django_idempotency.contrib.outbox.models import TRIED, OutboxEvent, Status
 from django_idempotency.contrib.outbox.publishing import opened
+from django_idempotency.maintenance.decisions import Refusal
 from django_idempotency.maintenance.history import write_entry
 from django_idempotency.models import DatabaseNow
 from django_idempotency.stats.formatting import amount
@@ -71,7 +73,7 @@ def _deciding(decision: type[Decision]) -> Any:
         if form.is_valid():
             seen = dict(each.partition(" ")[::2] for each in request.POST.getlist("record"))
             letters = maintenance.dead_letters().filter(pk__in=queryset.values_list("pk", flat=True))
-            _tell(request, form, decide(act, letters, by=request.user, note=form.cleaned_data["note"], seen=seen))
+            _tell(request, form, *decide(act, letters, by=request.user, note=form.cleaned_data["note"], seen=seen))
             return None
         # Only the events that were ticked, never all pages: operators are responsible for what they have seen.
         events = list(queryset.filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME)).defer("payload"))
@@ -93,11 +95,11 @@ def _deciding(decision: type[Decision]) -> Any:
     return action
 
 
-def _tell(request: HttpRequest, form: Decision, decided: Decided) -> None:
-    if decided.done:
-        text = ngettext("%(title)s: done for one event.", "%(title)s: done for %(count)d events.", decided.done)
-        messages.success(request, text % {"title": form.title, "count": decided.done})
-    for why, count in decided.refused.items():
+def _tell(request: HttpRequest, form: Decision, done: int, refused: Mapping[Refusal, int]) -> None:
+    if done:
+        text = ngettext("%(title)s: done for one event.", "%(title)s: done for %(count)d events.", done)
+        messages.success(request, text % {"title": form.title, "count": done})
+    for why, count in refused.items():
         text = ngettext("%(title)s: not done for one event.", "%(title)s: not done for %(count)d events.", count)
         messages.warning(request, f"{text % {'title': form.title, 'count': count}} {why.label}")
 

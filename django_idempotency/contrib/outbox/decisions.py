@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -36,14 +35,6 @@ class Act(StrEnum):
 ENTRIES = {Act.REQUEUE: "Requeued.", Act.DISCARD: "Discarded."}
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """How many dead letters the decision was carried out for, and how many were refused, by reason."""
-
-    done: int = 0
-    refused: Counter[Refusal] = field(default_factory=Counter)
-
-
 def version(event: OutboxEvent) -> str:
     """Return a text that differs each time that ``event`` is given up."""
     return f"{event.attempts} {event.given_up_at}"
@@ -51,8 +42,10 @@ def version(event: OutboxEvent) -> str:
 
 def decide(
     act: Act, letters: QuerySet[OutboxEvent], *, by: Any = None, note: str = "", seen: Mapping[str, str] | None = None
-) -> Decided:
+) -> tuple[int, Counter[Refusal]]:
     """Do ``act`` to dead letters, some at a time, each time in one transaction with the entries in their history.
+
+    Return for how many it was done, and how many were refused, by reason.
 
     A requeued event takes the route of today, is tried ``max_attempts`` times less one, and still comes before the
     later ones of its key. The later events of the key of a discarded one go on.
@@ -62,7 +55,7 @@ def decide(
     with keys.
     """
     if lacks_note(note):
-        return Decided(refused=Counter({Refusal.NO_NOTE: letters.count()}))
+        return 0, Counter({Refusal.NO_NOTE: letters.count()})
     done, refused = 0, Counter[Refusal]()
     ids = list(letters.order_by("pk").values_list("pk", flat=True))
     for first in range(0, len(ids), AT_ONCE):
@@ -82,7 +75,7 @@ def decide(
             else:
                 OutboxEvent.objects.using(letters.db).filter(pk__in=[event.pk for event in agreed]).delete()
             done += len(agreed)
-    return Decided(done, refused)
+    return done, refused
 
 
 def _requeue(events: Sequence[OutboxEvent], using: str) -> None:

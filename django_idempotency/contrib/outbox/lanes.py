@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
-import socket
 import threading
 import time
 from uuid import UUID, uuid4
@@ -49,13 +47,7 @@ class Lanes:
             lanes = [Lane(publisher=self.publisher, number=number) for number in range(LANES)]
             Lane.objects.using(self.using).bulk_create(lanes, ignore_conflicts=True)
         begun = time.monotonic()
-        Relay.objects.using(self.using).create(
-            id=self.id,
-            publisher=self.publisher,
-            host=socket.gethostname()[:255],
-            pid=os.getpid(),
-            lease_until=ahead(self.lease),
-        )
+        self._relays.create(id=self.id, publisher=self.publisher, lease_until=ahead(self.lease))
         self._ours_until = begun + self.lease
         self.expect_progress(0)
         self._thread = threading.Thread(target=self._renew_until_left, args=(self.id, self._left), daemon=True)

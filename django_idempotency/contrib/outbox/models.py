@@ -92,9 +92,6 @@ class Relay(models.Model):
 
     id = models.UUIDField(primary_key=True, editable=False)
     publisher = models.CharField(max_length=64)
-    host = models.CharField(max_length=255)
-    pid = models.IntegerField()
-    started_at = models.DateTimeField(db_default=DatabaseNow())
     lease_until = models.DateTimeField()
 
     objects: ClassVar[models.Manager[Relay]] = models.Manager()
@@ -103,7 +100,7 @@ class Relay(models.Model):
         db_table = "django_idempotency_outbox_relay"
 
     def __str__(self) -> str:
-        return f"{self.publisher} on {self.host}, process {self.pid}"
+        return f"{self.publisher} {self.id}"
 
 
 class Lane(models.Model):

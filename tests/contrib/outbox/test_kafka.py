@@ -51,16 +51,6 @@ def test_a_message_is_a_cloud_event_with_the_events_id(cluster):
     }
 
 
-def test_a_key_stays_on_its_partition(cluster):
-    events = [event("keys", key=f"key-{number % 7}") for number in range(200)]
-    assert sent(KafkaPublisher(cluster), *events) == [Confirmed(one) for one in events]
-    partitions = {}
-    for message in read(cluster, "keys", 200):
-        partitions.setdefault(message.key(), set()).add(message.partition())
-    assert len(partitions) == 7
-    assert all(len(places) == 1 for places in partitions.values())
-
-
 def test_an_event_too_large_for_the_broker_is_refused_for_good(cluster):
     good, large = event("sizes"), event("sizes", b"x" * 2_000_000)
     outcomes = sent(KafkaPublisher(cluster), large, good)

@@ -84,20 +84,6 @@ def publish_many(count, start=0):
             publish(f"{number:06}", {}, key=f"key-{number % KEYS}")
 
 
-def test_a_relay_killed_in_mid_batch_loses_nothing(relays):
-    relays.gate.touch()
-    publish_many(300)
-    first = relays.start(gate_after=150)
-    eventually(lambda: len(relays.published()) == 150, within=60)
-    first.kill()
-    first.wait()
-    assert OutboxEvent.objects.count() >= 150
-    relays.gate.unlink()
-    relays.start()
-    eventually(none_left, within=60)
-    assert relays.are_all_in_order(300)
-
-
 def test_several_relays_share_the_work_and_keep_the_order(relays):
     processes = [relays.start() for _ in range(3)]
     eventually(lambda: Relay.objects.count() == 3, within=60)

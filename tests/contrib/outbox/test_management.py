@@ -10,7 +10,6 @@ from django.db import connection
 
 from django_idempotency.contrib.outbox import maintenance
 from django_idempotency.contrib.outbox.models import OutboxEvent, Relay
-from django_idempotency.stores.database import ahead
 from tests.contrib.outbox.events import publish_all, told
 from tests.contrib.outbox.rows import buffers_of, waiting
 from tests.support import checks
@@ -96,11 +95,3 @@ def test_figures_cost_no_more_however_many_events_wait(outbox, monkeypatch):
             cursor.execute(f"ANALYZE {OutboxEvent._meta.db_table}")
         buffers.append(buffers_of(maintenance.figures))
     assert buffers[1] < buffers[0] + 1_000
-
-
-def test_a_check_tells_of_events_that_wait_for_long(outbox):
-    publish_all("a")
-    assert checks.ids_found("W003", label=checks.OUTBOX) == []
-    OutboxEvent.objects.update(created_at=ahead(-4000))
-    assert checks.ids_found("W003", label=checks.OUTBOX) == ["W003"]
-    assert checks.ids_found("W003", label=checks.OUTBOX, databases=()) == []

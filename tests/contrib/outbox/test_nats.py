@@ -55,12 +55,6 @@ def test_a_message_has_the_events_id_key_and_headers(nats_url, stream):
     }
 
 
-def test_hundreds_are_acknowledged_together(nats_url, stream):
-    events = [event("a") for _ in range(500)]
-    assert sent(NATSPublisher(nats_url, prefix=stream.prefix), *events) == [Confirmed(one) for one in events]
-    assert len(stream.messages()) == 500
-
-
 def test_an_event_that_is_sent_again_is_in_the_stream_once(nats_url, stream):
     one, publisher = event("a"), NATSPublisher(nats_url, prefix=stream.prefix)
     for _ in range(2):

@@ -55,12 +55,6 @@ def test_a_message_has_the_events_id_key_and_headers(rabbitmq_url, channel, queu
     assert message.properties["application_headers"] == {"traceparent": TRACE, "idempotency-outbox-key": "order-7"}
 
 
-def test_hundreds_are_confirmed_together(rabbitmq_url, channel, queue):
-    events = [event(queue) for _ in range(500)]
-    assert sent(RabbitMQPublisher(rabbitmq_url), *events) == [Confirmed(one) for one in events]
-    assert channel.queue_declare(queue, passive=True).message_count == 500
-
-
 def test_an_event_that_no_queue_takes_is_refused_among_others(rabbitmq_url, queue):
     good, lost, late = event(queue), event("nobody-listens"), event(queue)
     outcomes = sent(RabbitMQPublisher(rabbitmq_url), good, lost, late)
@@ -99,10 +93,3 @@ def test_a_missing_exchange_breaks_the_connection(rabbitmq_url):
 def test_a_broker_that_is_down_is_said_to_be():
     with pytest.raises(PublisherUnavailable):
         RabbitMQPublisher(f"amqp://guest:guest@127.0.0.1:{free_port()}//").connect()
-
-
-def test_a_closed_publisher_connects_again(rabbitmq_url, queue):
-    publisher = RabbitMQPublisher(rabbitmq_url)
-    for _ in range(2):
-        one = event(queue)
-        assert sent(publisher, one) == [Confirmed(one)]

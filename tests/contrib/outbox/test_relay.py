@@ -32,15 +32,6 @@ def test_published_events_are_sent_in_order_and_deleted(relay):
     assert left() == []
 
 
-def test_events_of_a_key_go_in_order_and_one_at_a_time(relay):
-    publish_all("1/k", "2/k", "3/k", "x/other", "y")
-    one = relay()
-    one.run_once()
-    assert [topic for topic in receiver(one).topics if topic in "123"] == ["1", "2", "3"]
-    calls = [[event.key for event in call if event.key] for call in receiver(one).calls]
-    assert all(len(keys) == len(set(keys)) for keys in calls)
-
-
 def test_a_refused_head_keeps_its_key_and_lets_others_pass(outbox, relay):
     outbox(FIRST_DELAY=60, LONGEST_DELAY=60)
     publish_all("bad/k", "next/k", "other/o", "unkeyed")
@@ -80,17 +71,6 @@ def test_a_dead_head_holds_its_key(outbox, relay):
     assert receiver(one).topics == ["other"]
     dead = OutboxEvent.objects.get(topic="bad")
     assert (dead.status, dead.attempts, dead.error) == (Status.DEAD, 1, "no")
-
-
-def test_an_event_is_given_up_after_the_last_attempt(outbox, relay):
-    outbox(MAX_ATTEMPTS=3, FIRST_DELAY=0.001, LONGEST_DELAY=0.001)
-    publish_all("bad")
-    one = relay()
-    receiver(one).refuses = lambda event: "no"
-    while OutboxEvent.objects.get().status != Status.DEAD:
-        one.step()
-    assert one.step() == 0
-    assert len(receiver(one).calls) == 3
 
 
 def test_an_event_that_can_never_be_sent_is_given_up_at_once(relay):

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import uuid
 from datetime import UTC, datetime
 
-import psutil
 import pytest
 from django.db import connection
 from standardwebhooks import Webhook
@@ -64,23 +61,6 @@ def test_a_charge_has_one_receipt_if_it_committed_however_often_it_is_asked_for(
         eventually(lambda one=reference: receipts(shop, f"{one}-{topic}"), within=60)
     assert (shop.ledger(f"once-{topic}"), receipts(shop, f"once-{topic}")) == (1, 1)
     assert [receipts(shop, f"lost-{number}-{topic}") for number, _fault in enumerate(faults)] == [0] * len(faults)
-
-
-@pytest.mark.parametrize("broker_url", [RABBITMQ], indirect=True)
-def test_a_charge_has_its_receipt_after_the_relay_was_killed(shop, topic, broker_url, start_server):
-    relay = eventually(lambda: next(relays_of(os.getpid()), None))
-    relay.send_signal(signal.SIGKILL)
-    relay.wait(10)
-    charge(shop, f"meanwhile-{topic}")
-    assert receipts(shop, f"meanwhile-{topic}") == 0
-    start_server(BROKER_URL=broker_url, CHARGE_TOPIC=topic)
-    eventually(lambda: receipts(shop, f"meanwhile-{topic}"), within=90)
-    assert receipts(shop, f"meanwhile-{topic}") == 1
-
-
-def relays_of(pid):
-    relay = {"idempotency_outbox", "relay"}
-    return (child for child in psutil.Process(pid).children() if relay <= set(child.cmdline()))
 
 
 @pytest.mark.webhooks

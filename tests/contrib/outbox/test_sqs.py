@@ -97,12 +97,18 @@ def test_bytes_go_as_base64(sqs, options, payload):
     assert attributes(message)["content-encoding"] == "base64"
 
 
-def test_an_event_refused_within_a_call_leaves_the_others_confirmed(sqs, options):
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"headers": {f"name-{number}": "x" for number in range(8)}}, "at most 10 attributes, including headers"),
+        ({"payload": b""}, "no empty messages"),
+    ],
+)
+def test_an_event_that_sqs_never_takes_is_given_up_and_leaves_the_others_confirmed(sqs, options, changed, reason):
     url = sqs.create_queue(QueueName="partial")["QueueUrl"]
-    good, many = event("a"), event("a", headers={f"name-{number}": "x" for number in range(8)})
-    outcomes = sent(SQSPublisher(url, **options), good, many)
-    assert outcomes[0] == Confirmed(good)
-    assert outcomes[1] == Refused(many, "SQS accepts at most 10 attributes, including headers", permanent=True)
+    good, bad = event("a"), event("a", **changed)
+    outcomes = sent(SQSPublisher(url, **options), good, bad)
+    assert outcomes == [Confirmed(good), Refused(bad, f"SQS accepts {reason}", permanent=True)]
 
 
 def test_an_event_that_makes_a_whole_call_fail_costs_the_others_no_attempt(sqs, options):
@@ -112,12 +118,6 @@ def test_an_event_that_makes_a_whole_call_fail_costs_the_others_no_attempt(sqs, 
     outcomes = sent(SQSPublisher(url, **options), one, bad, other)
     assert [outcomes[0], outcomes[2]] == [Confirmed(one), Confirmed(other)]
     assert isinstance(outcomes[1], Refused)
-
-
-def test_an_empty_message_can_never_be_sent(sqs, options):
-    url = sqs.create_queue(QueueName="empty")["QueueUrl"]
-    (outcome,) = sent(SQSPublisher(url, **options), empty := event("a", b""))
-    assert outcome == Refused(empty, "SQS accepts no empty messages", permanent=True)
 
 
 @pytest.mark.parametrize(

@@ -171,12 +171,6 @@ def test_an_error_of_the_endpoint_callable_is_logged_and_not_shown(caplog):
     assert "hunter2" in caplog.text
 
 
-def test_an_event_with_no_time_left_counts_as_not_sent(site):
-    publisher = webhooks(f"{site.url}/slow", SECRET, concurrency=1, timeout=30)
-    first, second = event("a"), event("b")
-    assert sent(publisher, first, second, timeout=0.3) == [NotSent(second)]
-
-
 def test_an_invalid_webhook_secret_is_refused_with_a_reason(site):
     (outcome,) = sent(webhooks(f"{site.url}/204", "whsec_***"), event("a"))
     assert "must be whsec_ followed by base64" in outcome.reason

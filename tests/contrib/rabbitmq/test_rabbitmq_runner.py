@@ -12,7 +12,6 @@ import kombu
 import pytest
 from amqp.exceptions import NotFound
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management import CommandError, call_command
 
 from django_idempotency.messages import Backoff, Consumer, RejectMessage
 from testproject.models import LedgerEntry
@@ -176,25 +175,16 @@ def test_a_queue_with_other_arguments_ends_the_runner(queue, suffix, arguments, 
     queue.declare(suffix, **arguments)
     queue.publish("m")
     with pytest.raises(
-        ImproperlyConfigured, match=rf"{queue.name}{suffix}' already exists.*inequivalent arg '{differs}'"
+        ImproperlyConfigured, match=rf"{queue.name}{suffix}' can't be declared.*inequivalent arg '{differs}'"
     ):
         rabbitmq(queue, crash).run()
     eventually(lambda: queue.count() == 1)
 
 
-def test_the_command_fails_over_a_queue_with_other_arguments(queue, monkeypatch):
-    queue.declare(".dead", **{"x-max-length": 10})
-    monkeypatch.setenv("TEST_QUEUE", queue.name)
-    with pytest.raises(
-        CommandError, match=rf"{queue.name}.dead' already exists.*'x-max-length'.* Empty and delete the queue"
-    ):
-        call_command("idempotency_consume", "tests.contrib.consumed.rabbitmq")
-
-
 @pytest.mark.timeout(60)
 def test_a_queue_that_may_not_be_declared_ends_the_runner(queue):
     runner = rabbitmq(queue, pay, dead_letters="amq.reserved")
-    with pytest.raises(ImproperlyConfigured, match=r"'amq.reserved' can't be declared.* permission to configure"):
+    with pytest.raises(ImproperlyConfigured, match=r"'amq.reserved' can't be declared.* ACCESS_REFUSED"):
         runner.run()
 
 

@@ -132,15 +132,6 @@ def test_an_outage_of_the_store_makes_no_dead_letter(client, queue, dead, proxy)
     assert effects() == 20
 
 
-def test_an_event_that_the_outbox_sends_twice_is_handled_once(client, queue):
-    publish(client, queue, "m", "m")
-    runner = sqs(client, queue, pay)
-    with running(runner):
-        eventually(lambda: sum(runner.counts.values()) == 2)
-    assert (runner.counts["Done"], runner.counts["AlreadyDone"]) == (1, 1)
-    assert effects() == 1
-
-
 def test_a_long_message_is_not_received_again(client, queue):
     gate = Gate(pay)
     first, second = (sqs(client, queue, gate, visibility=2) for _n in range(2))

@@ -20,6 +20,7 @@ from tests.deployment.wrong import Given, Page, aview, table, view, wrong
 
 POLICY = Policy(required=True)
 on_post = method_decorator(idempotent, name="post")
+on_dispatch = method_decorator(idempotent, name="dispatch")
 
 
 class Revisions:

@@ -17,12 +17,6 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
                 ("publisher", models.CharField(max_length=64)),
-                ("host", models.CharField(max_length=255)),
-                ("pid", models.IntegerField()),
-                (
-                    "started_at",
-                    models.DateTimeField(db_default=DatabaseNow()),
-                ),
                 ("lease_until", models.DateTimeField()),
             ],
             options={

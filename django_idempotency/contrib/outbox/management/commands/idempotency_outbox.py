@@ -92,12 +92,12 @@ class Command(MaintenanceCommand):
     def _decide(self, act: Act, options: dict[str, Any], topic: str | None = None) -> None:
         by = self.operator(options, act.permission)
         letters = maintenance.dead_letters(options["event"] or None, topic=topic, using=self.database)
-        decided = decide(act, letters, by=by, note=options["note"])
-        refused = "".join(f" {count} left alone: {why.label}" for why, count in decided.refused.items())
-        if refused and not decided.done:
-            raise CommandError(refused.strip())
-        facts = {DONE[act]: decided.done, "refused": {why.value: count for why, count in decided.refused.items()}}
-        self.report(facts, f"{decided.done} {DONE[act]}.{refused}", options)
+        done, refused = decide(act, letters, by=by, note=options["note"])
+        left_alone = "".join(f" {count} left alone: {why.label}" for why, count in refused.items())
+        if left_alone and not done:
+            raise CommandError(left_alone.strip())
+        facts = {DONE[act]: done, "refused": {why.value: count for why, count in refused.items()}}
+        self.report(facts, f"{done} {DONE[act]}.{left_alone}", options)
 
     # --- relaying
 
