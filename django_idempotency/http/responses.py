@@ -14,7 +14,7 @@ from django.http.response import HttpResponseBase
 from django_idempotency.http.problems import NO_STORE, NOT_STORED, problem_response
 from django_idempotency.policy import Policy
 from django_idempotency.reporting.logs import log
-from django_idempotency.values.outcomes import REASON, StoredResponse, are_headers
+from django_idempotency.values.outcomes import StoredResponse, are_headers
 
 REPLAYED = "Idempotent-Replayed"
 
@@ -77,8 +77,6 @@ def stored(response: HttpResponseBase, policy: Policy, *, status: int | None = N
     headers = tuple((name, value) for name, value in response.items() if may_be_stored(name))
     if policy.store_cookies:
         headers += tuple(("Set-Cookie", morsel.OutputString()) for morsel in response.cookies.values())
-    if response._reason_phrase is not None:  # type: ignore[attr-defined]
-        headers += ((REASON, response.reason_phrase),)
     # With a header that can't be sent, a stored response would count as damaged.
     sendable = tuple(header for header in headers if are_headers([header]))
     kept = StoredResponse(response.status_code, sendable, _body(response, policy))
@@ -140,7 +138,7 @@ def replay(
 
     ``make``: the class of the response. ``cacheable``: the stored headers decide whether it may be cached.
     """
-    headers = {name: value for name, value in response.headers if name not in ("Set-Cookie", REASON)}
+    headers = {name: value for name, value in response.headers if name != "Set-Cookie"}
     if not cacheable or response.body is None:
         headers = {name: value for name, value in headers.items() if not is_about_caching(name.lower())}
         headers["Cache-Control"] = NO_STORE
@@ -150,8 +148,6 @@ def replay(
         if name == "Set-Cookie":
             with suppress(CookieError):  # stored by an older Python, which allowed control characters
                 replayed.cookies.update(SimpleCookie(value))
-        elif name == REASON:
-            replayed.reason_phrase = value
     return replayed
 
 

@@ -42,8 +42,6 @@ class StoredResponse:
         return StoredResponse(self.status, body=None)
 
 
-# Stored among the headers for a reason phrase that is not the status's own. No header can have this name.
-REASON = ":reason"
 _NAME = re.compile(r":?[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2; a leading colon for what is no header
 _VALUE = re.compile(r"[^\0\r\n\u0100-\U0010ffff]*")
 
@@ -65,7 +63,7 @@ def is_storable(response: Any) -> bool:
         isinstance(response, StoredResponse)
         and (response.body is None or isinstance(response.body, bytes))
         and are_headers(response.headers)
-        and all(name == REASON or not name.startswith(":") for name, _value in response.headers)
+        and not any(name.startswith(":") for name, _value in response.headers)
     )
 
 

@@ -11,7 +11,6 @@ from django.urls import path, reverse
 
 from django_idempotency.decorators import idempotent
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Body
 from tests.support.callers import is_replay
 from tests.support.views import Runs, api_class, code
 
@@ -72,24 +71,3 @@ def test_the_admin_shows_a_damaged_record(call, admin_client, settings):
     for headers in DAMAGED:
         damage(headers)
         assert admin_client.get(page).status_code == 200, headers
-
-
-@pytest.mark.parametrize(("status", "phrase"), [(200, "Fine"), (201, "Made By Hand"), (409, ""), (299, "Odd Thing")])
-def test_a_custom_reason_phrase_is_replayed(call, status, phrase):
-    view = idempotent(lambda request: HttpResponse("x", status=status, reason=phrase))
-    first, second = call(view), call(view)
-    assert is_replay(second)
-    assert second.reason_phrase == first.reason_phrase == phrase
-    assert not [name for name in second.headers if name.startswith(":")]
-
-
-@pytest.mark.cryptography
-def test_an_encrypted_record_keeps_its_reason_phrase(call, settings):
-    settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": ["A" * 43 + "="], "BODY": Body(encrypt=True)}
-    view = idempotent(lambda request: HttpResponse("x", reason="Fine"))
-    assert [call(view).reason_phrase for _ in range(2)] == ["Fine", "Fine"]
-
-
-def test_a_phrase_of_the_standard_is_not_stored(call):
-    call(idempotent(lambda request: HttpResponse("x", status=201)))
-    assert not [name for name, _value in IdempotencyRecord.objects.get().response_headers if name.startswith(":")]
