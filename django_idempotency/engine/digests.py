@@ -70,15 +70,7 @@ def response_digest(response: StoredResponse) -> str:
     It is made under the newest digest key: ``hmac-sha256:``, the id of the key, a colon and 64 hexadecimal digits.
     Without a digest key it is ``sha256:`` and the digits.
     """
-    return _response_digest(response, next(iter(conf().digests), UNKEYED))
-
-
-def is_response_digest(digest: str, response: StoredResponse) -> bool:
-    """Return whether ``digest`` is the ``response_digest`` of ``response``, under any key in the settings or none."""
-    return any(hmac.compare_digest(digest, _response_digest(response, id)) for id in (UNKEYED, *conf().digests))
-
-
-def _response_digest(response: StoredResponse, key_id: bytes) -> str:
+    key_id = next(iter(conf().digests), UNKEYED)
     parts = [str(response.status).encode(), json.dumps(response.headers).encode(), response.body or b""]
     plain = digest([b"response", *parts])
     if key_id == UNKEYED:

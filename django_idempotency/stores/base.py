@@ -179,10 +179,6 @@ class Store(ABC):
         """Return the record of ``operation``. If it has a response, it may be as it was a short while ago."""
         return self.read(operation.id)
 
-    @abstractmethod
-    def now(self) -> datetime:
-        """Return the store's time."""
-
     # --- running
 
     @abstractmethod

@@ -6,15 +6,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Literal
 from uuid import UUID
 
 from django.db import DatabaseError, IntegrityError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Case, DurationField, ExpressionWrapper, F, Max, Q, QuerySet, Value, When
+from django.db.models import Case, DurationField, ExpressionWrapper, F, Q, QuerySet, Value, When
 from django.db.models.expressions import Combinable
-from django.db.models.functions import Coalesce
 from django.db.models.sql import InsertQuery
 from django.utils.translation import gettext_noop
 
@@ -173,12 +172,6 @@ class DatabaseStore(TransactionalStore):
     def read(self, id: UUID) -> Snapshot | None:
         with store_errors():
             return _first(self.rows.filter(pk=id))
-
-    def now(self) -> datetime:
-        no_rows = self.rows.filter(pk=UUID(int=0))
-        with store_errors():  # an aggregate of no rows still returns one row
-            now: datetime = no_rows.aggregate(now=Coalesce(Max("created_at"), DatabaseNow()))["now"]
-        return in_utc(now, self.name)
 
     def lock(self, claim: Claimed) -> Claimed | None:
         """Lock by an UPDATE: the row, or the whole database if it has no row locks. Either is the proof of life."""

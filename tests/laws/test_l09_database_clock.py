@@ -68,8 +68,6 @@ DECIDE_NOTHING_ABOUT_KEYS = {
     "contrib/client/retries.py",  # a client's own clock, for a Retry-After that is a date
     "messages/celery_requests.py",  # when a worker takes a message again, by Celery's clock
     "engine/admission.py",  # in which minute a new key is counted for a limit: a jump begins another count
-    "contrib/testing/store_cases.py",  # the store's own clock
-    "contrib/testing/stores.py",  # the same
     "tasks.py",  # when beat runs a task first, by beat's own clock
     "contrib/outbox/publishing.py",  # the time in an event's id, which keeps neighbours together in their index
     "contrib/outbox/publishers/webhooks.py",  # the timestamp that Standard Webhooks signs

@@ -260,7 +260,7 @@ def test_a_claim_reads_few_pages_beside_100000_stuck_records(stuck):
         claim = postgresql.stated(postgresql.CLAIM, Policy(mode=mode))
         for plan, claims in (("planned for its values", 2), ("planned for all", 8)):
             for _claim in range(claims):
-                new = (uuid4(), "user:1", str(uuid4()), "POST", "/", bytes(32), uuid4(), None)
+                new = (uuid4(), "user:1", str(uuid4()), "POST", "/", bytes(32), uuid4())
                 stuck.execute(claim, new)
             for kind in ("old", "new"):
                 plans = []

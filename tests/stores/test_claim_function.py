@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 from django.db import connection, transaction
@@ -17,11 +17,10 @@ from django_idempotency.policy import Policy
 from django_idempotency.reporting import logs
 from django_idempotency.stores import store_for
 from django_idempotency.stores.claim_function import FUNCTION, KEY_LOCKS, OWNER_LOCK, TABLE_NUMBER
-from django_idempotency.stores.database import DatabaseStore
 from django_idempotency.values.keys import record_id
-from django_idempotency.values.outcomes import Claimed, InFlight, Operation
+from django_idempotency.values.outcomes import Claimed, Operation
 from tests.support.callers import effects, entry_point, paying
-from tests.support.threads import OtherThread, in_threads
+from tests.support.threads import in_threads
 from tests.support.waiting import eventually, someone_waits_for_a_lock
 
 OPERATION = Operation("s", "k", bytes(32))
@@ -114,23 +113,3 @@ def test_without_the_function_every_claim_is_refused_until_it_is_there(payer, mo
     (said,) = [record for record in caplog.records if getattr(record, "event", "") == "no_function"]
     assert "Run manage.py migrate, or grant EXECUTE. (ProgrammingError 42883)" in said.getMessage()
     assert (entry_point(paying)("k").status_code, effects()) == (201, 1)
-
-
-@pytest.mark.postgresql
-@pytest.mark.plain_table
-@pytest.mark.usefixtures("transactional_db")
-def test_a_batch_meets_a_record_that_is_made_without_the_function():
-    """Whose INSERT is not committed yet: no look finds it, and the function's INSERT waits for it."""
-    policy = Policy(mode="lease")
-    rival = OtherThread()
-    rival(transaction.set_autocommit, False)
-    assert rival(DatabaseStore(policy, "default").claim, operation("a"), UUID(int=1))
-    with ThreadPoolExecutor(1) as pool:
-        batch = pool.submit(in_threads, 1, lambda _index: engine.claim_many(list(map(operation, "ab")), policy))
-        eventually(someone_waits_for_a_lock)
-        rival(transaction.commit)
-        assert batch.result(60) == [[None, None]]  # to be claimed one by one
-    rival.close()
-    first, second = (engine.claim(operation(key), policy) for key in "ab")
-    assert isinstance(first, InFlight)
-    assert isinstance(second, Claimed)

@@ -289,20 +289,11 @@ def test_a_digest_tells_responses_apart():
     bodies, statuses = [replace(RESPONSE, body=b"{}")], [replace(RESPONSE, status=200)]
     others = [*bodies, *statuses, replace(RESPONSE, headers=()), replace(RESPONSE, body=None)]
     assert len({digests.response_digest(response) for response in [RESPONSE, *others]}) == 5
-    assert digests.is_response_digest(digests.response_digest(RESPONSE), RESPONSE)
-    assert not any(digests.is_response_digest(digests.response_digest(RESPONSE), response) for response in others)
 
 
-def test_a_digest_is_keyed_and_known_after_a_rotation(settings):
+def test_a_digest_of_a_response_is_keyed(settings):
     settings.IDEMPOTENCY = {}
     plain = digests.response_digest(RESPONSE)
     settings.IDEMPOTENCY = {"DIGEST_KEYS": [OLD]}
     keyed = digests.response_digest(RESPONSE)
     assert (plain.partition(":")[0], keyed.partition(":")[0]) == ("sha256", "hmac-sha256")
-    settings.IDEMPOTENCY = {"DIGEST_KEYS": [NEW, OLD]}
-    assert digests.response_digest(RESPONSE) not in (plain, keyed)
-    assert all(
-        digests.is_response_digest(digest, RESPONSE) for digest in (plain, keyed, digests.response_digest(RESPONSE))
-    )
-    settings.IDEMPOTENCY = {"DIGEST_KEYS": [NEW]}
-    assert not digests.is_response_digest(keyed, RESPONSE)

@@ -21,18 +21,12 @@ from django_idempotency.policy import Policy
 from django_idempotency.stats.queries import stats
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import Keep, Replay
-from tests.stores.contract import ATOMIC, MODES, RESPONSE, claimed, operation, shift
+from tests.stores.contract import ATOMIC, MODES, RESPONSE, claimed, operation
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
 
 ZONES = {"postgresql": "SET TIME ZONE 'Asia/Tokyo'", "mysql": "SET time_zone = '+09:00'", "sqlite": "SELECT 1"}
-
-
-def test_the_stores_time_is_now_whatever_it_has():
-    claim = claimed()
-    shift(claim, created_at=-timedelta(days=9))
-    assert timedelta(seconds=-1) < store_for(ATOMIC).now() - _database_time() < timedelta(seconds=9)
 
 
 def test_times_are_the_databases_own_in_whatever_time_zone_it_is(monkeypatch):

@@ -101,7 +101,6 @@ ASKING = {
     "claim": lambda claim: store_for(ATOMIC).claim(operation(), uuid4()),
     "contend": lambda claim: store_for(ATOMIC).try_lock(claim.id).__enter__(),
     "read": lambda claim: store_for(ATOMIC).read(claim.id),
-    "now": lambda claim: store_for(ATOMIC).now(),
     "lock": lambda claim: store_for(ATOMIC).lock(claim),
     "complete": lambda claim: store_for(ATOMIC).complete(claim, RESPONSE),
     "fail": lambda claim: store_for(ATOMIC).fail(claim, "broke"),

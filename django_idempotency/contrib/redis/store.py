@@ -102,9 +102,6 @@ class RedisStore(Store):
     def read(self, id: UUID) -> Snapshot | None:
         return _shown(id, self.connection.run(scripts.READ, self._key(id)))
 
-    def now(self) -> datetime:
-        return _moment(self.connection.run(scripts.READ, self._key(UUID(int=0))))
-
     # --- running
 
     def complete(self, claim: Claimed, response: StoredResponse, *, failure: bool = False) -> bool:

@@ -111,7 +111,7 @@ class StoreCase:
 
     def after(self, moment: datetime) -> None:
         deadline = time.monotonic() + PATIENCE
-        while self.store().now() <= moment:
+        while self.seen(self.claimed()).now <= moment:
             assert time.monotonic() < deadline, f"the store's clock does not reach {moment}"
             time.sleep(0.05)
 

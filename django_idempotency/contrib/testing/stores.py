@@ -286,10 +286,9 @@ class StoreContract(StoreCase):
             self.store().count_replays({claim.id: 3, absent.id: 1})
 
     def test_the_clock_has_a_time_zone_and_goes_forward(self) -> None:
-        first = self.store().now()
-        record = self.seen(self.claimed())
-        assert first.utcoffset() is not None
-        assert first <= record.created_at <= record.now <= self.store().now()
+        first, second = self.seen(self.claimed()), self.seen(self.claimed())
+        assert first.now.utcoffset() is not None
+        assert first.created_at <= first.now <= second.created_at <= second.now
 
     def test_records_are_unfinished_until_they_have_ended(self) -> None:
         store = self.store()

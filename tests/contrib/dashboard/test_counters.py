@@ -9,6 +9,7 @@ import pytest
 from django.db import DatabaseError, connection
 from django.db.models import Sum
 from django.http import HttpResponse
+from django.utils import timezone
 
 from django_idempotency.contrib.dashboard.counters import (
     MAINTENANCE,
@@ -25,7 +26,6 @@ from django_idempotency.engine.background import background
 from django_idempotency.maintenance.cleaner import cleanup
 from django_idempotency.policy import Policy
 from django_idempotency.reporting.events import EVENTS, send, send_several
-from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import Operation
 from tests.contrib.dashboard.counting_process import counting
 from tests.support.callers import BODY, claim, entry_point, paying
@@ -124,16 +124,12 @@ def test_a_name_that_is_too_long_keeps_its_end(counted):
 
 
 def test_a_row_stands_for_five_minutes_of_the_databases_clock(counted):
-    before = now()
+    before = timezone.now()
     counters.count("key_claimed", PAYING)
     counted()
     since = IdempotencyCounter.objects.get().since
     assert since.timestamp() % PERIOD == 0
-    assert before - timedelta(seconds=PERIOD) < since <= now()
-
-
-def now():
-    return store_for(Policy()).now()
+    assert before - timedelta(seconds=PERIOD) < since <= timezone.now()
 
 
 def test_later_counts_are_added(counted):
@@ -164,7 +160,9 @@ def test_in_a_test_run_no_thread_writes():
 def aged(**days):
     """Counters by the name of their view, so many days old."""
     for view, age in days.items():
-        IdempotencyCounter.objects.create(since=now() - timedelta(days=age), view=view, event="claimed", count=1)
+        IdempotencyCounter.objects.create(
+            since=timezone.now() - timedelta(days=age), view=view, event="claimed", count=1
+        )
 
 
 def kept():

@@ -87,7 +87,7 @@ def test_a_command_that_timed_out_is_not_tried_once_more(node):
         before = _connections(asking)
         node.freeze()
         with pytest.raises(StoreUnavailable, match="TimeoutError"):
-            store_for(LEASE).now()
+            store_for(LEASE).read(uuid4())
         node.thaw()
         assert _connections(asking) == before
 
