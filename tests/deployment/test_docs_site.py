@@ -6,17 +6,12 @@ import json
 import re
 import subprocess
 import sys
-from contextlib import contextmanager
-from functools import partial
 from html.parser import HTMLParser
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from xml.etree import ElementTree
 
 import pytest
 
 from tests.support.requirements import ROOT
-from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.docs_site
 
@@ -102,43 +97,3 @@ def version_on(page):
 
 def test_a_site_without_a_version_is_of_no_release(site):
     assert version_on((site / "index.html").read_text()) == "not released"
-
-
-@contextmanager
-def browsing(chromium, directory):
-    from tests.support.browser import Browser
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *args):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(directory))) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        browser = Browser(chromium, f"http://127.0.0.1:{server.server_port}")
-        browser.forget()  # a test before may have left a narrow window
-        yield browser
-        server.shutdown()
-
-
-@pytest.mark.browser
-def test_a_hit_of_the_search_has_the_name_of_its_page(site, chromium):
-    with browsing(chromium, site) as browser:
-        browser.open("/?q=idempotent_tool")
-        hits = eventually(lambda: browser.all(".md-search-result__article h1"))
-        assert hits[0].text == "Agents and MCP"
-
-
-@pytest.mark.browser
-def test_copied_commands_have_neither_prompt_nor_output(site, chromium):
-    with browsing(chromium, site) as browser:
-        browser.open("/quickstart/")
-        copied = browser.driver.execute_script(
-            """
-            const blocks = [...document.querySelectorAll("pre code")];
-            const code = blocks.find(block => block.innerText.includes("HTTP/1.1 201"));
-            code.setAttribute("data-md-copying", "");  // as the theme does while it copies
-            return code.innerText;
-            """
-        )
-        assert copied.strip().startswith("order -H 'Idempotency-Key: ")
-        assert "HTTP" not in copied

@@ -4,7 +4,8 @@ An actor is a thread with a connection of its own. It stops before each statemen
 pause. One actor at a time is let go. What it does between two stops must not concern any other actor. An actor that
 waits for a row lock is noticed (``pg_blocking_pids``), and can't be let go. ``Explorer`` goes through the schedules
 depth first. Actors that have seen the same, before the same rows, continue in the same way. So nothing new can come
-from a state that was reached before, and the schedule is cut there.
+from a state that was reached before, and the schedule is cut there. Two actors are given the same work by the same
+function: while neither has begun, only one of them does.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class Actor:
     def begin(self, work: Work) -> None:
         self.at: str | None = None  # the gate it stands at
         self.running, self.paused, self.asks_again, self.dying = True, False, False, False
+        self.fresh = True  # it has done nothing yet
         self.tokens = 0
         self.seen: Hashable = self.name  # all it has asked and been told
         self.result: Any = None
@@ -360,10 +362,16 @@ class Explorer:
             if self.blocked:
                 raise Stuck(f"{self.blocked} wait for ever")
             return []
-        able = [actor.name for actor in waiting if not actor.paused]
-        if not able:
+        if all(actor.paused for actor in waiting):
             return [IDLE]
+        waiting = [actor for actor in waiting if not self._has_twin_before(actor)]
+        able = [actor.name for actor in waiting if not actor.paused]
         return able + [f"kill {actor.name}" for actor in waiting if self.killed < self.kills]
+
+    def _has_twin_before(self, actor: Actor) -> bool:
+        """Of those with the same work who have done nothing yet, the first goes first: they differ in their names."""
+        before = [other for other in self.actors.values() if other.fresh and other.work is actor.work]
+        return actor.fresh and before[0] is not actor
 
     def _is_new(self) -> bool:
         if not self.prune:
@@ -416,7 +424,7 @@ class Explorer:
 
     def _let_go(self, actor: Actor) -> None:
         with self.moved:
-            actor.at, actor.running = None, True
+            actor.at, actor.running, actor.fresh = None, True, False
             self.moved.notify_all()
 
     def _kill(self, actor: Actor) -> None:

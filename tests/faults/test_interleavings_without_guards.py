@@ -31,7 +31,7 @@ def test_without_the_fence_a_zombie_completes_anothers_claim(world, monkeypatch)
     w.runs_again = True
     without(monkeypatch, "COMPLETE", *UNFENCED)
     with pytest.raises(Violation, match="L2"):
-        w.explore({"A": w.caller(), "B": w.caller(), "time": hours_pass})
+        w.explore({**dict.fromkeys("AB", w.caller()), "time": hours_pass})
 
 
 def test_without_the_fence_an_atomic_owner_that_was_overtaken_runs(world, monkeypatch):
@@ -39,14 +39,14 @@ def test_without_the_fence_an_atomic_owner_that_was_overtaken_runs(world, monkey
     without(monkeypatch, "LOCK", *UNFENCED)
     without(monkeypatch, "COMPLETE", *UNFENCED)
     with pytest.raises(Violation, match="L1"):
-        w.explore({"A": w.caller(), "B": w.caller()})
+        w.explore(dict.fromkeys("AB", w.caller()))
 
 
 def test_without_its_row_lock_a_live_owner_is_overtaken(world, monkeypatch):
     w = world()
     without(monkeypatch, "LOCK", "FOR NO KEY UPDATE")
     with pytest.raises(Violation, match="L6"):
-        w.explore({"A": w.caller(), "B": w.caller()})
+        w.explore(dict.fromkeys("AB", w.caller()))
 
 
 @in_all_modes
@@ -54,7 +54,7 @@ def test_without_a_lock_two_take_what_one_may(world, monkeypatch, mode):
     w = world(mode)
     monkeypatch.setattr(database, "_for_update", lambda rows, **how: rows)
     with pytest.raises(Violation, match=r"L[123]"):
-        w.explore({"A": w.caller(), "B": w.caller(), "expiry": retention_ends}, given=w.earlier_life)
+        w.explore({**dict.fromkeys("AB", w.caller()), "expiry": retention_ends}, given=w.earlier_life)
 
 
 def test_without_a_lock_the_reaper_waits_for_a_live_owner(world, monkeypatch):
@@ -122,5 +122,5 @@ def test_without_a_lock_cleaning_up_waits_for_a_live_owner(world, monkeypatch):
 
 def test_without_the_grace_a_live_claim_is_overtaken(world):
     w = world()
-    found = w.explore({"A": w.caller(), "B": w.caller()})
+    found = w.explore(dict.fromkeys("AB", w.caller()))
     assert any(last[1] in ("A2", "B2") for _told, last in found.outcomes)

@@ -7,12 +7,12 @@ import pytest
 from django_idempotency.messages import Ack, InFlightElsewhere, Message, consume, current_context
 from django_idempotency.policy import Policy
 from tests.support.callers import pay
-from tests.support.striking import Interrupted, assert_all_or_nothing, strikes
+from tests.support.striking import Interrupted, assert_all_or_nothing, struck_by
 
 pytestmark = [pytest.mark.usefixtures("payer"), pytest.mark.row_locks, pytest.mark.slow, pytest.mark.interruptions]
 
 
-@strikes(of_record=SystemExit, of_lock=Interrupted)
+@struck_by(SystemExit, Interrupted)
 def test_an_atomic_message_that_is_struck_leaves_all_or_nothing(policy, error):
     stated = Policy(**policy)
 

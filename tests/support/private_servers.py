@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -98,11 +97,6 @@ class PrivateServer:
             yield
         finally:
             self.stop()
-
-
-def program_beside_python(name: str) -> str | None:
-    """The path of a program that is installed in this environment, or else in the system."""
-    return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
 
 
 RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"

@@ -55,10 +55,13 @@ ATOMIC = {"mode": Atomic(takeover_grace=0)}
 LOCK = {"mode": Atomic(claim="lock")}
 
 
-def strikes(of_record, of_lock):
-    """Each kind of claim with one kind of error. Requests and messages have them the other way round."""
-    by_lock = pytest.param(LOCK, of_lock, id="lock", marks=pytest.mark.postgresql)
-    return pytest.mark.parametrize(("policy", "error"), [pytest.param(ATOMIC, of_record, id="record"), by_lock])
+def struck_by(of_records, of_locks):
+    """Run a test for both kinds of claim, each struck by one kind of error.
+
+    Requests and messages have the same run, so each error strikes each kind of claim in one of them.
+    """
+    by_lock = pytest.param(LOCK, of_locks, id="lock", marks=pytest.mark.postgresql)
+    return pytest.mark.parametrize(("policy", "error"), [pytest.param(ATOMIC, of_records, id="record"), by_lock])
 
 
 def assert_all_or_nothing(do, *, is_done, is_running, error):
