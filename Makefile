@@ -30,7 +30,7 @@ faults: .venv/.dev ## the service under crashes, cuts and failovers for twenty m
 	@$(BIN)/python -m tests.faults
 	@ALL_STATES=1 $(PYTEST) tests/faults/test_model.py
 
-compatibility: ## other packages' newest versions beside this one, each in an environment of its own; NAMES="views allauths" for some
+compatibility: ## other packages' newest versions beside this one, each in an environment of its own; NAMES="views silk" for some
 	@$(PYTHON) -m tests.compatibility --write $(if $(DATABASE_URL),--database $(DATABASE_URL)) $(NAMES)
 
 lint: .venv/.lint ## ruff

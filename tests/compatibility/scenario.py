@@ -1,4 +1,4 @@
-"""The common scenario, by a project's settings: ``python -m tests.compatibility.scenario views.settings`` prints JSON.
+"""The common scenario, by one project's settings: ``python -m tests.compatibility.scenario silk.settings`` prints JSON.
 
 Needs the project's packages and ``DATABASE_URL``: a PostgreSQL server on which to make a database ``test_…``.
 """
