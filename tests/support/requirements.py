@@ -19,6 +19,13 @@ from tests.support import brokers, distributed, partitioned, pgbouncer
 from tests.support.private_servers import nats_program, rabbitmq_program
 
 ROOT = Path(__file__).parents[2]
+PEERS = {  # what docs/migrating.md describes, by distribution
+    "django-idempotency-key": "idempotency_key",
+    "drf-idempotency": "drf_idempotency",
+    "drf-idempotencykey": "drf_idempotencykey",
+    "djangorestframework-idempotency-key": "rest_framework_idempotency_key",
+    "idemkit": "idemkit",
+}
 LEFT_OUT = os.environ.get("LEAVE_OUT", "").split()  # markers, by make's targets
 ASK_FOR_MORE = ("ALL_STATES", "STATE_MACHINE_EXAMPLES", "UPGRADE_FROM")  # for single files with exhaustive tests
 OURS = {"django_idempotency", "testproject", "tests"}
@@ -124,6 +131,11 @@ REQUIREMENTS = {
         "needs REST framework, drf-spectacular and Django Ninja", "rest_framework", "drf_spectacular", "ninja"
     ),
     "docs_site": _packages("builds the documentation", "make docs", "properdocs", "materialx"),
+    "peers": _packages(
+        "runs the packages that docs/migrating.md tells of",
+        ".venv/bin/pip install --group peers, which needs Django 5.2",
+        *PEERS.values(),
+    ),
     "drf": _extra("needs Django REST framework", "rest_framework"),
     "prometheus": _extra("needs prometheus-client", "prometheus_client"),
     "celery": _extra("needs Celery", "celery"),

@@ -17,9 +17,8 @@ from django.core.management import BaseCommand, call_command, get_commands, load
 from django.http import HttpResponse
 from django.test import override_settings
 
-from django_idempotency import conf, decorators, middleware, policy
+from django_idempotency import conf, policy
 from django_idempotency.checks.registry import registered
-from django_idempotency.contrib import testing
 from django_idempotency.contrib.outbox import signals as outbox_signals
 from django_idempotency.decorators import idempotent
 from django_idempotency.exceptions import (
@@ -75,28 +74,6 @@ def test_every_option_of_a_policy_is_documented_with_its_default():
     actual = defaults(policy.Policy) | of_groups
     assert documented.keys() == actual.keys()
     assert {name for name, value in documented.items() if not same(value, actual[name])} == set()
-
-
-# What the page on other packages names of this one, besides settings, options and commands.
-NAMES = {
-    *("Fingerprint(…)", "IdempotentMixin", "child_key", "--idempotency-twice", "Idempotent-Replayed"),
-    *("Idempotency-Key", "Retry-After", "django_idempotency.middleware", "MIDDLEWARE"),
-    *(vars(decorators).keys() | vars(middleware).keys() | set(testing.__all__)),
-}
-
-
-def test_what_takes_the_place_of_a_name_of_another_package_is_there():
-    tables = re.findall(r"^## From (.*)$", text("migrating.md"), re.MULTILINE)
-    here = {
-        name
-        for package in tables
-        for _there, names in rows(section("migrating.md", f"From {package}"))
-        for name in code(names)
-    }
-    of_groups = {f"{group.__name__}.{name}" for group in GROUPS for name in defaults(group)}
-    known = conf.NAMES | policy.NAMES | of_groups | NAMES | get_commands().keys()
-    assert {name.removeprefix("@").partition("=")[0] for name in here} <= known
-    assert len(here) > 10
 
 
 def test_every_option_of_a_policy_has_an_anchor():
