@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,19 @@ def test_the_versions_that_ci_runs_are_supported_and_the_others_are_named():
         assert all(version in sentence for version in set(supported(classifier)) - versions)
 
 
+def test_the_forge_tests_every_version_and_only_what_django_supports():
+    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text()
+    rows = re.findall(r'- \{ python: "(.*)", django: "(.*)", database: "(.*):(.*)" \}', workflow)
+    pairs = {(python, django) for python, django, _database, _version in rows}
+    too_old = {("3.11", "6.0"), ("3.11", "6.1")}  # Django 6.0 asks for Python 3.12
+    assert (
+        pairs == set(product(supported("Programming Language :: Python"), supported("Framework :: Django"))) - too_old
+    )
+    assert {version for *_, database, version in rows if database == "postgres"} == {"14", "15", "16", "17", "18"}
+    assert "mariadb" in {database for *_, database, _version in rows}
+    assert not [row for row in rows if row[1:] == ("6.1", "postgres", "14")]  # Django 6.1 asks for PostgreSQL 15
+
+
 def test_the_address_of_the_repository_is_stated_in_one_place():
     urls = PROJECT["project"]["urls"]
     source = urls["Source"]
@@ -66,6 +80,20 @@ def files():
         yield from (ROOT / folder).glob(pattern)
 
 
+def test_extras_are_for_users_and_groups_for_contributors():
+    extras, groups = PROJECT["project"]["optional-dependencies"], PROJECT["dependency-groups"]
+    assert not extras.keys() & groups.keys()
+    assert {"serve", "test", "lint", "release", "dev"} <= flattened("dev") | {"dev"}  # .ci/run installs dev alone
+    used = set(re.findall(r": \.venv/\.(\w+)", (ROOT / "Makefile").read_text()))
+    assert used | {"peers"} == groups.keys()  # tests/migrating installs peers by hand
+
+
+def flattened(group):
+    """The groups that ``group`` includes."""
+    included = {each["include-group"] for each in PROJECT["dependency-groups"][group] if isinstance(each, dict)}
+    return included.union(*map(flattened, included))
+
+
 def test_versions_older_than_the_classifiers_are_not_accepted():
     project = PROJECT["project"]
     assert project["requires-python"] == f">={supported('Programming Language :: Python')[0]}"
@@ -81,3 +109,12 @@ def test_the_changelog_begins_with_this_version():
     assert versions == sorted(versions, reverse=True)
     assert set(re.findall(r"^### (.*)$", CHANGELOG, re.MULTILINE)) <= CATEGORIES
     assert (releases[0][1] == "Unreleased") == (f"{releases[0][0]} is not released yet" in SECURITY)
+
+
+def test_the_map_of_the_house_names_every_room():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| .* \|$", page, re.MULTILINE)))) - {"django_idempotency"}
+    package = Path(django_idempotency.__file__).parent
+    rooms = {path.parent.name for path in package.glob("*/__init__.py")} - {"migrations", "templatetags"}
+    assert rooms - named == set()
+    assert {name for name in named if not (package / name).is_dir() and not (package / f"{name}.py").is_file()} == set()
