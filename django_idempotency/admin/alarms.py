@@ -10,9 +10,9 @@ from django.utils.translation import gettext as _
 
 from django_idempotency.admin.pages import SECONDS, Asking, panel
 from django_idempotency.exceptions import StoreUnavailable
+from django_idempotency.maintenance import formatting, stats
+from django_idempotency.maintenance.stats import alarms_of_store, outside_stores
 from django_idempotency.reporting.logs import cause, log
-from django_idempotency.stats import formatting, queries
-from django_idempotency.stats.queries import alarms_of_store, outside_stores
 from django_idempotency.stores.connections import databases
 
 MOST = 10_000  # the most records of each kind that are counted
@@ -46,7 +46,7 @@ def alarms(using: str) -> list[Alarm] | None:
 
 
 def _in_database(ask: Asking) -> list[Alarm]:
-    of_records = alarms_shown(ask(queries.alarms, most=MOST))
+    of_records = alarms_shown(ask(stats.alarms, most=MOST))
     return of_records + [alarm for of_wing in _of_wings for alarm in ask(of_wing)]
 
 
@@ -60,7 +60,7 @@ def _of_store(alias: str) -> list[Alarm]:
     return [Alarm(_("store %(store)s: %(alarm)s") % {**named, "alarm": alarm.text}) for alarm in found]
 
 
-def alarms_shown(found: queries.Alarms) -> list[Alarm]:
+def alarms_shown(found: stats.Alarms) -> list[Alarm]:
     """Return the alarms that are raised, in words. Pure."""
     raised = (
         (_("%(count)s stuck, oldest %(age)s"), found.stuck, found.stuck_oldest, "stuck"),

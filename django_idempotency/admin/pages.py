@@ -14,8 +14,8 @@ from django.db import Error
 from django.http import HttpRequest, HttpResponse
 from django.utils.functional import Promise
 
+from django_idempotency.maintenance import stats
 from django_idempotency.reporting.logs import cause, log
-from django_idempotency.stats import queries
 from django_idempotency.stores.connections import databases
 from django_idempotency.values.printable import printable_lines
 
@@ -99,7 +99,7 @@ class Asking:
         self.ends = time.monotonic() + SECONDS
 
     def __call__(self, question: Callable[..., T], *args: Any, **named: Any) -> T:
-        with queries.at_most(max(0.001, self.ends - time.monotonic()), self.using):
+        with stats.at_most(max(0.001, self.ends - time.monotonic()), self.using):
             return question(*args, **named, using=self.using)
 
 

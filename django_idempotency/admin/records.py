@@ -39,12 +39,12 @@ from django_idempotency.admin.lists import (
 from django_idempotency.admin.pages import RESPONSE_BODY, database_of, query_of, readable
 from django_idempotency.maintenance.advice import advice, shown_reason, standing_of
 from django_idempotency.maintenance.decisions import Act, Refusal, objection
+from django_idempotency.maintenance.formatting import age, amount
 from django_idempotency.maintenance.history import VIEWED, write_entry
 from django_idempotency.maintenance.records import operation_of
 from django_idempotency.maintenance.timeline import timeline
 from django_idempotency.models import DatabaseNow, IdempotencyRecord, RowLocked
 from django_idempotency.reporting.events import send
-from django_idempotency.stats.formatting import age, amount
 from django_idempotency.stores.codec import decoded, is_encrypted, life_of
 from django_idempotency.values.keys import is_record_id
 from django_idempotency.values.outcomes import StoredResponse

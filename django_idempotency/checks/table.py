@@ -11,9 +11,9 @@ from django_idempotency.checks import guards, policies, views
 from django_idempotency.checks.registry import Check, each
 from django_idempotency.conf import conf, debug, in_test_run
 from django_idempotency.exceptions import StoreUnavailable
+from django_idempotency.maintenance.stats import DAY, HOUR, alarms, due
 from django_idempotency.middleware import is_covering
 from django_idempotency.policy import REQUIRE, Lease
-from django_idempotency.stats.queries import DAY, HOUR, alarms, due
 from django_idempotency.stores.claim_function import can_claim, is_partitioned
 from django_idempotency.stores.codec import lack_of_encryption
 from django_idempotency.stores.sharding import is_distributed

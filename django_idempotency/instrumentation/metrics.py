@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from django.db import connections
 
+from django_idempotency.maintenance.stats import alarms_of_store, at_most, labelled, outside_stores, stats
 from django_idempotency.reporting.events import EVENTS, Event, Family
 from django_idempotency.reporting.logs import cause, log
-from django_idempotency.stats.queries import alarms_of_store, at_most, labelled, outside_stores, stats
 from django_idempotency.stores.connections import databases
 from django_idempotency.values.outcomes import Operation
 

@@ -11,9 +11,9 @@ from django.db.models import TextChoices
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_idempotency.maintenance.formatting import age
 from django_idempotency.models import LIVE, IdempotencyRecord, Status
 from django_idempotency.policy import Mode
-from django_idempotency.stats.formatting import age
 from django_idempotency.values.outcomes import Snapshot
 from django_idempotency.values.printable import printable
 

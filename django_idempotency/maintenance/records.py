@@ -13,8 +13,8 @@ from django.db.models.expressions import Combinable
 from django.db.models.functions import Coalesce
 from django.db.models.sql.compiler import SQLCompiler
 
+from django_idempotency.maintenance.stats import outside_store, outside_stores
 from django_idempotency.models import DatabaseNow, IdempotencyRecord, RecordQuerySet
-from django_idempotency.stats.queries import outside_store, outside_stores
 from django_idempotency.stores import Store
 from django_idempotency.stores.connections import databases, record_database
 from django_idempotency.stores.sharding import in_shards, is_distributed

@@ -15,8 +15,8 @@ from django.db import DatabaseError, connections, transaction
 
 from django_idempotency.conf import conf
 from django_idempotency.maintenance.records import is_sharded, lockable, locked
+from django_idempotency.maintenance.stats import MOST, at_most
 from django_idempotency.models import DatabaseNow
-from django_idempotency.stats.queries import MOST, at_most
 from django_idempotency.stores.errors import brief, is_conflict, sqlstate
 from django_idempotency.stores.sharding import in_shards
 

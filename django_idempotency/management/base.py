@@ -21,11 +21,11 @@ from django.db import Error, connections
 from django.utils.translation import override
 
 from django_idempotency.exceptions import NotConvertible, StoreUnavailable
+from django_idempotency.maintenance.formatting import age
 from django_idempotency.maintenance.history import is_kept
 from django_idempotency.maintenance.records import stores_outside
 from django_idempotency.maintenance.sweep import Bounds, Result, Swept
 from django_idempotency.reporting.logs import cause
-from django_idempotency.stats.formatting import age
 from django_idempotency.stores import Store
 from django_idempotency.stores.connections import databases
 from django_idempotency.values.printable import printable, printable_lines

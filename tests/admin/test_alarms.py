@@ -9,8 +9,8 @@ import pytest
 
 from django_idempotency.admin import pages
 from django_idempotency.admin.alarms import alarms_shown
+from django_idempotency.maintenance.stats import Alarms
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.stats.queries import Alarms
 from django_idempotency.stores.database import ahead
 from tests.admin.pages import LIST
 from tests.support.threads import locked

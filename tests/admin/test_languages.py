@@ -11,8 +11,8 @@ from django.utils import translation
 
 from django_idempotency.contrib.outbox.models import OutboxEvent, Status
 from django_idempotency.engine.decisions import LEASE_LAPSED
+from django_idempotency.maintenance.formatting import amount, duration, share
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.stats.formatting import amount, duration, share
 from django_idempotency.values.printable import in_zone, shown
 from tests.admin.pages import LIST, act, found
 from tests.unit.test_catalogues import PLACEHOLDER, messages

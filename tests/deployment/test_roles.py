@@ -20,9 +20,9 @@ from django_idempotency.contrib.dashboard.activity import activity
 from django_idempotency.contrib.dashboard.counters import counters
 from django_idempotency.contrib.outbox.models import OutboxEvent
 from django_idempotency.maintenance import allow_retry, cleanup, erase, reap
+from django_idempotency.maintenance.stats import stats
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Atomic, Lease, Policy
-from django_idempotency.stats.queries import stats
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.outcomes import Claimed, Fail, Keep, Operation, Release, Replay, StoredResponse

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import pytest
 from django.db import transaction
 
+from django_idempotency.maintenance.stats import ByLock, by_lock
 from django_idempotency.policy import Atomic, Policy
-from django_idempotency.stats.queries import ByLock, by_lock
 from django_idempotency.stores.postgresql import OWNER_LOCK
 from django_idempotency.values.keys import record_id
 from tests.support.callers import SCOPE, Gate, claim, entry_point, paying, record

@@ -19,9 +19,9 @@ from django_idempotency.contrib.outbox.maintenance import GAUGES, Figures
 from django_idempotency.contrib.outbox.models import OutboxEvent
 from django_idempotency.contrib.outbox.publishing import publish
 from django_idempotency.instrumentation import metrics, prometheus
+from django_idempotency.maintenance.stats import Stats
 from django_idempotency.models import DatabaseNow
 from django_idempotency.policy import Policy
-from django_idempotency.stats.queries import Stats
 from tests.instrumentation.metered import (
     KEY,
     LEASE,

@@ -7,9 +7,9 @@ import pytest
 from django_idempotency.contrib.dashboard import formatting as of_counters
 from django_idempotency.contrib.dashboard.activity import activity, figures_of, views
 from django_idempotency.contrib.dashboard.formatting import busiest
-from django_idempotency.stats import formatting
-from django_idempotency.stats.formatting import amount, duration, share, volume
-from django_idempotency.stats.queries import DAY, HOUR, Due, size
+from django_idempotency.maintenance import formatting
+from django_idempotency.maintenance.formatting import amount, duration, share, volume
+from django_idempotency.maintenance.stats import DAY, HOUR, Due, size
 from tests.support.happening import happen
 
 REJECTED = {f"request_rejected.{why}": count for why, count in (("in_flight", 2), ("key_reused", 1), ("on_hold", 1))}

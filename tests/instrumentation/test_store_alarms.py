@@ -18,8 +18,8 @@ from django_idempotency.contrib.testing.stores import RESPONSE
 from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.instrumentation import metrics
 from django_idempotency.instrumentation.prometheus import TableCollector
+from django_idempotency.maintenance.stats import alarms_of_store
 from django_idempotency.policy import Lease, Policy
-from django_idempotency.stats.queries import alarms_of_store
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import Operation
 from tests.stores.memory import MemoryStore

@@ -8,8 +8,8 @@ import pytest
 from django.db import ProgrammingError, connection, transaction
 
 from django_idempotency.maintenance import Done, allow_retry, cleanup, drop_bodies, erase, reap
+from django_idempotency.maintenance.stats import stats
 from django_idempotency.models import IdempotencyRecord, Status
-from django_idempotency.stats.queries import stats
 from django_idempotency.stores.database import ahead
 from tests.support.aliases import role
 from tests.support.callers import SCOPE, effects, entry_point, is_replay, paying, record, row, shift

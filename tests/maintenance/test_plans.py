@@ -6,9 +6,9 @@ import pytest
 from django.db import connection
 
 from django_idempotency.maintenance import cleanup, drop_bodies, reap
+from django_idempotency.maintenance.stats import stats
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Policy
-from django_idempotency.stats.queries import stats
 from tests.support.callers import claim, shift
 from tests.support.maintained import HOUR, TABLE, dead, fill, postgresql, run_sql
 from tests.support.statements import buffers, explaining, nodes

@@ -16,9 +16,9 @@ from django_idempotency.exceptions import (
     ClaimInsideTransaction,
 )
 from django_idempotency.maintenance import cleanup, reap
+from django_idempotency.maintenance.stats import stats
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Policy
-from django_idempotency.stats.queries import stats
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import Keep, Replay
 from tests.stores.contract import ATOMIC, MODES, RESPONSE, claimed, operation

@@ -28,7 +28,7 @@ LAYERS = [
     {"engine"},
     {"http", "messages"},
     {"decorators", "forms", "middleware", "rest_framework", "webhooks"},
-    {"stats", "maintenance"},
+    {"maintenance"},
     {"instrumentation", "admin", "checks", "management", "tasks", "templatetags", "apps", "migrations"},
     {WINGS},
 ]

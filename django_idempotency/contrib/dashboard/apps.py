@@ -16,8 +16,7 @@ class DashboardConfig(AppConfig):
         from django_idempotency.contrib.dashboard.checks import CHECKS
         from django_idempotency.contrib.dashboard.formatting import recently
         from django_idempotency.contrib.dashboard.pages import dashboard
-        from django_idempotency.maintenance import cleaner
-        from django_idempotency.stats import formatting
+        from django_idempotency.maintenance import cleaner, formatting
 
         checks.register(CHECKS, label=self.label, page="observe")
         cleaner.register(counters.prune)

@@ -14,9 +14,9 @@ from django.utils.translation import gettext_lazy
 from django_idempotency.conf import conf
 from django_idempotency.contrib.dashboard import activity as activity_of
 from django_idempotency.contrib.dashboard.activity import FIGURES, Activity, Observed
+from django_idempotency.maintenance.formatting import Figure, Section, amount, lines, mark, share, width_of
+from django_idempotency.maintenance.stats import DAY, HOUR, WEEK
 from django_idempotency.reporting.events import Family, families
-from django_idempotency.stats.formatting import Figure, Section, amount, lines, mark, share, width_of
-from django_idempotency.stats.queries import DAY, HOUR, WEEK
 
 TITLES: Mapping[str, str | Promise] = {
     "requests": gettext_lazy("requests with a key"),

@@ -23,9 +23,9 @@ from django_idempotency.conf import conf
 from django_idempotency.contrib.dashboard import activity as activity_of
 from django_idempotency.contrib.dashboard import formatting as of_counters
 from django_idempotency.contrib.dashboard.conf import options
-from django_idempotency.stats import formatting, queries
-from django_idempotency.stats.formatting import Figure
-from django_idempotency.stats.queries import DAY, HOUR, WEEK
+from django_idempotency.maintenance import formatting, stats
+from django_idempotency.maintenance.formatting import Figure
+from django_idempotency.maintenance.stats import DAY, HOUR, WEEK
 
 TEMPLATE = "admin/django_idempotency/idempotencyrecord/dashboard.html"
 MOST = 10_000  # the most records that a panel looks at
@@ -90,13 +90,13 @@ def panels(chosen: Range, using: str) -> list[Panel]:
         return of_counters.happened(ask(activity_of.activity, chosen.seconds))
 
     def pending(ask: Asking) -> list[Figure]:
-        return formatting.waiting(ask(queries.pending, most=MOST), MOST)
+        return formatting.waiting(ask(stats.pending, most=MOST), MOST)
 
     def backlog(ask: Asking) -> list[Figure]:
-        return formatting.backlog(ask(queries.due, most=MOST), MOST)
+        return formatting.backlog(ask(stats.due, most=MOST), MOST)
 
     def sizes(ask: Asking) -> list[Figure]:
-        return formatting.sizes(ask(queries.size))
+        return formatting.sizes(ask(stats.size))
 
     views = panel(lambda ask: ask(activity_of.views, chosen.seconds), using)
     rankings = {"replays": _("Most replays"), "conflicts": _("Most conflicts")}

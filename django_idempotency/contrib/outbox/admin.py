@@ -24,9 +24,9 @@ from django_idempotency.contrib.outbox.decisions import Act, decide, version
 from django_idempotency.contrib.outbox.models import TRIED, OutboxEvent, Status
 from django_idempotency.contrib.outbox.publishing import opened
 from django_idempotency.maintenance.decisions import Refusal
+from django_idempotency.maintenance.formatting import amount
 from django_idempotency.maintenance.history import write_entry
 from django_idempotency.models import DatabaseNow
-from django_idempotency.stats.formatting import amount
 from django_idempotency.values.printable import column, printable
 
 TEMPLATES = "admin/django_idempotency/idempotencyrecord"

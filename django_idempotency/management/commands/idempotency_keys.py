@@ -23,12 +23,12 @@ from django_idempotency.maintenance.decisions import (
     resolve,
     version,
 )
+from django_idempotency.maintenance.formatting import age
 from django_idempotency.maintenance.reaper import store_of, watch
 from django_idempotency.maintenance.records import Records, record_of, records
 from django_idempotency.maintenance.timeline import Event, timeline
 from django_idempotency.management.base import MaintenanceCommand, number, seconds
 from django_idempotency.models import DatabaseNow, RowLocked
-from django_idempotency.stats.formatting import age
 from django_idempotency.stores import Store
 from django_idempotency.values.keys import is_record_id, record_id
 from django_idempotency.values.outcomes import StoredResponse

@@ -7,11 +7,11 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from django_idempotency.maintenance import formatting
+from django_idempotency.maintenance.formatting import age, sections
+from django_idempotency.maintenance.stats import HOUR, MOST, Stats, alarms, alarms_of_store, at_most, due, stats
 from django_idempotency.maintenance.sweep import LONGEST
 from django_idempotency.management.base import FAILURE, MaintenanceCommand, seconds
-from django_idempotency.stats import formatting
-from django_idempotency.stats.formatting import age, sections
-from django_idempotency.stats.queries import HOUR, MOST, Stats, alarms, alarms_of_store, at_most, due, stats
 from django_idempotency.stores import Store
 
 CHECK_SECONDS = 10.0  # for each statement of a check

@@ -11,7 +11,7 @@ from django.db import transaction
 
 from django_idempotency import engine
 from django_idempotency.maintenance import erase
-from django_idempotency.stats.formatting import age
+from django_idempotency.maintenance.formatting import age
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import Claimed, Keep, Replay
 from tests.contrib.cached.test_cached import POLICY, RESPONSE, FaultyCache, asked, broken, done, operation, use

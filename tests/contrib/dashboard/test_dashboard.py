@@ -12,8 +12,8 @@ from django.test.utils import CaptureQueriesContext
 
 from django_idempotency.admin import pages
 from django_idempotency.contrib.dashboard.models import IdempotencyCounter
+from django_idempotency.maintenance.stats import at_most
 from django_idempotency.policy import Policy
-from django_idempotency.stats.queries import at_most
 from tests.admin.pages import LIST
 from tests.support.callers import claim, shift
 from tests.support.happening import happen

@@ -25,10 +25,10 @@ from django_idempotency.contrib.dashboard.observations import (
 )
 from django_idempotency.decorators import idempotent
 from django_idempotency.maintenance.cleaner import cleanup
+from django_idempotency.maintenance.stats import WEEK
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Keys
 from django_idempotency.reporting import logs
-from django_idempotency.stats.queries import WEEK
 from django_idempotency.stores.database import ahead
 from tests.contrib.dashboard.counting_process import counting
 from tests.contrib.dashboard.watching import watched

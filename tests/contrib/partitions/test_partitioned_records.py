@@ -7,9 +7,9 @@ from django.db import connection
 
 from django_idempotency import maintenance
 from django_idempotency.contrib.partitions.layout import TABLE
+from django_idempotency.maintenance.stats import stats
 from django_idempotency.models import Status
 from django_idempotency.policy import Policy
-from django_idempotency.stats.queries import stats
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import Claimed, StoredResponse
 from tests.contrib.partitions.table import DAY, HOUR, YESTERDAY, live, old, rows, run_sql

@@ -10,7 +10,7 @@ from django.template.defaultfilters import filesizeformat
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
-from django_idempotency.stats.queries import Alarms, ByLock, Due, Pending, Size
+from django_idempotency.maintenance.stats import Alarms, ByLock, Due, Pending, Size
 
 LATE = 1800  # seconds; three times the interval of the tasks
 

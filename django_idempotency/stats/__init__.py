@@ -1,1 +1,0 @@
-"""Figures about the records: their current state and size."""
