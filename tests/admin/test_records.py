@@ -16,10 +16,9 @@ from django.utils.html import strip_tags
 from django_idempotency import signals
 from django_idempotency.models import DatabaseNow, IdempotencyRecord
 from django_idempotency.policy import Body
-from django_idempotency.reporting.traces import Trace
 from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import Fail, Keep, StoredResponse
-from tests.admin.pages import BODY, LIST, act, allow, claimed, ended, found, page
+from tests.admin.pages import BODY, LIST, act, allow, ended, found, page
 from tests.support.callers import heard
 
 
@@ -159,18 +158,6 @@ def test_texts_of_clients_are_set_apart_from_the_others(client, superuser, recor
         assert re.findall(rf"<bdi[^>]*>{scope}", body), url
         unmarked = re.sub(r"<bdi[^>]*>[^<]*</bdi>|<[^>]*>", "", body)
         assert scope not in unmarked, url
-
-
-def test_a_page_shows_the_trace_of_the_run_and_leads_to_it(client, staff, db, settings):
-    claimed("k")
-    assert "race of the run" not in page(client, "k")
-    IdempotencyRecord.objects.update(trace=bytes(range(24)))
-    trace = Trace.of(found("k").trace)
-    assert trace.trace_id in page(client, "k")
-    assert "Open the trace" not in page(client, "k")
-    settings.IDEMPOTENCY = {"TRACE_URL": "https://traces.example.com/?id={trace_id}&span={span_id}"}
-    link = f'href="https://traces.example.com/?id={trace.trace_id}&amp;span={trace.span_id}" rel="noreferrer"'
-    assert link in page(client, "k")
 
 
 def test_without_the_permission_there_is_nothing_to_see(client, staff, records):

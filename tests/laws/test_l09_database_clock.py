@@ -65,7 +65,6 @@ def test_l9_a_lease_runs_out_by_the_databases_clock():
 
 # By their clock no key is claimed, kept or taken over.
 DECIDE_NOTHING_ABOUT_KEYS = {
-    "contrib/client/retries.py",  # a client's own clock, for a Retry-After that is a date
     "messages/celery_requests.py",  # when a worker takes a message again, by Celery's clock
     "engine/admission.py",  # in which minute a new key is counted for a limit: a jump begins another count
     "tasks.py",  # when beat runs a task first, by beat's own clock

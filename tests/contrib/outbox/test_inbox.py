@@ -24,7 +24,7 @@ def write_receipt(message, context):
         raise RejectMessage("no such charge")
     if message.source == "early":
         raise LookupError("not yet")
-    assert message.traceparent in (TRACE, None)
+    assert message.headers.get("traceparent") in (TRACE, None)
     user = get_user_model().objects.get(username=PAYER)
     LedgerEntry.objects.record(kind="charge", user=user, amount=1, currency="eur", reference=message.id)
 
