@@ -145,7 +145,9 @@ def test_a_panel_that_takes_too_long_says_so_and_the_others_are_shown(client, st
         for table in tables:
             stack.enter_context(locked(table))
         text = words(shown(client))
-    assert (text.count(LATE), "Pending 1" in text) == (late, late < 7)
+    if RECORDS in tables and connection.vendor == "mysql":  # its statistics, which tell the size, are not locked
+        late -= 1
+    assert (text.count(LATE), "Pending 1" in text) == (late, RECORDS not in tables)
 
 
 def test_without_the_table_of_counters_there_is_a_page(client, staff, caplog):
