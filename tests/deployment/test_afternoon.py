@@ -80,7 +80,7 @@ def test_an_afternoon(tmp_path, db):
         assert charged_over_a_bad_network(someone) == [{"id": 1, "amount": 500}]
         assert "1 requests were sent twice; 0 differed" in someone.run(*TWICE.split())
         session = someone.run("manage.py", "shell", "-c", SIGN_IN).split()[-1]
-        eventually(lambda: "<strong>66.67 %</strong> last 24 hours" in dashboard(someone, session), every=0.5)
+        eventually(lambda: "<dd>66.67 %</dd>" in dashboard(someone, session), every=0.5)
 
 
 def charged_over_a_bad_network(someone):
