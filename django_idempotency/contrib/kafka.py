@@ -68,9 +68,10 @@ class Kafka(Runner[KafkaMessage]):
         dead_letters: str | None = None,
         identify: Callable[[KafkaMessage], Any] | None = None,
         config: dict[str, Any] | None = None,
+        batch: int = 50,
         **options: Any,
     ) -> None:
-        super().__init__(consumer, **options)
+        super().__init__(consumer, batch=batch, **options)
         self.topics, self.dead_letters, self.identify = list(topics), dead_letters, identify or _identify
         self.connecting = {"bootstrap.servers": servers, "logger": LOGGER, **(config or {})}
         self.group = group or consumer.name
