@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import threading
 import time
@@ -15,6 +14,7 @@ import pytest
 from django.core import mail
 from django.db import connection, connections, transaction
 
+from django_idempotency.engine.leases import LeaseKeeper
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Lease
 from tests.support.aliases import another_alias
@@ -183,20 +183,20 @@ def ours() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("django-idempotency")]
 
 
-def end_abruptly(thread: threading.Thread) -> None:
+def fail(_worker: object) -> None:
     """As an exception would that nobody expected."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+    raise SystemExit
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_the_next_claim_restarts_a_dead_thread():
+def test_the_next_claim_restarts_a_dead_thread(monkeypatch):
     policy = {"mode": Lease(seconds=LEASE)}
     with Gate().running(**policy):
-        ended = ours()
-        for thread in ended:
-            end_abruptly(thread)
-        for thread in ended:
-            thread.join(30)
+        (ended,) = [thread for thread in ours() if thread.name.endswith("leases")]
+        with monkeypatch.context() as patch:
+            patch.setattr(LeaseKeeper, "work", fail)
+            ended.join(30)
+        assert not ended.is_alive()
         other = Gate()
         with other.running_with("other", **policy):
             renewed("other")
