@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 from uuid import UUID
 
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 from django.dispatch import Signal
 
 from django_idempotency import signals
@@ -259,10 +261,24 @@ def _redacted(response: StoredResponse, redact: Redact, id: UUID) -> StoredRespo
     The log says why it failed, without quoting the response.
     """
     try:
-        kept = redact(response)
+        with _no_queries():
+            kept = redact(response)
         if not is_storable(kept):
             raise TypeError("redact must return a StoredResponse of text headers and a body of bytes or None.")
         return replace(kept, status=response.status)
     except Exception as error:  # the project's code, after the effects: it may lose the copy, never the response
         log_lost_response("could not be redacted, and is not stored", id, error)
         return response.without_content()
+
+
+@contextmanager
+def _no_queries() -> Iterator[None]:
+    """Refuse queries inside the block: a failed query would break the business transaction."""
+    with ExitStack() as stack:
+        for connection in connections.all(initialized_only=True):
+            stack.enter_context(connection.execute_wrapper(_refuse))
+        yield
+
+
+def _refuse(*_query: Any) -> NoReturn:
+    raise RuntimeError("redact must not query a database.")

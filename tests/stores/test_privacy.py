@@ -7,6 +7,7 @@ import logging
 from dataclasses import replace
 
 import pytest
+from django.contrib.auth import get_user_model
 from django.db import connection
 from django.http import HttpResponse, JsonResponse, StreamingHttpResponse
 
@@ -65,8 +66,21 @@ def raising(response):
     raise ValueError(f"can't redact {response.body!r} {response.headers}")
 
 
+def querying(response):
+    get_user_model().objects.count()
+    return response
+
+
+def failing_query(response):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT no_such_column")
+    return response
+
+
 WRONG = {
     "raises": raising,
+    "queries": querying,
+    "fails in a query": failing_query,
     "returns bytes": lambda response: response.body,
     "returns nothing": lambda response: None,
     "text for a body": lambda response: replace(response, body=response.body.decode()),
