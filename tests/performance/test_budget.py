@@ -19,7 +19,7 @@ BUDGETS = {
     "lock": {"statements": 6.1, "synchronous_commits": 1.1, "wal_bytes": 1000, "buffers": 16},
     "lease": {"statements": 5.1, "synchronous_commits": 3.1, "wal_bytes": 1400, "buffers": 24},
 }
-REPLAY = {"statements": 1.1, "synchronous_commits": 0.1, "wal_bytes": 40, "buffers": 10}
+REPLAY = {"statements": 1.1, "synchronous_commits": 0.1, "wal_bytes": 40, "buffers": 8}
 REPLAYS = {"lock": REPLAY | {"statements": 4.1}}
 COUNTED_AT_MOST = 5
 
