@@ -1,4 +1,4 @@
-"""Threads of this process: each runs while there is something to do, and starts again with the next work."""
+"""Threads of this process: each runs while there is something to do, and is restarted if it ended too soon."""
 
 from __future__ import annotations
 
@@ -114,6 +114,14 @@ class Worker(ABC):
         finally:
             with suppress(Exception):
                 connections.close_all()
+            self._leave_to_a_successor()
+
+    def _leave_to_a_successor(self) -> None:
+        """Start another thread if this one was ended from outside and something is left to do."""
+        with self.changed, suppress(RuntimeError):
+            if self._thread is threading.current_thread() and not self.ending and self.due() is not None:
+                self._thread = None
+                self.wake()
 
     def _sleep(self) -> bool:
         """Wait until something is due. Return false, and count as ended, once there is nothing left to do."""

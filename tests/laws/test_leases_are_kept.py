@@ -15,6 +15,7 @@ from django.core import mail
 from django.db import connection, connections, transaction
 
 from django_idempotency.engine.leases import LeaseKeeper
+from django_idempotency.engine.workers import Worker
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.policy import Lease
 from tests.support.aliases import another_alias
@@ -189,7 +190,21 @@ def fail(_worker: object) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_is_ended_costs_no_lease(monkeypatch):
+    with Gate().running(mode=Lease(seconds=LEASE)):
+        renewed()
+        (ended,) = [thread for thread in ours() if thread.name.endswith("leases")]
+        with monkeypatch.context() as patch:
+            patch.setattr(LeaseKeeper, "work", fail)
+            ended.join(30)
+        assert not ended.is_alive()
+        renewed()
+        renewed()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_the_next_claim_restarts_a_dead_thread(monkeypatch):
+    monkeypatch.setattr(Worker, "_leave_to_a_successor", lambda worker: None)
     policy = {"mode": Lease(seconds=LEASE)}
     with Gate().running(**policy):
         (ended,) = [thread for thread in ours() if thread.name.endswith("leases")]
