@@ -11,6 +11,8 @@ from itertools import pairwise
 
 from django.db import connection, transaction
 
+from tests.support.pages import FENCE, section
+
 WANTED = os.environ.get("IDEMPOTENCY_PARTITIONED") == "1"
 WIDTH, COUNT = timedelta(seconds=10), 30
 PARAMETERS = "autovacuum_vacuum_scale_factor = 0.01"  # as in the migration
@@ -42,7 +44,7 @@ def divide_finely() -> None:
 
 
 def make_plain() -> None:
-    """Make the table plain again, with its rows, which no command does."""
+    """Make the table plain again, with its rows, by the statements of the page on partitions."""
     from django_idempotency.contrib.partitions.catalog import read_layout
     from django_idempotency.contrib.partitions.conversion import INDEXES
     from django_idempotency.contrib.partitions.layout import TABLE
@@ -52,11 +54,10 @@ def make_plain() -> None:
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(INDEXES)
         indexes = [definition for _name, _aside, definition, _is_primary in cursor.fetchall()]
+        ((_language, documented),) = FENCE.findall(section("partitions.md", "Going back"))
         for statement in (
-            f"ALTER TABLE {TABLE} RENAME TO divided",
-            f"CREATE TABLE {TABLE} (LIKE divided INCLUDING ALL EXCLUDING INDEXES) WITH ({PARAMETERS})",
-            f"INSERT INTO {TABLE} SELECT * FROM divided",
-            "DROP TABLE divided",
+            documented.replace("BEGIN;", "").replace("COMMIT;", ""),
+            f"ALTER TABLE {TABLE} SET ({PARAMETERS})",
             f"ALTER TABLE {TABLE} ADD CONSTRAINT {TABLE}_pkey PRIMARY KEY (id)",
             *indexes,
         ):
