@@ -21,7 +21,7 @@ BUDGETS = {
 }
 REPLAY = {"statements": 1.1, "synchronous_commits": 0.1, "wal_bytes": 40, "buffers": 8}
 REPLAYS = {"lock": REPLAY | {"statements": 4.1}}
-COUNTED_AT_MOST = 5
+COUNTED_AT_MOST = 3
 
 
 @pytest.mark.parametrize("mode", BUDGETS)
