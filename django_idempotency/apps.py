@@ -13,13 +13,13 @@ class DjangoIdempotencyConfig(AppConfig):
     def ready(self) -> None:
         from django_idempotency import instrumentation
         from django_idempotency.checks import register
-        from django_idempotency.checks.table import CHECKS
+        from django_idempotency.checks.catalogue import CHECKS
         from django_idempotency.http import handlers
         from django_idempotency.reporting import events
         from django_idempotency.stores.claim_function import create_after_migrate
 
         register(CHECKS, label=self.label, page="checks")
         handlers.install()
-        events.log_events()
+        events.listen(events.log_event)
         post_migrate.connect(create_after_migrate, sender=self)
         instrumentation.install()

@@ -17,15 +17,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from django_idempotency.policy import Policy
-from django_idempotency.values.option_groups import Atomic, Body, Lease, Seconds
-from django_idempotency.values.options import (
+from django_idempotency.values.policy import Atomic, Body, Lease, Policy
+from django_idempotency.values.rules import (
     BACKENDS,
     BOOLEAN,
     MAPPING,
-    CallableRule,
     Kept,
     Rule,
+    Seconds,
     an,
     conform,
     is_expression,
@@ -33,6 +32,7 @@ from django_idempotency.values.options import (
     names_from,
     number,
     option,
+    or_callable,
     or_none,
     rules,
     seconds,
@@ -55,10 +55,6 @@ def decoded_key(key: object) -> bytes:
         return b""
 
 
-PRINTED = ("q7m0bq3Z0bQ2S3o0b1l1Z0b1c2d3e4f5g6h7i8j9k0E=", "mB0X4nZk2f8s1yq0m3o5V7t9h2a4c6e8g1i3k5l7n9Q=")
-EXAMPLES = frozenset(map(decoded_key, PRINTED))  # of keys, in the documentation
-
-
 _HEADER = text("the name of a header, such as 'Idempotency-Key'", re.compile(r"[A-Za-z0-9-]+").fullmatch)
 _EXPRESSIONS = listed("regular expressions", lambda value: isinstance(value, str) and is_expression(value))
 _PATHS = listed("dotted paths, such as 'shop.consumers.receipts'", lambda path: isinstance(path, str) and "." in path)
@@ -76,14 +72,14 @@ _KEYS = listed(
     f"strings, each {KEY_LENGTH} bytes in base64",
     lambda key: isinstance(key, str) and len(decoded_key(key)) == KEY_LENGTH,
 )
-_KEYS_OR_PROVIDER = CallableRule(f"{_KEYS.what}, or a callable", lambda keys: callable(keys) or _KEYS.accepts(keys))
+_KEYS_OR_PROVIDER = or_callable(_KEYS)
 SecretKeys = Sequence[str] | Callable[[], Sequence[str | bytes]]
 
 
 def _provided(name: str, keys: SecretKeys) -> tuple[bytes, ...]:
     """Return the bytes of the keys in a setting, newest first. A callable is called for them.
 
-    Raises ``ImproperlyConfigured`` if the newest key is public, and if the callable fails or does not return keys.
+    Raises ``ImproperlyConfigured`` if the callable fails or does not return keys.
     """
     try:
         provided = tuple(map(decoded_key, keys() if callable(keys) else keys))
@@ -93,8 +89,6 @@ def _provided(name: str, keys: SecretKeys) -> tuple[bytes, ...]:
         raise ImproperlyConfigured(f"The callable in {name} returned no key.")
     if any(len(key) != KEY_LENGTH for key in provided):
         raise ImproperlyConfigured(f"The callable in {name} returned a key that is not {KEY_LENGTH} bytes.")
-    if provided and provided[0] in EXAMPLES:
-        raise ImproperlyConfigured(f"{name}: the first key is an example from the documentation, so it is not secret.")
     return provided
 
 
@@ -122,7 +116,6 @@ class Conf:
     consumers: Sequence[str] = option((), _PATHS)
     instrumentation: Sequence[str] = option((), names_from(("prometheus", "opentelemetry")))
     metrics_tokens: Sequence[str] = option((), _TOKENS, secret=True)
-    trace_record_id: bool = option(False, BOOLEAN)
     limits_cache: str = option("default", text("an alias in CACHES"))
     sweep_batch: int = option(1000, number(1, 1_000_000))
     sweep_pause: Kept[Seconds, float] = option(0.5, seconds(0))
@@ -184,19 +177,7 @@ class Conf:
 
 
 GLOBAL_NAMES = frozenset(rules(Conf))
-RULES = {name.upper(): rule for name, rule in {**rules(Policy), **rules(Conf)}.items()}
-NAMES = frozenset(RULES)
-SECRETS = frozenset(declared.name.upper() for declared in fields(Conf) if not declared.repr)
-
-
-def stated() -> dict[str, Any]:
-    """Return the ``IDEMPOTENCY`` setting as the project's settings define it."""
-    return getattr(settings, "IDEMPOTENCY", {})
-
-
-def errors() -> list[str]:
-    """Return a sentence for each unknown name in ``IDEMPOTENCY``."""
-    return unknown_names(stated(), NAMES)
+NAMES = frozenset(name.upper() for name in GLOBAL_NAMES | rules(Policy).keys())
 
 
 @lru_cache(maxsize=1)
@@ -205,33 +186,12 @@ def conf() -> Conf:
 
     Raises ``ImproperlyConfigured``; for an unknown name, the message suggests the nearest valid one.
     """
-    if not isinstance(stated(), Mapping):
-        raise ImproperlyConfigured(f"IDEMPOTENCY is {stated()!r}; it must be a dict.")
-    if wrong := errors():
-        raise ImproperlyConfigured("IDEMPOTENCY: " + " ".join(wrong))
-    options = {name.lower(): _conforming(name, value) for name, value in stated().items()}
-    general = {name: options.pop(name) for name in list(options) if name in GLOBAL_NAMES}
+    stated = getattr(settings, "IDEMPOTENCY", {})
+    if not isinstance(stated, Mapping):
+        raise ImproperlyConfigured(f"IDEMPOTENCY is {stated!r}; it must be a dict.")
+    options = _read("IDEMPOTENCY", stated, Policy, Conf)
+    general = {name: options.pop(name) for name in GLOBAL_NAMES & options.keys()}
     return Conf(**general, policy=Policy(**options))
-
-
-def _conforming(name: str, value: Any) -> Any:
-    """Return ``value`` with callables in place of their paths; a policy converts it."""
-    setting = f'IDEMPOTENCY["{name}"]'
-    value = _imported(setting, value, RULES[name])
-    conform(setting, value, RULES[name], secret=name in SECRETS)
-    return value
-
-
-def _imported(setting: str, value: Any, rule: Rule) -> Any:
-    if isinstance(value, Body):
-        redact = _imported(f"{setting}.redact", value.redact, rules(Body)["redact"])
-        return value.derive(redact=redact)
-    if not (isinstance(rule, CallableRule) and isinstance(value, str) and "." in value):
-        return value
-    try:
-        return import_string(value)
-    except ImportError as error:
-        raise ImproperlyConfigured(f"{setting} is {value!r}, which can't be imported: {error}.") from error
 
 
 @lru_cache(maxsize=16)
@@ -240,17 +200,32 @@ def options_of_wing(name: str, options: type[Any]) -> Any:
 
     Raises ``ImproperlyConfigured``. For an unknown name, its message gives the nearest valid one.
     """
-    stated: Mapping[str, Any] = getattr(conf(), name.lower())
-    known = {known.upper(): rule for known, rule in rules(options).items()}
+    return options(**_read(f'IDEMPOTENCY["{name}"]', getattr(conf(), name.lower()), options))
+
+
+def _read(where: str, stated: Mapping[str, Any], *groups: type[Any]) -> dict[str, Any]:
+    """Return the options in a setting, with callables in place of their paths. Their classes convert them."""
+    known = {each.name.upper(): each for group in groups for each in fields(group) if "rule" in each.metadata}
     if wrong := unknown_names(stated, known):
-        raise ImproperlyConfigured(f"{name}: " + " ".join(wrong))
-    secrets = {declared.name.upper() for declared in fields(options) if not declared.repr}
-    for given, value in stated.items():
-        conform(f'IDEMPOTENCY["{name}"]["{given}"]', value, known[given], secret=given in secrets)
+        raise ImproperlyConfigured(f"{where}: " + " ".join(wrong))
+    read = {}
+    for name, value in stated.items():
+        setting, rule = f'{where}["{name}"]', known[name].metadata["rule"]
+        read[name.lower()] = value = _imported(setting, value, rule)
+        conform(setting, value, rule, secret=not known[name].repr)
+    return read
+
+
+def _imported(setting: str, value: Any, rule: Rule) -> Any:
+    if isinstance(value, Body):
+        redact = _imported(f"{setting}.redact", value.redact, rules(Body)["redact"])
+        return value.derive(redact=redact)
+    if not (rule.may_be_path and isinstance(value, str) and "." in value):
+        return value
     try:
-        return options(**{given.lower(): value for given, value in stated.items()})
-    except ImproperlyConfigured as error:
-        raise ImproperlyConfigured(f"{name}: {error}") from error
+        return import_string(value)
+    except ImportError as error:
+        raise ImproperlyConfigured(f"{setting} is {value!r}, which can't be imported: {error}.") from error
 
 
 @lru_cache(maxsize=1024)

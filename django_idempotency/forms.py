@@ -18,21 +18,20 @@ from functools import partial, wraps
 from typing import Any, NoReturn
 
 from django.contrib import messages
-from django.contrib.messages.storage.base import Message
+from django.contrib.messages.storage.cookie import MessageDecoder, MessageEncoder
 from django.core.exceptions import ImproperlyConfigured, SuspiciousOperation
 from django.core.signing import BadSignature, Signer
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
-from django.utils.safestring import SafeData, mark_safe
+from django.utils.cache import patch_cache_control
 
 from django_idempotency.conf import conf, resolve
-from django_idempotency.decorators import idempotent
 from django_idempotency.http import ninja
+from django_idempotency.http.placement import idempotent
 from django_idempotency.http.requests import default_scope, fingerprint_of
 from django_idempotency.http.responses import REPLAYED
-from django_idempotency.policy import Decorator, Keys, Policy, Using, is_async
-from django_idempotency.values.option_groups import Redact
 from django_idempotency.values.outcomes import StoredResponse, dotted_name
+from django_idempotency.values.policy import Decorator, Keys, Policy, Redact, Using, is_async
 from django_idempotency.values.scopes import BuiltInScope
 
 FIELD = "idempotency_key"
@@ -70,6 +69,7 @@ def _submitted_once(view: Callable[..., HttpResponseBase], policy: Policy) -> Ca
         finally:
             _submitted.reset(before)
         _restore_messages(request, response)
+        patch_cache_control(response, private=True)  # a page of the form has a key
         return response
 
     setattr(submit, ninja.CONTRIBUTIONS, [partial(_refuse_operation, view)])
@@ -142,9 +142,10 @@ def _take_key(request: HttpRequest, stated: Policy) -> bool:
 
 
 def _with_messages(redact: Redact | None, response: StoredResponse) -> StoredResponse:
-    added = getattr(getattr(_submitted.get(None), "_messages", None), "_queued_messages", None)
-    if added:
-        encoded = base64.b64encode(json.dumps(list(map(_plain, added))).encode()).decode()
+    storage: Any = getattr(_submitted.get(None), "_messages", None)
+    if added := getattr(storage, "_queued_messages", None):
+        storage._prepare_messages(added)  # as before they are stored
+        encoded = base64.b64encode(json.dumps(added, cls=MessageEncoder).encode()).decode()
         response = replace(response, headers=(*response.headers, (MESSAGES, encoded)))
     return response if redact is None else redact(response)
 
@@ -157,15 +158,9 @@ def _have_messages_be_text(request: HttpRequest) -> None:
         storage.add = lambda level, message, extra_tags="": add(level, str(message), extra_tags)
 
 
-def _plain(message: Message) -> tuple[Any, ...]:
-    is_safe = [True] if isinstance(message.message, SafeData) else []
-    return (message.level, str(message.message), message.extra_tags, *is_safe)
-
-
 def _restore_messages(request: HttpRequest, response: HttpResponseBase) -> None:
     encoded = response.headers.get(MESSAGES)
     response.headers.pop(MESSAGES, None)
     if encoded and REPLAYED in response.headers and hasattr(request, "_messages"):
-        for level, text, tags, *is_safe in json.loads(base64.b64decode(encoded)):
-            message = mark_safe(text) if is_safe else text  # nosec B308 B703 # as the view had it
-            messages.add_message(request, level, message, extra_tags=tags or "")
+        for message in json.loads(base64.b64decode(encoded), cls=MessageDecoder):
+            messages.add_message(request, message.level, message.message, extra_tags=message.extra_tags or "")

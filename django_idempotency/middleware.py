@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction as is_async
@@ -10,12 +11,14 @@ from asgiref.sync import markcoroutinefunction
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import URLPattern, URLResolver, get_resolver
+from django.utils.cache import patch_cache_control
 from django.utils.module_loading import import_string
 
 from django_idempotency.conf import conf, has_urls, middleware, resolve
 from django_idempotency.http import ninja
 from django_idempotency.http.handlers import cover_view
 from django_idempotency.http.placement import (
+    apply_to,
     behind_entry_point,
     entry_point_policy,
     has_entry_point,
@@ -23,9 +26,11 @@ from django_idempotency.http.placement import (
     layers,
 )
 from django_idempotency.http.requests import is_keyed
-from django_idempotency.policy import Policy
+from django_idempotency.values.policy import Policy
 
 View = Callable[..., Any]
+
+SHOWS_KEY = "_shows_idempotency_key"  # an attribute of requests for which ``{% idempotency_key %}`` was rendered
 
 
 class IdempotencyMiddleware:
@@ -33,20 +38,26 @@ class IdempotencyMiddleware:
 
     The entry point goes inside the decorators of a view and inside the ``dispatch`` of a class, so that their checks
     run on replays too. Async views run in lease mode. ``@idempotency_exempt`` and the setting ``EXEMPT_PATHS`` exclude
-    views and paths.
+    views and paths. A page with ``{% idempotency_key %}`` is kept from shared caches.
     """
 
     sync_capable = True
     async_capable = True
 
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]) -> None:
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self.get_response = get_response
         if is_async(get_response):
             markcoroutinefunction(self)
 
-    def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
+    def __call__(self, request: HttpRequest) -> Any:
         cover_view(request, _covered)
-        return self.get_response(request)
+        return apply_to(self.get_response(request), partial(_private_with_key, request))
+
+
+def _private_with_key(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+    if hasattr(request, SHOWS_KEY):
+        patch_cache_control(response, private=True)
+    return response
 
 
 def _covered(request: HttpRequest, view: View) -> View:

@@ -1,10 +1,11 @@
-"""The record of a key, and the only table of the moves that its status can make."""
+"""The record of a key, and the only table of the moves from one status to another."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 from django.db import connections, models
 from django.db.models import F, Func, Q, Value
@@ -12,9 +13,9 @@ from django.db.models.functions import Now
 from django.utils.timezone import get_default_timezone
 from django.utils.translation import gettext_lazy as _
 
-from django_idempotency.exceptions import IllegalMove
-from django_idempotency.policy import Mode
-from django_idempotency.values.keys import id_range
+from django_idempotency.values.exceptions import IllegalMove
+from django_idempotency.values.keys import id_range, is_record_id
+from django_idempotency.values.policy import Atomic, Lease
 from django_idempotency.values.printable import printable
 
 
@@ -25,40 +26,33 @@ class Status(models.TextChoices):
     FAILED = "failed", _("failed")
 
 
-MODES = {Mode.ATOMIC: _("atomic"), Mode.LEASE: _("lease")}
-ABSENT = None
+MODES = {Atomic.word: _("atomic"), Lease.word: _("lease")}
 LIVE = (Status.STARTED, Status.PROCESSING)
 TERMINAL = (Status.COMPLETED, Status.FAILED)
 
 # From each status to those that may follow. A record that has expired and is used again moves from a terminal status to
 # PROCESSING.
-MOVES: Mapping[Status | None, frozenset[Status | None]] = {
-    # A claim by lock has no record before it ends with a terminal status.
-    ABSENT: frozenset({Status.STARTED, Status.PROCESSING, Status.COMPLETED, Status.FAILED}),
-    Status.STARTED: frozenset({Status.PROCESSING, Status.FAILED}),
-    Status.PROCESSING: frozenset({Status.PROCESSING, Status.COMPLETED, Status.FAILED, ABSENT}),
-    Status.FAILED: frozenset({Status.PROCESSING}),
-    Status.COMPLETED: frozenset(),
+MOVES: Mapping[str, tuple[Status, ...]] = {
+    Status.STARTED: (Status.PROCESSING, Status.FAILED),
+    Status.PROCESSING: (Status.PROCESSING, Status.COMPLETED, Status.FAILED),
+    Status.FAILED: (Status.PROCESSING,),
+    Status.COMPLETED: (),
 }
-MOVES_ONCE_EXPIRED = frozenset({Status.PROCESSING, ABSENT})
 # The moves of a record without a response when an operator gives it one.
-MOVES_BY_DECISION: Mapping[str | None, frozenset[str | None]] = {
-    Status.STARTED: frozenset({Status.COMPLETED}),
-    Status.FAILED: frozenset({Status.COMPLETED, Status.FAILED}),
+MOVES_BY_DECISION: Mapping[str, tuple[Status, ...]] = {
+    Status.STARTED: (Status.COMPLETED,),
+    Status.FAILED: (Status.COMPLETED, Status.FAILED),
 }
 
 
-def check_move(before: str | None, after: str | None, *, expired: bool = False, decided: bool = False) -> None:
-    """Raise ``IllegalMove`` unless a record may move from status ``before`` to ``after`` (``None``: no record).
+def check_move(before: str, after: str, *, expired: bool = False, decided: bool = False) -> None:
+    """Raise ``IllegalMove`` unless a record may move from status ``before`` to ``after``.
 
     ``decided``: the record has no response yet, and an operator has decided on one.
     """
-    legal = MOVES[before if before is None else Status(before)]
-    if after in legal or (expired and before in TERMINAL and after in MOVES_ONCE_EXPIRED):
-        return
-    if decided and after in MOVES_BY_DECISION.get(before, ()):
-        return
-    raise IllegalMove(f"A record can't go from {before or 'absent'} to {after or 'absent'}.")
+    legal = MOVES[Status(before)] + (MOVES_BY_DECISION.get(before, ()) if decided else ())
+    if after not in legal and not (expired and before in TERMINAL and after == Status.PROCESSING):
+        raise IllegalMove(f"A record can't go from {before} to {after}.")
 
 
 def in_utc(value: datetime, using: str) -> datetime:
@@ -107,11 +101,12 @@ class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):
         """Return the records of a raw key in every scope, which are one range of the primary key."""
         return self.filter(pk__range=id_range(key), key=key)
 
+    def with_id(self, id: UUID) -> RecordQuerySet:
+        """Return the record with an id, if that is one that a record can have: MariaDB refuses some others."""
+        return self.filter(pk=id) if is_record_id(id) else self.none()
+
     def live(self) -> RecordQuerySet:
         return self.filter(status__in=LIVE)
-
-    def terminal(self) -> RecordQuerySet:
-        return self.filter(status__in=TERMINAL)
 
     def stuck(self, older_than: float = 0) -> RecordQuerySet:
         """Return those whose lease lapsed more than ``older_than`` seconds ago, oldest first.
@@ -131,7 +126,7 @@ class RecordQuerySet(models.QuerySet["IdempotencyRecord"]):
 
     def purgeable(self) -> RecordQuerySet:
         """Return those that may be deleted. Records on hold wait for an operator without a time limit."""
-        return self.terminal().filter(purge_at__lt=DatabaseNow(), on_hold=False)
+        return self.filter(status__in=TERMINAL, purge_at__lt=DatabaseNow(), on_hold=False)
 
     def with_needless_body(self) -> RecordQuerySet:
         """Return those past ``expires_at`` that are kept for audit and still have a body."""
@@ -159,7 +154,7 @@ class IdempotencyRecord(models.Model):
     method = models.CharField(_("method"), max_length=32)
     path = models.TextField(_("path"))
     fingerprint = models.BinaryField(_("fingerprint"), max_length=36)
-    mode = models.CharField(_("mode"), max_length=16, choices=[(mode.value, name) for mode, name in MODES.items()])
+    mode = models.CharField(_("mode"), max_length=16, choices=MODES)
     hold_on_crash = models.BooleanField(_("hold on crash"), db_default=False)
     created_at = models.DateTimeField(_("created at"))
     status = models.CharField(_("status"), max_length=16, choices=Status)
@@ -194,7 +189,7 @@ class IdempotencyRecord(models.Model):
         ]
         constraints = [
             models.CheckConstraint(condition=Q(status__in=Status.values), name="idempotency_record_status"),
-            models.CheckConstraint(condition=Q(mode__in=[mode.value for mode in Mode]), name="idempotency_record_mode"),
+            models.CheckConstraint(condition=Q(mode__in=[*MODES]), name="idempotency_record_mode"),
             models.CheckConstraint(
                 condition=_exactly(Q(status__in=LIVE), names=("token", "locked_at", "locked_until")),
                 name="idempotency_record_claim",

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from celery import shared_task
-from celery.signals import beat_init
+from celery.signals import beat_init, worker_process_shutdown
 
-from django_idempotency.maintenance.passes import CLEANUP, DROP_BODIES, REAP, Pass, for_each_pass, run_pass
-from django_idempotency.messages import celery_exit  # noqa: F401 (listens)
+from django_idempotency.maintenance.passes import CLEANUP, DROP_BODIES, PASSES, REAP, Pass, run_pass
 
 PREFIX = "django_idempotency."
 
@@ -41,7 +40,15 @@ def begin_at_once(sender: Any, **_named: Any) -> None:
             entry.last_run_at = entry.schedule.now() - interval
 
 
-@for_each_pass
+@worker_process_shutdown.connect(dispatch_uid="django_idempotency")  # once, if both modules are imported
+def end_background(**_named: Any) -> None:
+    """Write the counts that are still in memory: Python calls no exit handlers in a child of the prefork pool."""
+    from django_idempotency.engine.background import background
+
+    background.end()
+
+
+@PASSES.for_each
 def _define(one: Pass) -> None:
     def task(**options: Any) -> dict[str, Any]:
         return run_pass(one.name, **options)

@@ -15,12 +15,12 @@ from django.views.decorators.csrf import csrf_exempt
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from django_idempotency.conf import resolve
-from django_idempotency.decorators import idempotency_exempt
 from django_idempotency.engine import Context
+from django_idempotency.http.placement import idempotency_exempt
 from django_idempotency.http.transactions import take_over_atomic_requests
 from django_idempotency.messages.consumer import Consumer
 from django_idempotency.messages.message import Ack, InFlightElsewhere, Malformed, Message, RetryLater
-from django_idempotency.policy import Policy
+from django_idempotency.values.policy import Policy
 
 Verify = Callable[[HttpRequest], str]
 ACCEPTED_FOR = 10 * 60  # seconds: a time may be five minutes off, in either direction
@@ -40,13 +40,12 @@ def standard_webhook(*secrets: str) -> Verify:
     webhooks = [Webhook(secret) for secret in secrets]
 
     def verify(request: HttpRequest) -> str:
-        headers = {name.lower(): value for name, value in request.headers.items()}
         for webhook in webhooks:
             try:
-                webhook.verify(request.body, headers, json_parse=False)
+                webhook.verify(request.body, dict(request.headers), json_parse=False)
             except (WebhookVerificationError, ValueError):  # ValueError: malformed signatures and bodies
                 continue
-            return headers["webhook-id"]
+            return request.headers["webhook-id"]
         raise NotVerified
 
     verify.accepts_for = ACCEPTED_FOR  # type: ignore[attr-defined]

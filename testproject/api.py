@@ -18,8 +18,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_idempotency.policy import Policy
 from django_idempotency.rest_framework import IdempotentMixin
+from django_idempotency.values.policy import Policy
 from testproject.models import LedgerEntry, Receipt
 from testproject.serializers import OrderSerializer, PaymentSerializer
 from testproject.simulate import simulated

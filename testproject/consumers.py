@@ -12,7 +12,7 @@ from django_idempotency.engine import Context
 from django_idempotency.messages import Consumer, Delivery, Message, consume
 from django_idempotency.messages.publisher import Event
 from django_idempotency.messages.runner import Runner
-from django_idempotency.policy import Policy
+from django_idempotency.values.policy import Policy
 from testproject.brokers import stream_of
 from testproject.models import Receipt
 

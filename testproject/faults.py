@@ -27,11 +27,11 @@ from django.db.utils import DatabaseErrorWrapper
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.stores.database import DatabaseStore
 from django_idempotency.stores.errors import store_errors
 from django_idempotency.stores.lock_claims import LockClaimStore
 from django_idempotency.stores.postgresql import PostgreSQLStore
+from django_idempotency.values.exceptions import StoreUnavailable
 from testproject.models import LedgerEntry
 
 STORE_STEPS = ("claim", "reassign", "lock", "complete", "fail", "release", "renew")

@@ -9,7 +9,7 @@ from django.contrib.auth import get_user_model
 
 from django_idempotency.engine import Context
 from django_idempotency.messages import Message, RejectMessage
-from django_idempotency.policy import Policy
+from django_idempotency.values.policy import Policy
 from django_idempotency.webhooks import WebhookView, standard_webhook
 from testproject.models import LedgerEntry
 

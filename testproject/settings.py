@@ -76,12 +76,13 @@ if SIMULATE and FAULTS_LOG:
     MIDDLEWARE.insert(0, "testproject.faults.faults")
 INSTRUMENTATION = env.list("INSTRUMENTATION", default=[])
 WORKERS = env.int("WORKERS", default=2)  # processes of make serve
-STORE = env.str("STORE", default="database")  # or "cached", "redis"; both at REDIS_URL
+STORE = env.str("STORE", default="database")  # or "cached", "redis", both at REDIS_URL; or "citus"
 CLAIM = env.str("CLAIM", default="record")  # or "lock": of the views in atomic mode
 STORES = {
     "database": {},
     "cached": {"default": {"BACKEND": "django_idempotency.contrib.cached.CachedStore"}},
     "redis": {"redis": {"BACKEND": "django_idempotency.contrib.redis.RedisStore", "OPTIONS": {"url": REDIS_URL}}},
+    "citus": {"default": {"BACKEND": "django_idempotency.contrib.citus.store.CitusStore"}},
 }[STORE]
 LEASE_STORE = "redis" if STORE == "redis" else "default"  # of the endpoints in lease mode
 IDEMPOTENCY = {

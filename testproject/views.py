@@ -14,8 +14,8 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
 from django_idempotency import Lease
-from django_idempotency.decorators import idempotent
 from django_idempotency.forms import idempotent_form
+from django_idempotency.http.placement import idempotent
 from testproject.models import LedgerEntry
 from testproject.serializers import OrderSerializer
 from testproject.simulate import simulated

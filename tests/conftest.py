@@ -125,14 +125,17 @@ def django_db_modify_db_settings(
 
 @pytest.fixture(scope="session")
 def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
-    from django_idempotency.stores.sharding import is_distributed
+    from django_idempotency.maintenance.records import is_sharded
+    from django_idempotency.stores.connections import record_database
 
     with django_db_blocker.unblock():
         if partitioned.WANTED:
             partitioned.divide_finely()
         if distributed.WANTED:
             distributed.distribute()
-        is_distributed("default")  # each process tries it once: not while a test counts statements
+        if distributed.STORE_WANTED:
+            distributed.use_store()
+        is_sharded(record_database())  # each process tries it once: not while a test counts statements
         yield
         if distributed.WANTED:
             distributed.end_other_sessions()
@@ -166,6 +169,14 @@ def transactional_db(django_db_setup: None, django_db_blocker: DjangoDbBlocker) 
         for each in connections.all(initialized_only=True):
             if not each.in_atomic_block:
                 each.close()  # with what the test has set on it
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_logged() -> None:
+    """A message that is logged once a minute is logged in every test."""
+    from django_idempotency.reporting import logs
+
+    logs._said.clear()
 
 
 @pytest.fixture
@@ -342,6 +353,12 @@ def lock(request: pytest.FixtureRequest, settings: SettingsWrapper) -> str:
     store = {"BACKEND": "django_idempotency.stores.DatabaseStore", "OPTIONS": {"row_lock": request.param}}
     settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "STORES": {"default": store}}
     return str(request.param)
+
+
+@pytest.fixture
+def client_sees_500(client: Client) -> None:
+    """An exception that nobody caught is an answer, as it is to a real client."""
+    client.raise_request_exception = False
 
 
 @pytest.fixture

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from django.utils.translation import gettext as _
 
 from django_idempotency.admin.pages import SECONDS, Asking, panel
-from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.maintenance import formatting, stats
+from django_idempotency.maintenance import stats
+from django_idempotency.maintenance.formatting import age, amount
 from django_idempotency.maintenance.stats import alarms_of_store, outside_stores
 from django_idempotency.reporting.logs import cause, log
 from django_idempotency.stores.connections import databases
+from django_idempotency.values.exceptions import StoreUnavailable
+from django_idempotency.values.registry import Registry
 
 MOST = 10_000  # the most records of each kind that are counted
 
@@ -26,12 +28,8 @@ class Alarm:
     situation: str = ""
 
 
-_of_wings: list[Callable[..., list[Alarm]]] = []
-
-
-def register(of_wing: Callable[..., list[Alarm]]) -> None:
-    """Add the alarms of a wing: a function of the alias ``using`` of a database. Call this in the wing's ``admin``."""
-    _of_wings.append(of_wing)
+_of_wings: Registry[Callable[..., list[Alarm]]] = Registry()  # functions of the alias ``using`` of a database
+register = _of_wings.register
 
 
 def alarms(using: str) -> list[Alarm] | None:
@@ -60,14 +58,11 @@ def _of_store(alias: str) -> list[Alarm]:
     return [Alarm(_("store %(store)s: %(alarm)s") % {**named, "alarm": alarm.text}) for alarm in found]
 
 
-def alarms_shown(found: stats.Alarms) -> list[Alarm]:
+def alarms_shown(found: Mapping[str, float]) -> list[Alarm]:
     """Return the alarms that are raised, in words. Pure."""
-    raised = (
-        (_("%(count)s stuck, oldest %(age)s"), found.stuck, found.stuck_oldest, "stuck"),
-        (_("%(count)s on hold, oldest %(age)s"), found.on_hold, found.on_hold_oldest, "on_hold"),
-    )
+    texts = {"stuck": _("%(count)s stuck, oldest %(age)s"), "on_hold": _("%(count)s on hold, oldest %(age)s")}
     return [
-        Alarm(text % {"count": formatting.amount(count, MOST), "age": formatting.duration(round(age))}, situation)
-        for text, count, age, situation in raised
-        if count
+        Alarm(text % {"count": amount(found[name], MOST), "age": age(found[f"{name}_oldest"])}, name)
+        for name, text in texts.items()
+        if found[name]
     ]

@@ -7,19 +7,19 @@ and the situation that are shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR, ChangeList
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
 from django_idempotency.admin.pages import PARAMETER, choices, query_of
-from django_idempotency.models import LIVE, TERMINAL, DatabaseNow, IdempotencyRecord, RowLocked, Status
+from django_idempotency.models import TERMINAL, IdempotencyRecord, RecordQuerySet, Status
 
 Records = QuerySet[IdempotencyRecord]
 
@@ -28,70 +28,62 @@ MOST = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """``column`` is the one that its index is ordered by.
+    """``of`` finds the records, by an index that has them in this ``ordering``.
 
     ``columns`` are those that the list shows between a record's key and its request.
     """
 
     title: str | Promise
     help: str | Promise
-    condition: Q
-    column: str
+    of: Callable[[Any], Records]
+    ordering: str
     columns: tuple[str, ...] = ()
-    newest_first: bool = False
-
-    @property
-    def ordering(self) -> str:
-        return f"-{self.column}" if self.newest_first else self.column
 
     def first(self, rows: Records) -> Records:
         """Return the first ``MOST`` of ``rows`` in this situation."""
-        rows = rows.filter(self.condition)
-        last = rows.order_by(self.ordering).values_list(self.column, flat=True)[MOST - 1 : MOST].first()
+        rows = self.of(rows)
+        column = self.ordering.removeprefix("-")
+        last = rows.order_by(self.ordering).values_list(column, flat=True)[MOST - 1 : MOST].first()
         if last is not None:
-            rows = rows.filter(**{f"{self.column}__{'gte' if self.newest_first else 'lte'}": last})
+            rows = rows.filter(**{f"{column}__{'lte' if column == self.ordering else 'gte'}": last})
         return rows
 
-
-_UNDECIDED = Q(status=Status.FAILED, response_status__isnull=True)
 
 SITUATIONS = {
     "live": Situation(
         title=_("In flight"),
         help=_("Claimed, but without a response yet; those whose lease ran out first come first."),
-        condition=Q(status__in=LIVE),
-        column="locked_until",
+        of=RecordQuerySet.live,
+        ordering="locked_until",
         columns=("badge", "since"),
     ),
     "stuck": Situation(
         title=_("Lease ran out"),
         help=_("In flight, past its lease, and no transaction has its row locked: its owner is gone."),
-        condition=Q(status__in=LIVE, locked_until__lt=DatabaseNow()) & ~Q(RowLocked()),
-        column="locked_until",
+        of=RecordQuerySet.abandoned,
+        ordering="locked_until",
         columns=("badge", "since"),
     ),
     "on_hold": Situation(
         title=_("On hold"),
         help=_("It is not known whether these took place. Find out, then allow a retry or resolve them."),
-        condition=_UNDECIDED & Q(on_hold=True),
-        column="updated_at",
+        of=RecordQuerySet.awaiting_operator,
+        ordering="updated_at",
         columns=("since", "shown_reason", "attempts"),
     ),
     "retryable": Situation(
         title=_("Failed, free to retry"),
         help=_("The last run failed, and the next request with the key runs again."),
-        condition=_UNDECIDED & Q(on_hold=False),
-        column="updated_at",
+        of=lambda rows: rows.filter(status=Status.FAILED, response_status__isnull=True, on_hold=False),
+        ordering="-updated_at",
         columns=("since", "shown_reason", "attempts"),
-        newest_first=True,
     ),
     "done": Situation(
         title=_("Ended"),
         help=_("Completed or failed; those that are kept longest come first."),
-        condition=Q(status__in=TERMINAL),
-        column="purge_at",
+        of=lambda rows: rows.filter(status__in=TERMINAL),
+        ordering="-purge_at",
         columns=("badge", "replays", "shown_created_at"),
-        newest_first=True,
     ),
 }
 USUAL = "live"

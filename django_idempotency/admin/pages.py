@@ -18,6 +18,7 @@ from django_idempotency.maintenance import stats
 from django_idempotency.reporting.logs import cause, log
 from django_idempotency.stores.connections import databases
 from django_idempotency.values.printable import printable_lines
+from django_idempotency.values.registry import Registry
 
 PARAMETER = "database"
 T = TypeVar("T")
@@ -49,21 +50,8 @@ class ReadOnly:
     has_add_permission = has_change_permission = has_delete_permission = _never
 
 
-_pages: dict[str, Page] = {}
-
-
-def register(page: Page) -> None:
-    """Add ``page``. Call this before the project's URLs are loaded, in the ``ready()`` of an app."""
-    _pages[page.name] = page
-
-
-def registered() -> list[Page]:
-    return list(_pages.values())
-
-
-def links() -> list[tuple[str, str | Promise]]:
-    """Return the name of the URL and the title of each page that has a link."""
-    return [(f"admin:{page.name}", page.title) for page in _pages.values() if page.title]
+registered: Registry[Page] = Registry()  # before the project's URLs are loaded
+register = registered.register
 
 
 # --- The database that is shown, of those that hold records ----------------------------------------------------------
@@ -91,22 +79,20 @@ def choices(request: HttpRequest) -> list[tuple[str, bool]]:
 # --- How long the database may take for a part of a page -------------------------------------------------------------
 
 
-class Asking:
-    """Asks the statistics one question after another, with ``SECONDS`` for all of them."""
-
-    def __init__(self, using: str) -> None:
-        self.using = using
-        self.ends = time.monotonic() + SECONDS
-
-    def __call__(self, question: Callable[..., T], *args: Any, **named: Any) -> T:
-        with stats.at_most(max(0.001, self.ends - time.monotonic()), self.using):
-            return question(*args, **named, using=self.using)
+Asking = Callable[..., Any]
+"""Asks the statistics one question after another, with ``SECONDS`` for all of them."""
 
 
 def panel(show: Callable[[Asking], T], using: str) -> T | None:
     """Return what a part of a page shows; ``None`` if the database did not respond in time."""
+    ends = time.monotonic() + SECONDS
+
+    def ask(question: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        with stats.at_most(max(0.001, ends - time.monotonic()), using):
+            return question(*args, **named, using=using)
+
     try:
-        return show(Asking(using))
+        return show(ask)
     except Error as error:  # DatabaseError and InterfaceError: not in time, no table, connection lost
         log(logging.WARNING, "admin", "idempotency admin: %s", cause(error))
         return None

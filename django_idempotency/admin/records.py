@@ -6,6 +6,7 @@ No form edits a record's fields. What an operator decides goes through ``mainten
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -25,7 +26,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_idempotency import signals
 from django_idempotency.admin import pages
-from django_idempotency.admin.actions import INTERVENTIONS, confirm, intervene
+from django_idempotency.admin.actions import confirm, intervene
 from django_idempotency.admin.alarms import alarms
 from django_idempotency.admin.lists import (
     MOST,
@@ -37,19 +38,16 @@ from django_idempotency.admin.lists import (
     term_of,
 )
 from django_idempotency.admin.pages import RESPONSE_BODY, database_of, query_of, readable
-from django_idempotency.maintenance.advice import advice, shown_reason, standing_of
-from django_idempotency.maintenance.decisions import Act, Refusal, objection
+from django_idempotency.maintenance.advice import advice, seconds_of, shown_reason, standing_of, timeline
+from django_idempotency.maintenance.decision_forms import INTERVENTIONS
+from django_idempotency.maintenance.decisions import Act, Refusal, objection_to
 from django_idempotency.maintenance.formatting import age, amount
 from django_idempotency.maintenance.history import VIEWED, write_entry
 from django_idempotency.maintenance.records import operation_of
-from django_idempotency.maintenance.timeline import timeline
 from django_idempotency.models import DatabaseNow, IdempotencyRecord, RowLocked
 from django_idempotency.reporting.events import send
-from django_idempotency.stores.codec import decoded, is_encrypted, life_of
-from django_idempotency.values.keys import is_record_id
-from django_idempotency.values.outcomes import StoredResponse
+from django_idempotency.stores import stored_response
 from django_idempotency.values.printable import column, in_zone, printable
-from django_idempotency.values.scopes import is_own
 
 TEMPLATES = "admin/django_idempotency/idempotencyrecord"
 SAYS_NOTHING_WITHOUT = {
@@ -149,11 +147,11 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
             "most": amount(MOST),
             "database_query": query_of(request),
             "alarms": alarms(database_of(request)),
-            "links": pages.links(),
+            "links": [(f"admin:{page.name}", page.title) for page in pages.registered if page.title],
         }
         return super().changelist_view(request, context | (extra_context or {}))
 
-    def get_search_results(self, request: HttpRequest, queryset: Records, search_term: str) -> tuple[Records, bool]:
+    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Records, bool]:
         """Search by primary key: one record's, or the range that a raw key maps to. Never look through the table.
 
         If that finds nothing, return what begins with the term in the list that is shown.
@@ -161,12 +159,11 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
         term = term_of(search_term)
         if not term:
             return queryset, False
-        found = queryset & IdempotencyRecord.objects.using(queryset.db).with_key(term)
-        if found.exists():
+        if (found := queryset.with_key(term)).exists():
             return found, False
-        id = _as_id(term)
-        if id is not None and (found := queryset.filter(pk=id)).exists():
-            return found, False
+        with suppress(ValueError):  # it is no id
+            if (found := queryset.with_id(UUID(term))).exists():
+                return found, False
         begins = Q(key__startswith=term) | Q(scope__startswith=term) | Q(path__startswith=term)
         return situation_of(request).first(queryset).filter(begins), False
 
@@ -189,25 +186,22 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
 
     @admin.display(description=_("what happened"))
     def events(self, record: Any) -> SafeString:
-        context = {"events": timeline(record, record.now), "now": record.now}
+        context = {"events": timeline(record), "now": record.now}
         return render_to_string(f"{TEMPLATES}/timeline.html", context)
 
     @admin.display(description=_("response headers"))
     def headers(self, record: IdempotencyRecord) -> SafeString:
-        """Return the headers as stored. If the body is encrypted, so are they."""
-        response = _stored(record, body=None)
-        if is_encrypted(response):
-            return format_html("{}", _("encrypted, with the body"))
-        return _headers(response)
+        response = stored_response(record)
+        headers = [(printable(name), printable(value)) for name, value in response.headers] if response else []
+        return render_to_string(f"{TEMPLATES}/headers.html", {"headers": headers})
 
     @admin.display(description=_("response body"))
     def body(self, record: IdempotencyRecord) -> SafeString:
-        stored = _stored(record, body=record.response_body)
-        response = decoded(stored, life_of(record))
-        headers = {name.lower(): value for name, value in response.headers}
-        shown = None if response.body is None else readable(response.body, headers.get("content-type", ""))
-        decrypted = _headers(response) if is_encrypted(stored) else ""
-        return render_to_string(f"{TEMPLATES}/body.html", {"shown": shown, "headers": decrypted})
+        shown, response = None, stored_response(record)
+        if response is not None and response.body is not None:
+            headers = {name.lower(): value for name, value in response.headers}
+            shown = readable(response.body, headers.get("content-type", ""))
+        return render_to_string(f"{TEMPLATES}/body.html", {"shown": shown})
 
     def get_fieldsets(self, request: HttpRequest, obj: IdempotencyRecord | None = None) -> Any:
         """Leave out the fields that tell this user nothing about this record."""
@@ -231,7 +225,7 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         return [
-            *(path(page.route, self._page(page.view), name=page.name) for page in pages.registered()),
+            *(path(page.route, self._page(page.view), name=page.name) for page in pages.registered),
             path("intervene/<str:act>/", self._page(intervene), name="django_idempotency_intervene"),
             *super().get_urls(),
         ]
@@ -251,26 +245,18 @@ class IdempotencyRecordAdmin(pages.ReadOnly, ModelAdmin):
             for act, intervention in INTERVENTIONS.items()
             if record is not None
             and request.user.has_perm(act.permission)
-            and not is_own(record.scope, request.user)
-            and objection(record, act, record.now) in (None, Refusal.LAPSED)
+            and objection_to(act, record, request.user) in (None, Refusal.LAPSED, Refusal.BUSY)
         ]
         context = {"interventions": possible, "database_query": query_of(request)}
         return super().change_view(request, object_id, form_url, context | (extra_context or {}))
 
-    def render_change_form(
-        self,
-        request: HttpRequest,
-        context: dict[str, Any],
-        add: bool = False,
-        change: bool = False,
-        form_url: str = "",
-        obj: Any = None,
-    ) -> HttpResponse:
+    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **options: Any) -> HttpResponse:
         """Write a history entry before a body is shown, so that nobody sees one without an entry."""
-        if obj is not None and request.user.has_perm(RESPONSE_BODY) and obj.response_body is not None:
-            write_entry(obj, request.user, VIEWED)
-            send(signals.response_viewed, operation_of(obj), user=request.user)
-        return super().render_change_form(request, context, add, change, form_url, obj)
+        record = context.get("original")
+        if record is not None and request.user.has_perm(RESPONSE_BODY) and record.response_body is not None:
+            write_entry(record, request.user, VIEWED)
+            send(signals.response_viewed, operation_of(record), user=request.user)
+        return super().render_change_form(request, context, *args, **options)
 
 
 # --- Of one record ---------------------------------------------------------------------------------------------------
@@ -280,14 +266,6 @@ def _clamped(text: str) -> SafeString:
     """Show the first lines of a long text; all of it on hover, and on the record's page."""
     text = printable(text)
     return format_html('<bdi class="idempotency-clamped" title="{}">{}</bdi>', text, text)
-
-
-def _as_id(term: str) -> UUID | None:
-    try:
-        id = UUID(term)
-    except ValueError:
-        return None
-    return id if is_record_id(id) else None
 
 
 def _apart(text: str) -> SafeString:
@@ -305,14 +283,4 @@ def _since(record: Any) -> SafeString:
     """Return how long a record has been as it is; the time itself on hover."""
     moment = record.locked_at or record.updated_at
     at = in_zone(moment).isoformat(timespec="seconds")
-    ago = age((record.now - moment).total_seconds())
-    return format_html('<time datetime="{at}" title="{at}">{ago}</time>', at=at, ago=ago)
-
-
-def _stored(record: IdempotencyRecord, *, body: bytes | memoryview | None) -> StoredResponse:
-    return StoredResponse.of(record.response_status or 0, record.response_headers or (), body)
-
-
-def _headers(response: StoredResponse) -> SafeString:
-    headers = [(printable(name), printable(value)) for name, value in response.headers]
-    return render_to_string(f"{TEMPLATES}/headers.html", {"headers": headers})
+    return format_html('<time datetime="{at}" title="{at}">{ago}</time>', at=at, ago=age(seconds_of(record)))

@@ -5,7 +5,7 @@ A wing of the package registers checks of its own from its ``AppConfig``: ``regi
 
 from __future__ import annotations
 
-from django_idempotency.checks.project import Database, Project, Source
 from django_idempotency.checks.registry import Check, each, register
+from django_idempotency.checks.subjects import Database, Project, Source
 
 __all__ = ["Check", "Database", "Project", "Source", "each", "register"]

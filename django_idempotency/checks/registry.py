@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
 from django.core import checks
 from django.core.checks import CheckMessage, Tags
 
-from django_idempotency.checks.project import Project, Source
+from django_idempotency.checks.subjects import Project, Source
 
 DOCS = "https://django-idempotency.readthedocs.io/en/stable"
 TAG = "idempotency"
@@ -76,14 +77,11 @@ def register(rows: Sequence[Check], *, label: str, page: str) -> None:
         together = Table(label, page, [row for row in rows if (row.database, row.deploy) == (database, deploy)])
         if together.rows:
             tags = (TAG, Tags.database) if database else (TAG,)
-            checks.register(_function(together), *tags, deploy=deploy)
+            checks.register(partial(_check, together), *tags, deploy=deploy)
 
 
-def _function(table: Table) -> Callable[..., list[CheckMessage]]:
-    def check(databases: Collection[str] | None = None, **_named: object) -> list[CheckMessage]:
-        return run(table, Project(databases or ()))
-
-    return check
+def _check(table: Table, databases: Collection[str] | None = None, **_named: object) -> list[CheckMessage]:
+    return run(table, Project(databases or ()))
 
 
 def run(table: Table, project: Project) -> list[CheckMessage]:

@@ -25,15 +25,15 @@ from django.db import connections, transaction
 from django_idempotency.engine.admission import CacheGuard
 from django_idempotency.engine.digests import as_recorded
 from django_idempotency.models import TERMINAL, Status
-from django_idempotency.policy import Policy
 from django_idempotency.reporting.logs import cause, log
+from django_idempotency.stores import database_store
 from django_idempotency.stores.base import Found, Seen, Store
 from django_idempotency.stores.codec import EPOCH, is_encrypted
-from django_idempotency.stores.database import DatabaseOptions, DatabaseStore, database_store
+from django_idempotency.stores.database import DatabaseOptions, DatabaseStore
 from django_idempotency.stores.postgresql import Receipt
-from django_idempotency.values.option_groups import Seconds
-from django_idempotency.values.options import Kept, option, seconds, text
 from django_idempotency.values.outcomes import Claimed, Operation, Snapshot, StoredResponse
+from django_idempotency.values.policy import Policy
+from django_idempotency.values.rules import Kept, Seconds, option, seconds, text
 
 T = TypeVar("T")
 
@@ -99,7 +99,8 @@ class CachedStore(DatabaseStore):
 
     def claim(self, operation: Operation, token: UUID) -> Found:
         if found := self._cached(operation):
-            return Seen(found, receipt=self._receipt())
+            schema = _tenant(self.name)
+            return Seen(found, receipt=Receipt((schema,)) if schema else None)
         begun = time.monotonic()
         seen = super().claim(operation, token)
         if isinstance(seen, Claimed | Seen):
@@ -108,8 +109,8 @@ class CachedStore(DatabaseStore):
             self._keep_record(seen.record)
         return seen
 
-    def look(self, operation: Operation) -> Snapshot | None:
-        return self._cached(operation) or super().look(operation)
+    def lookup(self, operation: Operation) -> Snapshot | None:
+        return self._cached(operation) or super().lookup(operation)
 
     def complete(self, claim: Claimed, response: StoredResponse, *, failure: bool = False) -> bool:
         written = super().complete(claim, response, failure=failure)
@@ -134,10 +135,6 @@ class CachedStore(DatabaseStore):
 
     # --- tenants with a schema each
 
-    def _receipt(self) -> Receipt | None:
-        schema = _tenant(self.name)
-        return Receipt((schema,)) if schema else None
-
     def _note(self, schemas: tuple[str, ...]) -> None:
         """Stop using the cache if tenants have a schema each that only the server knows: entries would mix."""
         if not schemas or _tenant(self.name) is not None or self.name in _several_schemas:
@@ -157,11 +154,8 @@ class CachedStore(DatabaseStore):
         guard = _guards.setdefault(options.cache, CacheGuard())
         return guard.ask(what, options.cache, patience=PATIENCE, pause=PAUSE)
 
-    def _key(self, id: UUID) -> str:
-        return _key(id, self.name)
-
     def _cached(self, operation: Operation) -> Snapshot | None:
-        return _record(self._ask_cache(lambda cache: cache.get(self._key(operation.id))), operation)
+        return _record(self._ask_cache(lambda cache: cache.get(_key(operation.id, self.name))), operation)
 
     def _keep_record(self, record: Snapshot) -> None:
         if record.response is None or record.status not in TERMINAL:
@@ -186,15 +180,13 @@ class CachedStore(DatabaseStore):
         """
         if left < 1 or len(response.body or b"") > MAX_BODY:
             return
-        entry = self._key(operation.id), _entry(operation, status, response, created_at or EPOCH)
+        entry = _key(operation.id, self.name), _entry(operation, status, response, created_at or EPOCH)
         seconds = int(min(left, self.options.max_age))
         added = self._ask_cache(lambda cache: cache.add(*entry, seconds))
-        if newest and added is False and self._holds(operation.id, response):
-            self._ask_cache(lambda cache: cache.set(*entry, seconds))
-
-    def _holds(self, id: UUID, response: StoredResponse) -> bool:
-        record = self.read(id)
-        return record is not None and record.response == response
+        if newest and added is False:
+            record = self.read(operation.id)
+            if record is not None and record.response == response:
+                self._ask_cache(lambda cache: cache.set(*entry, seconds))
 
 
 @lru_cache

@@ -33,8 +33,9 @@ ASK_AFTER, ASK_FOR = 10.0, 2.0  # seconds of silence before the cluster is asked
 LOGGER = logging.getLogger("django_idempotency.kafka")
 Partition = tuple[str, int]
 NEVER = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD}
+# Not the event's fault. After a fatal error, this producer can send nothing more, but a new one can.
 BROKER_FAULTS = {
-    *(KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN),
+    *(KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._FATAL),
     *(KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._TIMED_OUT),
 }
 CONNECTING = 5.0  # seconds
@@ -214,7 +215,7 @@ class KafkaPublisher(Publisher):
         self.config = {"linger.ms": 5, "logger": LOGGER, **config, "enable.idempotence": True, "acks": "all"}
         self.prefix = prefix
         self.source = source
-        self._producer: Producer | None = None
+        self._producer: Any = None
 
     def connect(self) -> None:
         if self._producer is not None:
@@ -227,54 +228,28 @@ class KafkaPublisher(Publisher):
         self._producer = producer
 
     def send(self, events: Sequence[Event], timeout: float) -> Iterator[Outcome]:
-        assert self._producer is not None
         deadline, owed = time.monotonic() + timeout, len(events)
         delivered: list[tuple[Event, KafkaError | None]] = []
         for event in events:
-            if (outcome := self._produce(event, delivered)) is not None:
+            try:
+                self._produce(event, delivered)
+            except BufferError:  # librdkafka's queue is full
                 owed -= 1
-                yield outcome
+                yield NotSent(event)
+            except KafkaException as refused:
+                delivered.append((event, refused.args[0]))
         while owed and (left := deadline - time.monotonic()) > 0:
-            self._poll(min(left, 0.1))
+            try:
+                self._producer.poll(0 if delivered else min(left, 0.1))
+            except KafkaException as fatal:
+                raise ConnectionLost(fatal.args[0].str()) from fatal
             for event, error in delivered:
                 owed -= 1
-                if error is not None and error.code() in BROKER_FAULTS:
-                    raise ConnectionLost(error.str())
                 yield _outcome(event, error)
             delivered.clear()
 
-    def _produce(self, event: Event, delivered: list[tuple[Event, KafkaError | None]]) -> Refused | NotSent | None:
-        def note(error: KafkaError | None, _message: KafkaMessage) -> None:
-            delivered.append((event, error))
-
-        assert self._producer is not None
-        try:
-            self._producer.produce(
-                self.prefix + event.topic,
-                event.payload,
-                key=event.key.encode() or None,
-                headers=list(self._headers(event).items()),
-                on_delivery=note,
-            )
-        except BufferError:
-            return NotSent(event)  # librdkafka's queue is full
-        except KafkaException as error:
-            code: KafkaError = error.args[0]
-            if code.code() == KafkaError._FATAL:
-                raise ConnectionLost(code.str()) from error
-            return Refused(event, code.str(), permanent=code.code() in NEVER)
-        return None
-
-    def _poll(self, seconds: float) -> None:
-        assert self._producer is not None
-        try:
-            self._producer.poll(seconds)
-        except KafkaException as error:  # a fatal one: this producer can send nothing more, but a new one can
-            raise ConnectionLost(error.args[0].str()) from error
-
-    def _headers(self, event: Event) -> dict[str, str]:
-        """Return headers by the Kafka protocol binding of CloudEvents 1.0, in binary content mode."""
-        return {
+    def _produce(self, event: Event, delivered: list[tuple[Event, KafkaError | None]]) -> None:
+        headers = {  # by the Kafka protocol binding of CloudEvents 1.0, in binary content mode
             **event.headers,
             "ce_specversion": "1.0",
             "ce_id": str(event.id),
@@ -282,6 +257,13 @@ class KafkaPublisher(Publisher):
             "ce_type": event.topic,
             "content-type": event.content_type,
         }
+        self._producer.produce(
+            self.prefix + event.topic,
+            event.payload,
+            key=event.key.encode() or None,
+            headers=list(headers.items()),
+            on_delivery=lambda error, _message: delivered.append((event, error)),
+        )
 
     def close(self) -> None:
         producer, self._producer = self._producer, None
@@ -294,4 +276,6 @@ class KafkaPublisher(Publisher):
 def _outcome(event: Event, error: KafkaError | None) -> Outcome:
     if error is None:
         return Confirmed(event)
+    if error.code() in BROKER_FAULTS:
+        raise ConnectionLost(error.str())
     return Refused(event, error.str(), permanent=error.code() in NEVER)

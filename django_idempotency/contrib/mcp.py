@@ -6,9 +6,10 @@ import inspect
 import json
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, wraps
-from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, get_args, overload
+from typing import Any, Literal, NoReturn, ParamSpec, TypeVar, overload
 from urllib.parse import quote
 
 from anyio import CancelScope
@@ -18,12 +19,11 @@ from django.db import close_old_connections
 from django.utils.translation import override
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.mcpserver import Context, authenticated_principal
+from mcp.server.mcpserver.utilities.context_injection import find_context_parameter
 from mcp_types import CallToolResult, InputRequiredResult, TextContent
 from pydantic import PydanticUserError, TypeAdapter
 
-from django_idempotency.conf import resolve
-from django_idempotency.exceptions import AnonymousKey, MalformedKey, MissingKey, StoreUnavailable
-from django_idempotency.http.problems import MARKED_FAILED, NOT_STORED, Problem, problem
+from django_idempotency.conf import conf, resolve
 from django_idempotency.messages.attempt import current_context
 from django_idempotency.messages.consumer import Consumer
 from django_idempotency.messages.message import (
@@ -35,12 +35,13 @@ from django_idempotency.messages.message import (
     MarkedFailed,
     Message,
     Refused,
-    Reject,
     RetryLater,
 )
 from django_idempotency.messages.results import JSON, NOT_KEPT, PLAIN_JSON
-from django_idempotency.policy import Policy, is_async
+from django_idempotency.values.exceptions import AnonymousKey, MalformedKey, MissingKey, StoreUnavailable
 from django_idempotency.values.outcomes import InFlight, Mismatch, OnHold, Release, Verdict
+from django_idempotency.values.policy import Policy, is_async
+from django_idempotency.values.problems import MARKED_FAILED, NOT_STORED, Problem, problem
 from django_idempotency.values.scopes import CUSTOM
 
 P = ParamSpec("P")
@@ -54,7 +55,6 @@ CONTEXT = "mcp_context"
 OTHER_CALL = (
     "The tool or its arguments differ. Send a retry exactly as it was first sent; use a new key only for another call."
 )
-MODEL = "__model__"
 USED = "_django_idempotency_key_used"
 
 
@@ -93,8 +93,8 @@ def idempotent_tool(
     if is_async(function) and resolve(tool.policy).is_atomic:
         raise ImproperlyConfigured(f'{function!r} is async and in atomic mode; set mode="lease" for it.')
     run = _arun(tool) if is_async(function) else _run(tool)
-    run.__signature__ = tool.signature  # type: ignore[attr-defined]
-    run.__annotations__ = tool.annotations
+    if tool.context_name is None:  # the SDK passes the context to a parameter with its type
+        run.__annotations__ = {**function.__annotations__, CONTEXT: Context}
     run.idempotent = True  # type: ignore[attr-defined]
     return run
 
@@ -145,35 +145,13 @@ class _Tool:
         return f"{named.__module__}.{named.__qualname__}"
 
     @cached_property
-    def own_signature(self) -> inspect.Signature:
-        return inspect.signature(self.function, eval_str=True)
-
-    @cached_property
     def context_name(self) -> str | None:
         """The name of the function's parameter for the SDK's context, if it has one."""
-        parameters = self.own_signature.parameters.values()
-        annotated = ((one.name, part) for one in parameters for part in (one.annotation, *get_args(one.annotation)))
-        return next((name for name, part in annotated if isinstance(part, type) and issubclass(part, Context)), None)
-
-    @cached_property
-    def signature(self) -> inspect.Signature:
-        """The function's signature, always with a parameter for the context, which the SDK passes by its type."""
-        if self.context_name:
-            return self.own_signature
-        context = inspect.Parameter(CONTEXT, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Context[Any, Any])
-        own = list(self.own_signature.parameters.values())
-        place = len(own) - any(one.kind is inspect.Parameter.VAR_KEYWORD for one in own)
-        return self.own_signature.replace(parameters=[*own[:place], context, *own[place:]])
-
-    @property
-    def annotations(self) -> dict[str, Any]:
-        stated = {one.name: one.annotation for one in self.signature.parameters.values()}
-        stated["return"] = self.signature.return_annotation
-        return {name: annotation for name, annotation in stated.items() if annotation is not inspect.Signature.empty}
+        return find_context_parameter(self.function)
 
     @cached_property
     def codec(self) -> _Codec:
-        return _Codec(self.own_signature.return_annotation)
+        return _Codec(inspect.signature(self.function, eval_str=True).return_annotation)
 
     def consumer(self, handler: Callable[..., Any]) -> Consumer:
         return _ToolConsumer(
@@ -188,7 +166,7 @@ class _Tool:
     def asked(self, kwargs: dict[str, Any]) -> Message | CallToolResult | None:
         """Return the call as a message, or the result that refuses it, or ``None`` if the function just runs.
 
-        Removes the parameter that ``signature`` added from ``kwargs``.
+        Removes the context from ``kwargs`` if the function has no parameter for it.
         """
         context = kwargs.get(self.context_name) if self.context_name else kwargs.pop(CONTEXT, None)
         request = _request(context)
@@ -259,26 +237,23 @@ def _returned(delivery: Delivery) -> Any:
             return _refused(NOT_STORED) if result is NOT_KEPT else result
         case Refused(reason=reason) | Exhausted(reason=reason):
             return _error(reason)
-    return _refused(_problem(delivery))
-
-
-def _problem(delivery: RetryLater | Reject) -> Problem:
-    match delivery:
         case InFlightElsewhere(delay):
-            return problem(InFlight(math.ceil(delay)))
+            return _refused(problem(InFlight(math.ceil(delay))))
         case AwaitsOperator(reason=reason):
-            return problem(OnHold(reason))
+            return _refused(problem(OnHold(reason)))
         case RetryLater(reason=reason):
-            return problem(StoreUnavailable(reason))
+            return _refused(problem(StoreUnavailable(reason)))
         case MarkedFailed(reason):
-            return replace(MARKED_FAILED, detail=reason)
-    return replace(problem(Mismatch()), detail=OTHER_CALL)
+            return _refused(replace(MARKED_FAILED, detail=reason))
+    return _refused(replace(problem(Mismatch()), detail=OTHER_CALL))
 
 
 def _refused(why: Problem) -> CallToolResult:
     """Return a result that says the same to a model (in its text) and to a program (in its ``_meta``)."""
     with override(None):  # all parts in one language, whatever the server's is
-        members = why.members() | ({} if why.retry_after is None else {"retry_after": why.retry_after})
+        members = why.members(conf().problem_type_base_url) | (
+            {} if why.retry_after is None else {"retry_after": why.retry_after}
+        )
     detail = members["detail"].rstrip(".") + "."  # an operator may have written it without a full stop
     return _error(f"{members['title']} {detail} {_advice(why)}", problem=members)
 
@@ -298,41 +273,25 @@ def _error(text: str, **meta: Any) -> CallToolResult:
 
 
 class _Codec:
-    """Keeps plain values as JSON, and others by the function's return annotation, if pydantic can."""
+    """Keeps results by the function's return annotation if pydantic can, else as plain JSON."""
 
     content_type = JSON
 
     def __init__(self, annotation: Any) -> None:
-        self.adapter = _adapter(annotation)
+        self.adapter: TypeAdapter[Any] | None = None
+        if annotation is not inspect.Signature.empty:
+            with suppress(PydanticUserError, TypeError):  # pydantic does not know the type
+                self.adapter = TypeAdapter(annotation)
 
     def encode(self, result: Any) -> bytes:
-        try:
+        if self.adapter is None:
             return PLAIN_JSON.encode(result)
-        except (TypeError, ValueError):
-            if self.adapter is None:
-                raise
-        value = self.adapter.dump_json(result, by_alias=False, round_trip=True, warnings="error")
-        if self._validated(value) != result:
+        body = self.adapter.dump_json(result, by_alias=False, round_trip=True, warnings="error")
+        if self.decode(body) != result:
             raise TypeError(f"A result of type {type(result).__qualname__} would change in replays; annotate its type.")
-        return json.dumps({MODEL: json.loads(value)}).encode()
+        return body
 
     def decode(self, body: bytes) -> Any:
-        kept = json.loads(body)
-        if isinstance(kept, dict) and kept.keys() == {MODEL}:
-            return self._validated(json.dumps(kept[MODEL]).encode())
-        return kept
-
-    def _validated(self, value: bytes) -> Any:
-        """Validate by the names of fields, whatever aliases a model has."""
         if self.adapter is None:
-            raise TypeError("The stored result needs the function's return annotation, which was removed.")
-        return self.adapter.validate_json(value, by_alias=False, by_name=True)
-
-
-def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
-    if annotation is inspect.Signature.empty:
-        return None
-    try:
-        return TypeAdapter(annotation)
-    except (PydanticUserError, TypeError):  # pydantic does not know the type
-        return None
+            return PLAIN_JSON.decode(body)
+        return self.adapter.validate_json(body, by_alias=False, by_name=True)  # whatever aliases a model has

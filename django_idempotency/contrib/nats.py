@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import nats
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NATSError
 from nats.errors import MaxPayloadError
@@ -70,7 +69,7 @@ class JetStream(Runner[Msg]):
     broken = (OSError, NATSError)  # a TimeoutError is an OSError
 
     def open(self) -> None:
-        self.client: Client | None = None
+        self.client: Any = None
         self._loop = asyncio.new_event_loop()
         self._await(self._subscribe())
 
@@ -96,7 +95,6 @@ class JetStream(Runner[Msg]):
         return self._loop.run_until_complete(asyncio.wait_for(work, timeout))
 
     def receive(self, most: int, timeout: float) -> Iterable[Msg]:
-        assert self.client is not None
         if not self.client.is_connected:
             raise ConnectionError("NATS closed the connection")
         with suppress(TimeoutError):  # the base class of NATS' own
@@ -129,7 +127,6 @@ class JetStream(Runner[Msg]):
     def keep_alive(self) -> None:
         for received in self.at_work:
             self._await(received.in_progress())
-        assert self.client is not None
         self._await(self.client.flush())  # which responds to the server's pings too
 
     def close(self) -> None:
@@ -207,8 +204,12 @@ class NATSPublisher(Publisher):
         outcomes: list[Outcome] = []
         sent: dict[asyncio.Future[PubAck], Event] = {}
         for event in events:
+            headers = {**event.headers, ID: str(event.id), "Content-Type": event.content_type}
+            if event.key:
+                headers["Idempotency-Outbox-Key"] = event.key
+            subject = self.prefix + event.topic
             try:
-                sent[await self._publish(event)] = event
+                sent[await self._stream.publish_async(subject, event.payload, headers=headers)] = event
             except (MaxPayloadError, ValueError) as error:
                 outcomes.append(Refused(event, f"NATS: {error}", permanent=True))
         if sent:
@@ -217,12 +218,6 @@ class NATSPublisher(Publisher):
             for future in late:
                 future.cancel()
         return outcomes
-
-    def _publish(self, event: Event) -> Coroutine[Any, Any, asyncio.Future[PubAck]]:
-        headers = {**event.headers, "Nats-Msg-Id": str(event.id), "Content-Type": event.content_type}
-        if event.key:
-            headers["Idempotency-Outbox-Key"] = event.key
-        return self._stream.publish_async(self.prefix + event.topic, event.payload, headers=headers)  # type: ignore[no-any-return]
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         assert self._loop is not None

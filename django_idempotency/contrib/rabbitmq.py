@@ -166,7 +166,8 @@ class RabbitMQ(Runner[kombu.Message]):
                     content_type=received.content_type or "application/octet-stream",
                     content_encoding=received.content_encoding or "binary",
                     headers={**(received.headers or {}), **headers},
-                    compression=_compression(received),
+                    # As kombu has decompressed the body. If it could not, the body is as it came.
+                    compression=None if received.errors else received.headers.get("compression"),
                     delivery_mode=PERSISTENT,
                     timeout=CONFIRM,
                     confirm_timeout=CONFIRM,
@@ -210,11 +211,6 @@ def _explained(queue: str) -> Iterator[None]:
         ) from error
 
 
-def _compression(received: kombu.Message) -> str | None:
-    """Return how kombu has decompressed the body. If it could not, the body is as it came."""
-    return None if received.errors else received.headers.get("compression")
-
-
 # --- Publishing -------------------------------------------------------------------------------------------------------
 
 
@@ -241,14 +237,13 @@ class RabbitMQPublisher(Publisher):
         if self._confirms is not None:
             return
         self._blocked = None
-        connection = kombu.Connection(self.url, connect_timeout=5, **self.options)
-        connection.transport_options = {"on_blocked": self._hear_blocked, "on_unblocked": self._hear_unblocked}
+        self._connection = kombu.Connection(self.url, connect_timeout=5, **self.options)
+        self._connection.transport_options = {"on_blocked": self._hear_blocked, "on_unblocked": self._hear_unblocked}
         try:
-            self._confirms = _Confirms(connection.channel())
+            self._confirms = _Confirms(self._connection.channel())
         except (OSError, AMQPError) as error:
             self.close()
             raise PublisherUnavailable(f"RabbitMQ: {_words(error)}") from error
-        self._connection = connection
 
     def send(self, events: Sequence[Event], timeout: float) -> Iterator[Outcome]:
         assert self._confirms is not None
@@ -256,19 +251,14 @@ class RabbitMQPublisher(Publisher):
         try:
             self._confirms.publish(events, self.exchange)
             while self._confirms.outstanding and (left := deadline - time.monotonic()) > 0:
-                self._wait(left)
+                with suppress(TimeoutError):
+                    self._confirms.channel.connection.drain_events(timeout=left)
                 yield from self._confirms.settled()
         except (OSError, AMQPError) as error:
             yield from self._confirms.settled()
             raise ConnectionLost(_words(error)) from error
         if self._blocked is not None:
             raise PublisherUnavailable(f"RabbitMQ blocks publishers: {self._blocked}")
-
-    def _wait(self, seconds: float) -> None:
-        try:
-            self._confirms.channel.connection.drain_events(timeout=seconds)  # type: ignore[union-attr]
-        except TimeoutError:
-            return
 
     def _hear_blocked(self, reason: str) -> None:
         self._blocked = reason

@@ -221,7 +221,8 @@ class SQSPublisher(Publisher):
         except ClientError as error:
             if _is_ill(error):
                 raise PublisherUnavailable(f"SQS: {error}") from error
-            yield from self._blamed(list(fitting.values()), error)
+            for event in fitting.values():  # SQS refuses a whole call for one entry, and this finds out which
+                yield from [Refused(event, str(error))] if len(fitting) == 1 else self._send([event])
             return
         except BotoCoreError as error:
             raise PublisherUnavailable(f"SQS: {error}") from error
@@ -229,14 +230,6 @@ class SQSPublisher(Publisher):
         for failed in answer.get("Failed", ()):
             reason = f"{failed['Code']}: {failed.get('Message', '')}"
             yield Refused(fitting[failed["Id"]], reason, permanent=failed["SenderFault"])
-
-    def _blamed(self, events: Sequence[Event], error: ClientError) -> Iterator[Outcome]:
-        """Send each event by itself. SQS refuses a whole call for one entry, and this finds out which."""
-        if len(events) == 1:
-            yield Refused(events[0], str(error))
-            return
-        for event in events:
-            yield from self._send([event])
 
     def close(self) -> None:
         client, self._client = self._client, None

@@ -6,13 +6,20 @@ with the entry point's verdict.
 
 from __future__ import annotations
 
-from django_idempotency.engine.batches import Batch, place
-from django_idempotency.engine.beginning import begin, begin_again, begin_claimed, begin_or_wait, execution, give_back
+from django_idempotency.engine.atomic_runs import Batch, batched_in
+from django_idempotency.engine.beginning import (
+    begin,
+    begin_again,
+    begin_claimed,
+    begin_or_wait,
+    execution,
+    give_back,
+    shielded,
+)
 from django_idempotency.engine.claims import claim_many, duplicate, in_transaction
 from django_idempotency.engine.run import Context, Run
-from django_idempotency.engine.shielding import shielded
 from django_idempotency.engine.waiting import Pending, begin_claim, claim
-from django_idempotency.stores.connections import alias
+from django_idempotency.stores.connections import alias, routed
 
 __all__ = [
     "Batch",
@@ -20,6 +27,7 @@ __all__ = [
     "Pending",
     "Run",
     "alias",
+    "batched_in",
     "begin",
     "begin_again",
     "begin_claim",
@@ -31,6 +39,6 @@ __all__ = [
     "execution",
     "give_back",
     "in_transaction",
-    "place",
+    "routed",
     "shielded",
 ]

@@ -18,9 +18,9 @@ from asgiref.sync import async_to_sync
 from django.core.cache import caches
 
 from django_idempotency.conf import conf
-from django_idempotency.policy import Limits, Policy, is_async
 from django_idempotency.reporting.logs import cause, log
 from django_idempotency.values.outcomes import EntryPoint, Operation, StoredResponse
+from django_idempotency.values.policy import Limits, Policy, is_async
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ def refused_for(operation: Operation, policy: Policy) -> int | None:
     """Return the seconds to wait before asking again. If a new key is admitted, count it and return ``None``."""
     limits: Any = policy.admit
     if isinstance(limits, Limits):
-        return _stored_too_much(operation, policy, limits) or _too_many(operation, limits)
+        return _refused_by(limits, operation, policy)
     answer = (async_to_sync(limits) if is_async(limits) else limits)(operation)
     if answer is True:
         return None
@@ -58,18 +58,16 @@ def bytes_of(operation: Operation, policy: Policy, limit: int) -> Count:
     return Count("bytes", operation.scope, limit, policy.kept_for)
 
 
-def _stored_too_much(operation: Operation, policy: Policy, limits: Limits) -> int | None:
-    if limits.bytes is None:
-        return None
-    count = bytes_of(operation, policy, limits.bytes)
-    return count.ends_in if count.read() >= limits.bytes else None
-
-
-def _too_many(operation: Operation, limits: Limits) -> int | None:
-    if limits.new_keys is None:
-        return None
-    count = Count("keys", operation.scope, limits.new_keys, MINUTE)
-    return count.ends_in if count.add(1) > limits.new_keys else None
+def _refused_by(limits: Limits, operation: Operation, policy: Policy) -> int | None:
+    if limits.bytes is not None:
+        stored = bytes_of(operation, policy, limits.bytes)
+        if stored.read() >= limits.bytes:
+            return stored.ends_in
+    if limits.new_keys is not None:
+        keys = Count("keys", operation.scope, limits.new_keys, MINUTE)
+        if keys.add(1) > limits.new_keys:
+            return keys.ends_in
+    return None
 
 
 class Count:

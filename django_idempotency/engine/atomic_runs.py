@@ -1,24 +1,31 @@
-"""Runs inside the business transaction, whose effects and response are committed together, or not at all."""
+"""Runs inside the business transaction, whose effects and response are committed together, or not at all.
+
+Several operations that were claimed by one statement can run in one transaction.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NoReturn
+from uuid import UUID
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import InterfaceError, OperationalError
 from django.db.transaction import TransactionManagementError
 
 from django_idempotency import signals
+from django_idempotency.engine.redaction import redacted
 from django_idempotency.engine.run import Run
-from django_idempotency.exceptions import ClaimLost, StoreConflict, StoreUnavailable, TransactionEnded
-from django_idempotency.policy import Policy
 from django_idempotency.reporting.logs import cause, log
-from django_idempotency.stores.base import TransactionalStore, Unlocked
+from django_idempotency.stores import DatabaseStore, PostgreSQLStore, store_for
+from django_idempotency.stores.base import Unlocked
 from django_idempotency.stores.transactions import Transaction
-from django_idempotency.values.outcomes import Claimed, Fail, Keep, Release, Snapshot, Verdict
+from django_idempotency.values.exceptions import ClaimLost, StoreConflict, StoreUnavailable, TransactionEnded
+from django_idempotency.values.outcomes import Claimed, Fail, Keep, Operation, Release, Snapshot, Verdict
+from django_idempotency.values.policy import Policy
 
 FIRST_PAUSE = 0.02
 PATIENCE = 5.0
@@ -33,9 +40,9 @@ class AtomicRun(Run):
     """A run inside the business transaction: effects and response are committed together, or not at all."""
 
     __slots__ = ("run_hooks", "transaction")
-    store: TransactionalStore
+    store: DatabaseStore
 
-    def __init__(self, claimed: Claimed, policy: Policy, store: TransactionalStore, transaction: Transaction) -> None:
+    def __init__(self, claimed: Claimed, policy: Policy, store: DatabaseStore, transaction: Transaction) -> None:
         super().__init__(claimed, policy, store)
         self.transaction = transaction
         self.run_hooks: Callable[[], None] = lambda: None
@@ -64,9 +71,9 @@ class AtomicRun(Run):
     def outlive_handled_errors(self) -> None:
         self.transaction.outlive_handled_errors()
 
-    def _end(self, error: BaseException | None) -> None:
+    def _end(self, verdict: Verdict, error: BaseException | None) -> None:
         _explain_durable(error)
-        verdict, transaction = self.decided(), self.transaction
+        transaction = self.transaction
         commits = in_doubt = False  # in doubt once the server was asked to end the transaction
         try:
             commits = isinstance(verdict, Keep | Release) and not verdict.rollback and not transaction.must_roll_back
@@ -89,7 +96,7 @@ class AtomicRun(Run):
             if not isinstance(failure, Exception) or not (in_doubt or transaction.committing):
                 self._leave_to_retry(failure)
                 raise failure from failure.__cause__
-            record = self._look_after_commit(failure)
+            record = self._read_after_commit(failure)
             if commits:  # else only the rollback went wrong
                 self._learn_of_commit(record, failure)
         if commits:
@@ -101,7 +108,7 @@ class AtomicRun(Run):
 
     def _refuse_another_table(self) -> None:
         """Raise an error if the claim is still this run's: the view has made its session find another table."""
-        record = self.store.look_after_commit(self.claim)
+        record = self.store.read_after_commit(self.claim)
         if record is Unlocked.ABSENT or self._is_undone(record):  # its row was locked: nobody has deleted it
             elsewhere = ImproperlyConfigured(ELSEWHERE)
             self._leave_to_retry(elsewhere)
@@ -148,12 +155,12 @@ class AtomicRun(Run):
 
     # --- A COMMIT whose response was an error
 
-    def _look_after_commit(self, error: Exception) -> Snapshot | Unlocked:
+    def _read_after_commit(self, error: Exception) -> Snapshot | Unlocked:
         """Return the record, once its row lock shows that the server is done with the transaction."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             try:
-                record = self.store.look_after_commit(self.claim)
+                record = self.store.read_after_commit(self.claim)
                 if record is not Unlocked.BUSY:
                     return record
             except StoreUnavailable:  # or another session's lock; Django has closed a broken connection
@@ -237,3 +244,77 @@ def _raise(error: BaseException) -> NoReturn:
     if isinstance(error, OperationalError | InterfaceError):
         raise StoreUnavailable(str(error)) from error
     raise error
+
+
+# --- Several runs in one transaction ---------------------------------------------------------------------------------
+
+
+def batched_in(operation: Operation, policy: Policy) -> str | None:
+    """Return the database in which ``operation`` can be part of a batch; ``None`` if its store has no batches."""
+    store = store_for(policy, operation)
+    return store.name if isinstance(store, PostgreSQLStore) else None
+
+
+class Batch:
+    """Runs claimed operations in one business transaction, each behind its own savepoint.
+
+    ``running``: whether one of them is running.
+    """
+
+    def __init__(self, claims: Sequence[Claimed], policy: Policy) -> None:
+        store = store_for(policy, claims[0].operation)
+        assert isinstance(store, PostgreSQLStore)
+        self.claims = claims
+        self.policy = policy
+        self.store = store
+        self.transaction = store.transaction()
+        self.transaction.owner = self
+        self.running = self.ending = False
+        self.owned: dict[UUID, Claimed] = {}
+        self.runs: list[tuple[AtomicRun, Keep]] = []
+
+    def begin(self) -> None:
+        self.transaction.begin()
+        self.owned = {claim.token: claim for claim in self.store.lock_many(self.claims)}
+
+    def run(self, claim: Claimed, work: Callable[[AtomicRun], Verdict | None]) -> bool:
+        """Run ``work``, and return whether its verdict is one that a batch can write: to keep what was done.
+
+        Otherwise, and if it raises, what it has written is undone, and the claim is still held. ``work`` is not run if
+        the claim is lost.
+        """
+        owned = self.owned.get(claim.token)
+        if owned is None:
+            return False
+        run = AtomicRun(owned, self.policy, self.store, self.transaction)
+        kept: list[Keep] = []
+
+        def keeps() -> bool:
+            verdict = work(run)
+            if isinstance(verdict, Keep) and not verdict.rollback and not verdict.failure:
+                kept.append(redacted(verdict, run.policy.body, run.claim.id))
+            return bool(kept)
+
+        self.running = True
+        try:
+            done = self.transaction.behind_savepoint(keeps)
+        finally:
+            self.running = False
+        self.runs += [(run, verdict) for verdict in kept]
+        return done
+
+    def end(self) -> None:
+        """Complete the records, and commit them with the effects."""
+        results = [(run.claim, self.store.encode(verdict.response, run.claim)) for run, verdict in self.runs]
+        if self.runs:
+            self.transaction.take_over_hooks(self.runs[0][0].report_after_commit)
+            self.transaction.end_with_next_write()
+        if results and self.store.complete_many(results) != len(results):
+            raise ClaimLost
+        self.transaction.commit()
+        for run, verdict in self.runs:
+            run.announce(verdict)
+
+    def abort(self, error: BaseException) -> None:
+        with suppress(StoreUnavailable):
+            self.transaction.abort(error)

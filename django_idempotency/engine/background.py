@@ -1,28 +1,154 @@
-"""Write in the background what no request waits for: late completions, replay counts, and other work that can wait.
+"""Threads of this process, and what they write in the background, because no request waits for it.
 
-This never delays the renewal of leases, which has threads of its own (``engine.leases``).
+Late completions, replay counts and other work that can wait never delay the renewal of leases, which has threads of its
+own (``engine.leases``).
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import math
+import os
+import sys
+import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 from uuid import UUID
 
-from django_idempotency.conf import in_test_run
-from django_idempotency.engine.workers import Work, Worker
-from django_idempotency.exceptions import ClaimLost
-from django_idempotency.stores.base import Store
+from django.db import connections
 
+from django_idempotency.conf import in_test_run
+from django_idempotency.reporting.logs import cause, log
+from django_idempotency.stores.base import Store
+from django_idempotency.values.exceptions import ClaimLost
+
+Work = Callable[[], object]
 COUNT_EVERY = 1.0
 COMPLETE_EVERY = 1.0
 PATIENCE = 5.0  # seconds that one write may take
 PATIENCE_AT_EXIT = 2.0  # seconds that an exiting process may wait for pending writes
+
+
+def threads_run() -> bool:
+    """Whether this process lets threads run. Older versions of uWSGI do so only with ``--enable-threads``.
+
+    Without it, threads can be started, but don't run between requests. https://uwsgi-docs.readthedocs.io/en/latest/ThingsToKnow.html
+    """
+    return bool(getattr(sys.modules.get("uwsgi"), "has_threads", True))
+
+
+def _name(work: Any) -> str:
+    while isinstance(work, partial):
+        work = work.func
+    return str(getattr(work, "__qualname__", type(work).__qualname__))
+
+
+class Worker(ABC):
+    """One thread that does what is due. It ends when there is nothing left to do, and is replaced if it ended too soon.
+
+    A subclass keeps its pending work under the lock ``changed``. No error of that work, or of logging, ends the thread.
+    The child of a fork begins with no work and no thread, even if the fork ran none of Python's hooks, as with uWSGI.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.reset()
+        os.register_at_fork(after_in_child=self.reset)
+
+    def reset(self) -> None:
+        self.changed = threading.Condition()
+        self.ending = False
+        self._process = os.getpid()
+        self._thread: threading.Thread | None = None
+        self._leaving: threading.Thread | None = None
+        self._sleeps_until = -math.inf
+
+    @abstractmethod
+    def due(self) -> float | None:
+        """Return when to work next, by the monotonic clock; ``None`` if there is nothing to do. The lock is held."""
+
+    @abstractmethod
+    def work(self) -> None:
+        """Do what is due."""
+
+    def leave_the_parents_process(self) -> None:
+        """Begin anew in the child of a fork. Call this before taking the lock."""
+        if self._process != os.getpid():
+            self.reset()
+
+    def wake(self) -> None:
+        """Make sure that there is a thread and that it wakes when something is due. Call this under the lock.
+
+        It does not wake sooner, because it would take the GIL from a request. Raises ``RuntimeError`` if no thread can
+        be started.
+        """
+        if self._thread is None or not self._thread.is_alive():
+            thread = threading.Thread(target=self._run, name=f"django-idempotency-{self.name}", daemon=True)
+            thread.start()
+            self._thread = thread
+        elif (due := self.due()) is not None and due < self._sleeps_until:
+            self.changed.notify_all()
+
+    def attempt(self, work: Work, store: Store, seconds: float) -> bool:
+        """Do ``work`` on a connection of this thread's own to ``store``, and return whether it succeeded.
+
+        No statement takes longer than ``seconds``. An error is logged, so that other work can follow.
+        """
+        try:
+            with store.own_connection(seconds=seconds):
+                work()
+        except Exception as error:  # the thread has other work, which must go on
+            with suppress(Exception):
+                log(logging.WARNING, "background", "idempotency: %s: %s: %s", self.name, _name(work), cause(error))
+            return False
+        return True
+
+    def join(self, seconds: float) -> None:
+        """Wait until the thread has ended and closed its connections, but no longer than ``seconds``."""
+        deadline = time.monotonic() + seconds
+        for thread in (self._thread, self._leaving):
+            if thread is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _run(self) -> None:
+        try:
+            while self._sleep():
+                last = self.ending
+                with suppress(Exception):
+                    self.work()
+                if last:
+                    return
+        finally:
+            with suppress(Exception):
+                connections.close_all()
+            self._leave_to_a_successor()
+
+    def _leave_to_a_successor(self) -> None:
+        """Start another thread if this one was ended from outside and something is left to do."""
+        with self.changed, suppress(RuntimeError):
+            if self._thread is threading.current_thread() and not self.ending and self.due() is not None:
+                self._thread = None
+                self.wake()
+
+    def _sleep(self) -> bool:
+        """Wait until something is due. Return false, and count as ended, once there is nothing left to do."""
+        with self.changed:
+            while (due := self.due()) is not None:
+                left = due - time.monotonic()
+                if left <= 0 or self.ending:
+                    return True
+                self._sleeps_until = due
+                self.changed.wait(left)
+                self._sleeps_until = -math.inf
+            self._thread, self._leaving = None, self._thread
+            return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +159,6 @@ class ScheduledWork:
     store: Store
     due: float
     seconds: float
-
-    def run(self) -> None:
-        with self.store.own_connection(seconds=PATIENCE):
-            self.work()
-
-    def again(self) -> ScheduledWork:
-        return replace(self, due=time.monotonic() + self.seconds)
 
 
 class Background(Worker):
@@ -106,14 +225,15 @@ class Background(Worker):
 
     def work(self) -> None:
         for scheduled in self._take_due():
-            if not self.attempt(scheduled.run, scheduled.work):
+            if not self.attempt(scheduled.work, scheduled.store, PATIENCE):
                 with self.changed:
-                    self._work.setdefault(scheduled.work, scheduled.again())
+                    again = replace(scheduled, due=time.monotonic() + scheduled.seconds)
+                    self._work.setdefault(scheduled.work, again)
         with self.changed:
             self._counted = time.monotonic()
             replays, self._replays = self._replays, defaultdict(Counter)
         for store, counts in replays.items():
-            self.attempt(partial(_count_replays, store, counts))
+            self.attempt(partial(store.count_replays, counts), store, PATIENCE)
 
     def _take_due(self) -> list[ScheduledWork]:
         now = math.inf if self.ending else time.monotonic()
@@ -122,17 +242,6 @@ class Background(Worker):
             for scheduled in due:  # before it is done: the same work requested meanwhile is done again
                 del self._work[scheduled.work]
         return due
-
-    def forget(self) -> None:
-        with self.changed:
-            self._replays.clear()
-            self._work.clear()
-            self.changed.notify_all()
-
-
-def _count_replays(store: Store, counts: Counter[UUID]) -> None:
-    with store.own_connection(seconds=PATIENCE):
-        store.count_replays(counts)
 
 
 background = Background("background")

@@ -8,8 +8,13 @@ transaction back; a lease is no longer renewed then, and lapses.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import TypeVar
+
+from asgiref.sync import sync_to_async
 
 from django_idempotency import signals
 from django_idempotency.engine.atomic_runs import AtomicRun, LockRun
@@ -17,12 +22,11 @@ from django_idempotency.engine.claims import duplicate
 from django_idempotency.engine.lease_runs import LeaseRun
 from django_idempotency.engine.run import Run
 from django_idempotency.engine.waiting import Pending, begin_claim, claim
-from django_idempotency.exceptions import ClaimLost, StoreUnavailable
-from django_idempotency.policy import Policy
 from django_idempotency.reporting.events import send
-from django_idempotency.stores import store_for
-from django_idempotency.stores.base import TransactionalStore
+from django_idempotency.stores import DatabaseStore, store_for
+from django_idempotency.values.exceptions import ClaimLost, StoreUnavailable
 from django_idempotency.values.outcomes import Claimed, Duplicate, Operation
+from django_idempotency.values.policy import Policy
 
 T = TypeVar("T")
 
@@ -72,10 +76,37 @@ def execution(claimed: Claimed, policy: Policy) -> Run:
     store = store_for(policy, claimed.operation)
     if not policy.is_atomic:
         return LeaseRun(claimed, policy, store.at(claimed.receipt))
-    assert isinstance(store, TransactionalStore)
+    assert isinstance(store, DatabaseStore)
     if claimed.by_lock:
         return LockRun(claimed, policy, store, store.transaction(claimed))
     return AtomicRun(claimed, policy, store, store.transaction())
+
+
+# --- Async callers ---------------------------------------------------------------------------------------------------
+
+
+async def shielded(work: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
+    """Await ``work`` in its thread to the end, even if the caller is cancelled meanwhile.
+
+    In that case, raise ``CancelledError`` afterwards. Before that, call ``undo`` with the result, which no caller is
+    left to take.
+    """
+    task = asyncio.ensure_future(sync_to_async(work)())
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except Exception:  # the task's own: it is done now, and its result is examined below
+            pass
+    if cancelled is None:
+        return task.result()
+    failed = task.cancelled() or task.exception() is not None
+    if undo is not None and not failed:
+        with suppress(asyncio.CancelledError):
+            await shielded(partial(undo, task.result()))
+    raise cancelled
 
 
 def give_back(outcome: object) -> None:

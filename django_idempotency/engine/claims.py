@@ -14,7 +14,11 @@ from django_idempotency.engine.admission import asks_admission, refused_for
 from django_idempotency.engine.background import background
 from django_idempotency.engine.decisions import ASK_AGAIN, LEASE_LAPSED, decide, has_expired, lapsed_just_now
 from django_idempotency.engine.digests import as_recorded
-from django_idempotency.exceptions import (
+from django_idempotency.reporting.events import send
+from django_idempotency.stores import PostgreSQLStore, store_for, stores_of
+from django_idempotency.stores.base import Owned, Seen, Store, Unlocked
+from django_idempotency.stores.codec import lack_of_encryption
+from django_idempotency.values.exceptions import (
     ClaimInsideTransaction,
     DigestCollision,
     NotAdmitted,
@@ -23,11 +27,6 @@ from django_idempotency.exceptions import (
     StoreRefused,
     StoreUnavailable,
 )
-from django_idempotency.policy import REQUIRE, Mode, Policy
-from django_idempotency.reporting.events import send
-from django_idempotency.stores import PostgreSQLStore, store_for, stores_of
-from django_idempotency.stores.base import Owned, Seen, Store, Unlocked
-from django_idempotency.stores.codec import lack_of_encryption
 from django_idempotency.values.outcomes import (
     Available,
     Claimed,
@@ -41,8 +40,10 @@ from django_idempotency.values.outcomes import (
     Replay,
     Snapshot,
 )
+from django_idempotency.values.policy import REQUIRE, Lease, Policy
 
 T = TypeVar("T")
+Known = TypeVar("Known", bound=Outcome)
 
 GRACE_PAUSE = 0.01
 # The outcome if the key has an owner whose claim is a lock, by whether that owner runs the same request.
@@ -54,7 +55,7 @@ MEETINGS: Mapping[bool | None, InFlight | Mismatch | Available] = {
 
 
 def claim_many(operations: Sequence[Operation], policy: Policy) -> list[Outcome | None]:
-    """Claim different operations of one policy in one statement, by record, on PostgreSQL.
+    """Claim different operations of one policy, whose store has batches, in one statement, by record.
 
     The outcome is ``None`` if an operation takes more than that statement, such as a takeover. Claim it by itself,
     right before it is run. Raises what ``claim`` raises; operations claimed by then are left to a takeover.
@@ -71,8 +72,8 @@ def claim_many(operations: Sequence[Operation], policy: Policy) -> list[Outcome 
         return [None] * len(claimants)
     outcomes: list[Outcome | None] = []
     for claimant, seen in zip(claimants, found, strict=True):
-        outcome = claimant.settled(seen)
-        outcomes.append(outcome and claimant.announce(outcome))
+        outcome = claimant.interpret_in_batch(seen)
+        outcomes.append(outcome and announce(outcome, claimant.operation, claimant.bound_store))
     return outcomes
 
 
@@ -105,7 +106,7 @@ class Claimant:
     def refuse_new(self) -> None:
         """Raise ``NotAdmitted`` for a new key that is not admitted. A known key is claimed without asking.
 
-        A key that becomes known between the look and the claim counts as one more key.
+        A key that becomes known between the lookup and the claim counts as one more key.
         """
         if self.may_claim:
             return
@@ -118,13 +119,8 @@ class Claimant:
         self.may_claim = True
 
     def _is_new(self) -> bool:
-        record = self.reconnecting(partial(self.store.look, self.operation))
-        return record is None or has_expired(record, record.now)
-
-    def announce(self, outcome: Outcome, *, waited: bool = False) -> Outcome:
-        """Send the signals for ``outcome`` and return it. Raises ``ReplayForbidden``."""
-        _announce(outcome, self.operation, self.bound_store, waited=waited)
-        return outcome
+        record = self.reconnecting(partial(self.store.lookup, self.operation))
+        return record is None or has_expired(record)
 
     def ask(self) -> Outcome | Available | None:
         """Return an outcome, or when the record will be available, or ``None`` if it was just made or deleted.
@@ -149,20 +145,16 @@ class Claimant:
             return ASK_AGAIN
         if isinstance(decision, Available) or lapsed_just_now(seen.record, decision):
             return self._take_over()
-        if isinstance(decision, InFlight):
-            self._watch(seen.record)
+        if isinstance(decision, InFlight) and seen.record.mode == Lease.word:
+            leases.suspect(seen.record, self.bound_store)
         return decision
 
-    def settled(self, seen: Claimed | Seen | Owned | None) -> Outcome | None:
+    def interpret_in_batch(self, seen: Claimed | Seen | Owned | None) -> Outcome | None:
         """Return what the store's result of a claim means; ``None`` for a record that has, or had, another owner."""
         if isinstance(seen, Seen) and seen.record.response is None and seen.record.token != self.token:
             return None
         outcome = self.interpret(seen)
         return None if isinstance(outcome, Available) else outcome
-
-    def _watch(self, record: Snapshot) -> None:
-        if record.mode == Mode.LEASE:
-            leases.suspect(record, self.bound_store)
 
     def _claim(self) -> Claimed | Seen | Owned | None:
         try:
@@ -170,8 +162,8 @@ class Claimant:
         except StoreConflict:
             return None
 
-    def reconnecting(self, ask: Callable[[], T]) -> T:
-        """Return what ``ask`` returns, on a new connection if the old one turns out to be broken."""
+    def reconnecting(self, ask: Callable[[], T], again: Callable[[], T] | None = None) -> T:
+        """Return what ``ask`` returns, or ``again`` on a new connection if the old one turns out to be broken."""
         try:
             return ask()
         except StoreRefused:
@@ -180,21 +172,17 @@ class Claimant:
             # Only the first statement on a persistent connection finds out that the server has closed it.
             if not self.store.reconnect():
                 raise
-            return ask()
+            return (again or ask)()
 
     def _take_over(self) -> Outcome | Available | None:
-        try:
-            return self._try_to_take_over()
-        except StoreRefused:
-            raise
-        except StoreUnavailable:
-            # The response to COMMIT may have been lost: then the record is this attempt's, and nobody else runs it.
-            if not self.store.reconnect():
-                raise
-            seen = self._claim()
-            if isinstance(seen, Seen) and seen.record.token != self.token:
-                return ASK_AGAIN
-            return self.interpret(seen)
+        return self.reconnecting(self._try_to_take_over, again=self._find_out_whether_taken_over)
+
+    def _find_out_whether_taken_over(self) -> Outcome | Available | None:
+        """If the response to COMMIT was lost, the record is this attempt's, and nobody else runs it."""
+        seen = self._claim()
+        if isinstance(seen, Seen) and seen.record.token != self.token:
+            return ASK_AGAIN
+        return self.interpret(seen)
 
     def _try_to_take_over(self) -> Outcome | Available | None:
         try:
@@ -215,25 +203,25 @@ class Claimant:
     def _decide(self, record: Snapshot) -> Duplicate | Available:
         if (record.scope, record.key) != (self.operation.scope, self.operation.key):
             raise DigestCollision(f"The record {record.id} belongs to another key.")
-        return _decoded(_decide(record, self.operation, self.policy), record, self.store)
+        return _decide(record, self.operation, self.store)
 
     def _reassigned(self, record: Snapshot) -> Claimed | Mismatch:
         """Give the record to this attempt. It keeps its digest key, and so its child keys, unless it begins anew.
 
         A request that can't be compared is not run.
         """
-        begins_anew = has_expired(record, record.now)
-        operation = self.operation if begins_anew else as_recorded(self.operation, record.fingerprint)
+        operation = self.operation if has_expired(record) else as_recorded(self.operation, record.fingerprint)
         if operation is None:
             return Mismatch()
         claimed = self.store.reassign(record, operation, self.token)
         return claimed if self.receipt is None else claimed.with_receipt(self.receipt)
 
 
-def _decide(record: Snapshot, operation: Operation, policy: Policy) -> Duplicate | Available:
-    same, mode = as_recorded(operation, record.fingerprint), policy.mode
+def _decide(record: Snapshot, operation: Operation, store: Store) -> Duplicate | Available:
+    same, mode = as_recorded(operation, record.fingerprint), store.policy.mode
     fingerprint = None if same is None else same.fingerprint
-    return decide(record, fingerprint, record.now, grace=mode.takeover_grace, lease=mode.seconds)
+    decision = decide(record, fingerprint, grace=mode.takeover_grace, lease=mode.seconds)
+    return Replay(store.decode(decision.response, record)) if isinstance(decision, Replay) else decision
 
 
 def in_transaction(policy: Policy) -> bool:
@@ -248,19 +236,12 @@ def duplicate(operation: Operation, policy: Policy) -> Duplicate:
     """
     store = store_for(policy, operation)
     record = store.read(operation.id)
-    decision = _decoded(_decide(record, operation, policy), record, store) if record else ASK_AGAIN
-    outcome = ASK_AGAIN if isinstance(decision, Available) else decision
-    _announce(outcome, operation, store)
-    return outcome
+    decision = _decide(record, operation, store) if record else ASK_AGAIN
+    return announce(ASK_AGAIN if isinstance(decision, Available) else decision, operation, store)
 
 
-def _decoded(decision: Duplicate | Available, record: Snapshot, store: Store) -> Duplicate | Available:
-    if not isinstance(decision, Replay):
-        return decision
-    return Replay(store.decode(decision.response, record))
-
-
-def _announce(outcome: Outcome, operation: Operation, store: Store, *, waited: bool = False) -> None:
+def announce(outcome: Known, operation: Operation, store: Store, *, waited: bool = False) -> Known:
+    """Send the signals for ``outcome`` and return it. Raises ``ReplayForbidden``."""
     match outcome:
         case Claimed(attempt=attempt, taken_over=taken_over):
             send(signals.key_taken_over if taken_over else signals.key_claimed, operation, attempt=attempt)
@@ -276,6 +257,7 @@ def _announce(outcome: Outcome, operation: Operation, store: Store, *, waited: b
             _reject(operation, Rejection.KEY_REUSED)
         case OnHold(reason):
             _reject(operation, Rejection.ON_HOLD, hold_reason=reason)
+    return outcome
 
 
 def _reject(operation: Operation, reason: Rejection, **details: Any) -> None:

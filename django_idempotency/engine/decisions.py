@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from django.utils.translation import gettext_noop
 
 from django_idempotency.models import LIVE, TERMINAL, Status
-from django_idempotency.policy import Mode
 from django_idempotency.values.outcomes import Available, InFlight, Mismatch, OnHold, Replay, Snapshot
+from django_idempotency.values.policy import Atomic
 
 LEASE_LAPSED = gettext_noop("its lease ran out while it was running")
 # It is unknown how long an owner in atomic mode will take, and a dead one has no lease to wait for.
@@ -17,9 +15,9 @@ LONGEST_RETRY_AFTER = 30
 
 
 def decide(
-    record: Snapshot, fingerprint: bytes | None, now: datetime, *, grace: float = 0, lease: float = 0
+    record: Snapshot, fingerprint: bytes | None, *, grace: float = 0, lease: float = 0
 ) -> Replay | InFlight | Mismatch | OnHold | Available:
-    """Return what a record means for a request with ``fingerprint`` at ``now``. Pure.
+    """Return what a record means for a request with ``fingerprint``, at its ``now``. Pure.
 
     Without a fingerprint, or if the record's is emptied, nothing can be compared. Then only the status of a response is
     replayed.
@@ -29,7 +27,7 @@ def decide(
     flight until its lease has expired, which means that the lease has lapsed and that a process has watched the owner
     not renew it. ``lease``: its length in seconds, which limits ``retry_after``.
     """
-    if has_expired(record, now):
+    if has_expired(record):
         return Available()
     comparable = bool(record.fingerprint) and fingerprint is not None
     if comparable and record.fingerprint != fingerprint:
@@ -40,21 +38,17 @@ def decide(
         return OnHold(record.reason)
     if record.status == Status.FAILED:
         return Available()
-    return _decide_live(record, now, grace, lease)
-
-
-def has_expired(record: Snapshot, now: datetime) -> bool:
-    return record.status in TERMINAL and record.expires_at <= now and not record.on_hold
-
-
-def _decide_live(record: Snapshot, now: datetime, grace: float, lease: float) -> InFlight | OnHold | Available:
-    assert record.locked_at is not None  # by constraint, both
-    assert record.locked_until is not None
-    if record.mode == Mode.ATOMIC:
-        return Available(after=max(0.0, grace - (now - record.locked_at).total_seconds()))
+    assert record.locked_at is not None  # by constraint
+    elapsed = (record.now - record.locked_at).total_seconds()
+    if record.mode == Atomic.word:
+        return Available(after=max(0.0, grace - elapsed))
     if not record.lease_expired:
-        return InFlight(_retry_after((now - record.locked_at).total_seconds(), lease))
+        return InFlight(_retry_after(elapsed, lease))
     return OnHold(LEASE_LAPSED) if record.hold_on_crash else Available()
+
+
+def has_expired(record: Snapshot) -> bool:
+    return record.status in TERMINAL and record.expires_at <= record.now and not record.on_hold
 
 
 def _retry_after(elapsed: float, lease: float) -> int:

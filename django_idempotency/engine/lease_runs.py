@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from weakref import ref
 
 from django.db import DatabaseError
 
 from django_idempotency.engine import leases
 from django_idempotency.engine.background import background
+from django_idempotency.engine.redaction import redacted
 from django_idempotency.engine.run import Run
-from django_idempotency.exceptions import ClaimLost, StoreUnavailable
+from django_idempotency.values.exceptions import ClaimLost, StoreUnavailable
 from django_idempotency.values.outcomes import Claimed, Fail, Keep, Release, StoredResponse, Verdict
 
 
@@ -36,15 +38,15 @@ class LeaseRun(Run):
         self._drop_lease()
         self.abandon(Release() if self.claim.attempt == 1 else Fail(reason))
 
-    def _end(self, error: BaseException | None) -> None:
+    def _end(self, verdict: Verdict, error: BaseException | None) -> None:
         try:
-            self._complete()
+            self._complete(verdict)
         except StoreUnavailable as away:
             # The effects have happened. The lease is kept until the verdict is written, once the store is back.
             self.report(away)
             with suppress(RuntimeError):  # then the lease is no longer renewed
                 leases.keeper_of(self.store).add(self.claim, self.store, finished=True)
-            background.complete(self._complete, self.store)
+            background.complete(partial(self._complete, verdict), self.store)
         except BaseException as failed:
             self._drop_lease()
             if error is None or not isinstance(failed, ClaimLost | DatabaseError):
@@ -54,8 +56,7 @@ class LeaseRun(Run):
     def _end_after(self, error: BaseException) -> None:
         """Complete the record. Effects stay, so a verdict reached before the error stands."""
         if self.verdict is not None:
-            self.verdict = self.redacted(self.verdict)
-            return self._end(error)
+            return self._end(redacted(self.verdict, self.policy.body, self.claim.id), error)
         crashed = not isinstance(error, Exception)
         try:
             self.abandon(Fail(type(error).__name__, on_hold=crashed and self.policy.holds_on_crash))
@@ -63,10 +64,10 @@ class LeaseRun(Run):
             self._drop_lease()
         return None
 
-    def _complete(self) -> None:
+    def _complete(self, verdict: Verdict) -> None:
         """Write the verdict. The lease is needed no longer then, nor once the claim is lost."""
         try:
-            self._write_verdict(self.decided())
+            self._write_verdict(verdict)
         except ClaimLost:
             self._drop_lease()
             raise

@@ -21,7 +21,7 @@ from typing import TypeVar
 from uuid import UUID
 from weakref import ref
 
-from django_idempotency.engine.workers import Worker, threads_run
+from django_idempotency.engine.background import Worker, threads_run
 from django_idempotency.reporting.logs import log
 from django_idempotency.stores.base import Store
 from django_idempotency.values.outcomes import Claimed, Snapshot
@@ -40,7 +40,7 @@ class Lease:
     """A lease to keep. ``finished``: the run has ended, but the store has not confirmed its verdict yet.
 
     Such a lease is kept even if the store says that the claim has ended, because a failover may bring back an earlier
-    state of the record.
+    state of the record. ``run``: once this is dead, nobody can end the run any more.
     """
 
     claim: Claimed
@@ -48,17 +48,12 @@ class Lease:
     finished: bool = False
     run: ref[object] | None = None
 
-    @property
-    def is_left(self) -> bool:
-        """Whether nobody can end its run any more."""
-        return self.run is not None and self.run() is None
-
 
 @dataclass(slots=True)
 class Suspect:
     """A record of another owner, whose lease may lapse.
 
-    ``lease``: the length of its leases in seconds. ``left``: how long this one was to last at the last look.
+    ``lease``: the length of its leases in seconds. ``left``: how long this one was to last when it was last read.
     """
 
     id: UUID
@@ -73,7 +68,7 @@ class Suspect:
 
     @property
     def gap(self) -> float:
-        """The longest time between two looks, in seconds, for which the store may have been away unseen."""
+        """The longest time between two reads, in seconds, for which the store may have been away unseen."""
         return min(LONGEST_GAP, max(SHORTEST_GAP, self.beat / 2))
 
 
@@ -117,7 +112,7 @@ class LeaseKeeper(Worker):
         self._leases: dict[UUID, Lease] = {}
         self._suspects: dict[UUID, Suspect] = {}
         self._watch = Watch()
-        self._renewed = self._looked = time.monotonic()
+        self._renewed = self._read_at = time.monotonic()
         self._failed = False
 
     # --- What requests ask for
@@ -151,12 +146,6 @@ class LeaseKeeper(Worker):
             with suppress(RuntimeError):  # then another caller will find out
                 self.wake()
 
-    def forget(self) -> None:
-        with self.changed:
-            self._leases.clear()
-            self._suspects.clear()
-            self.changed.notify_all()
-
     # --- When
 
     def due(self) -> float | None:
@@ -164,14 +153,14 @@ class LeaseKeeper(Worker):
         if self._leases:
             times.append(self._renewed + (_retry(self._beat()) if self._failed else self._beat()))
         if self._suspects:
-            times.append(self._looked + self._pause())
+            times.append(self._read_at + self._pause())
         return min(times, default=None)
 
     def _beat(self) -> float:
         return min(beat(lease.store) for lease in self._leases.values())
 
     def _pause(self) -> float:
-        """Return the seconds between two looks at suspects: enough looks per heartbeat for a gap to show."""
+        """Return the seconds between two reads of suspects: enough of them per heartbeat for a gap to show."""
         return min(RETRY_AFTER, min(suspect.beat for suspect in self._suspects.values()) / 4)
 
     # --- The heartbeat
@@ -192,12 +181,12 @@ class LeaseKeeper(Worker):
             renewed = [self._renew(group, patience) for group in groups]
             self._failed = not all(renewed)
         if suspects:
-            self._looked = now
-            self._look(suspects, patience)
+            self._read_at = now
+            self._check(suspects, patience)
 
     def _drop_left(self) -> None:
         """Drop the leases of runs that an exception has kept from ending. They lapse, as after a crash."""
-        for lease in [lease for lease in self._leases.values() if lease.is_left]:
+        for lease in [lease for lease in self._leases.values() if lease.run is not None and lease.run() is None]:
             del self._leases[lease.claim.token]
             message = "idempotency record %s: its run was abandoned, and its lease will lapse"
             log(logging.WARNING, "unended", message, lease.claim.id, operation=lease.claim.operation)
@@ -208,20 +197,18 @@ class LeaseKeeper(Worker):
         left: set[UUID] = {claim.token for claim in claims}
 
         def renew() -> None:
-            with store.own_connection(seconds=patience):
-                left.difference_update(store.renew(claims))
-                if left:
-                    owned = store.leases_left({claim.token: claim.id for claim in claims if claim.token in left})
-                    self._lose(left - owned.keys())
-                    left.intersection_update(owned)
+            left.difference_update(store.renew(claims))
+            if left:
+                owned = store.leases_left({claim.token: claim.id for claim in claims if claim.token in left})
+                self._lose(left - owned.keys())
+                left.intersection_update(owned)
 
-        return self.attempt(renew) and not left
+        return self.attempt(renew, store, patience) and not left
 
     def _lose(self, tokens: set[UUID]) -> None:
         """Drop claims that have another owner by now, or none. Their completion will find out, too."""
         with self.changed:
-            held = [lease for token in tokens if (lease := self._leases.get(token))]
-            lost = [lease for lease in held if not lease.finished]
+            lost = [lease for token in tokens if (lease := self._leases.get(token)) and not lease.finished]
             for lease in lost:
                 del self._leases[lease.claim.token]
         for lease in lost:
@@ -236,23 +223,22 @@ class LeaseKeeper(Worker):
 
     # --- The watch
 
-    def _look(self, suspects: list[Suspect], patience: float) -> None:
+    def _check(self, suspects: list[Suspect], patience: float) -> None:
         for group in _groups(suspects, lambda suspect: suspect.store.schemas):
-            if not self.attempt(partial(self._look_at, group, patience)):
+            if not self.attempt(partial(self._check_group, group), group[0].store, patience):
                 self._watch.interrupt()
 
-    def _look_at(self, group: list[Suspect], patience: float) -> None:
+    def _check_group(self, group: list[Suspect]) -> None:
         store = group[0].store
-        with store.own_connection(seconds=patience):
-            left = store.leases_left({suspect.token: suspect.id for suspect in group})
-            self._watch.observe(time.monotonic(), gap=min(suspect.gap for suspect in group))
-            lapsed = {
-                suspect.token: suspect.id
-                for suspect in group
-                if suspect.token in left and left[suspect.token] < timedelta(0) and self._was_watched(suspect)
-            }
-            if lapsed:
-                store.expire(lapsed)
+        left = store.leases_left({suspect.token: suspect.id for suspect in group})
+        self._watch.observe(time.monotonic(), gap=min(suspect.gap for suspect in group))
+        lapsed = {
+            suspect.token: suspect.id
+            for suspect in group
+            if suspect.token in left and left[suspect.token] < timedelta(0) and self._was_watched(suspect)
+        }
+        if lapsed:
+            store.expire(lapsed)
         with self.changed:
             for suspect in group:
                 lasts = left.get(suspect.token)

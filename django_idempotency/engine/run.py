@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Self, TypeVar
+from dataclasses import dataclass
+from typing import Self, TypeVar
 from uuid import UUID
 
-from django.db import DatabaseError, connections
+from django.db import DatabaseError
 from django.dispatch import Signal
 
 from django_idempotency import signals
 from django_idempotency.engine.admission import count_stored
 from django_idempotency.engine.claims import duplicate
 from django_idempotency.engine.digests import child_key
-from django_idempotency.exceptions import ClaimLost, StoreUnavailable
-from django_idempotency.policy import Policy
+from django_idempotency.engine.redaction import redacted
 from django_idempotency.reporting.events import send
-from django_idempotency.reporting.logs import log_lost_response
 from django_idempotency.stores import store_for
 from django_idempotency.stores.base import Store
-from django_idempotency.values.option_groups import Redact
+from django_idempotency.values.exceptions import ClaimLost, StoreUnavailable
 from django_idempotency.values.outcomes import (
     Claimed,
     Duplicate,
@@ -32,8 +28,8 @@ from django_idempotency.values.outcomes import (
     Release,
     StoredResponse,
     Verdict,
-    is_storable,
 )
+from django_idempotency.values.policy import Policy
 
 V = TypeVar("V", bound=Verdict)
 
@@ -129,18 +125,16 @@ class Run(ABC):
 
         ``error``: what propagates from the view, and does so afterwards. Without a verdict, it was not expected: then
         effects are rolled back, or ``self.verdict`` stands if they can't be.
-        Return ``None`` once the verdict is written, or the outcome for a duplicate if another attempt took over.
-        Raises ``StoreUnavailable`` if the store failed or if it is unknown whether the effects were committed,
-        ``ReplayForbidden`` and ``TransactionEnded``.
+        Return ``None`` once the verdict is written, or the outcome for a duplicate if another attempt took over; the
+        ``error`` may say so, too. Raises ``StoreUnavailable`` if the store failed or if it is unknown whether the
+        effects were committed, ``TransactionEnded``, ``ReplayForbidden`` and what ``may_replay`` raises.
         """
         try:
             self.finish(verdict, error)
+            if not isinstance(error, ClaimLost):  # from ``request.idempotency.renew()``
+                return None
         except ClaimLost:
-            return self.duplicate()
-        return None
-
-    def duplicate(self) -> Duplicate:
-        """Return the outcome for an owner that has lost its claim. Raises what ``may_replay`` raises, too."""
+            pass
         self.lost = True
         return duplicate(self.claim.operation, self.policy)
 
@@ -151,8 +145,8 @@ class Run(ABC):
         self.ended, self.context.running = True, False
         try:
             if verdict is not None:
-                self.verdict = self.redacted(verdict)
-                self._end(error)
+                self.verdict = redacted(verdict, self.policy.body, self.claim.id)
+                self._end(self.verdict, error)
             elif error is not None:
                 self._end_after(error)
             else:
@@ -173,27 +167,12 @@ class Run(ABC):
         self.finish(None if error else self.verdict, error)
 
     @abstractmethod
-    def _end(self, error: BaseException | None) -> None:
-        """Carry out the verdict. ``error`` propagates afterwards."""
+    def _end(self, verdict: Verdict, error: BaseException | None) -> None:
+        """Carry out ``verdict``. ``error`` propagates afterwards."""
 
     @abstractmethod
     def _end_after(self, error: BaseException) -> None:
         """Leave the record in order after an error that nobody expected."""
-
-    def redacted(self, verdict: V) -> V:
-        """Return ``verdict`` with the part of its response that the policy lets the record keep. This never raises."""
-        if not isinstance(verdict, Keep):
-            return verdict
-        response, options = verdict.response, self.policy.body
-        if options.redact is not None and response.has_content:
-            response = _redacted(response, options.redact, self.claim.id)
-        if not options.store:
-            response = replace(response, body=None)
-        return verdict if response is verdict.response else replace(verdict, response=response)
-
-    def decided(self) -> Verdict:
-        assert self.verdict is not None
-        return self.verdict
 
     def write(self, verdict: Verdict) -> None:
         """Write ``verdict`` to the record. Raises ``ClaimLost`` if it is no longer this run's."""
@@ -250,35 +229,3 @@ class Run(ABC):
         if not self.reported:
             self.reported = True
             send(signals.store_failed, self.claim.operation, error=error)
-
-
-# --- Redaction -------------------------------------------------------------------------------------------------------
-
-
-def _redacted(response: StoredResponse, redact: Redact, id: UUID) -> StoredResponse:
-    """Return what ``redact`` makes of the response of the record ``id``, or its status alone if that fails.
-
-    The log says why it failed, without quoting the response.
-    """
-    try:
-        with _no_queries():
-            kept = redact(response)
-        if not is_storable(kept):
-            raise TypeError("redact must return a StoredResponse of text headers and a body of bytes or None.")
-        return replace(kept, status=response.status)
-    except Exception as error:  # the project's code, after the effects: it may lose the copy, never the response
-        log_lost_response("could not be redacted, and is not stored", id, error)
-        return response.without_content()
-
-
-@contextmanager
-def _no_queries() -> Iterator[None]:
-    """Refuse queries inside the block: a failed query would break the business transaction."""
-    with ExitStack() as stack:
-        for connection in connections.all(initialized_only=True):
-            stack.enter_context(connection.execute_wrapper(_refuse))
-        yield
-
-
-def _refuse(*_query: Any) -> NoReturn:
-    raise RuntimeError("redact must not query a database.")

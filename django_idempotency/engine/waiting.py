@@ -1,4 +1,4 @@
-"""Claim, and wait for the owner of a key, holding no lock and no transaction."""
+"""Claim an operation, and wait for the owner of its key if the policy says so."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import time
 from contextlib import closing
 
 from django_idempotency.conf import conf
-from django_idempotency.engine.claims import GRACE_PAUSE, Claimant
-from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.policy import Policy
+from django_idempotency.engine.claims import GRACE_PAUSE, Claimant, announce
+from django_idempotency.values.exceptions import StoreUnavailable
 from django_idempotency.values.outcomes import Available, InFlight, Operation, Outcome
+from django_idempotency.values.policy import Policy
 
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 0.25
@@ -80,7 +80,7 @@ class Pending:
             elif isinstance(outcome, InFlight) and now < self.waits_until and self._may_wait():
                 self.pause, self.next_pause = self.next_pause, min(self.next_pause * 2, LONGEST_PAUSE)
             else:
-                return self.claimant.announce(outcome, waited=self.counted)
+                return announce(outcome, self.operation, self.claimant.bound_store, waited=self.counted)
             return self
         raise StoreUnavailable(f"The record {self.operation.id} changed again and again while it was being claimed.")
 
@@ -95,9 +95,6 @@ class Pending:
             waiters.leave()
 
 
-# --- How many may wait ------------------------------------------------------------------------------------------------
-
-
 class Waiters:
     """Counts the callers of this process that wait: each has a connection, and a sync one blocks a thread."""
 
@@ -106,22 +103,19 @@ class Waiters:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._waiting = 0
+        self.waiting = 0
 
     def enter(self, most: int) -> bool:
         """Count one more caller. Return false, and don't count it, if ``most`` wait already."""
         with self._lock:
-            if self._waiting >= most:
+            if self.waiting >= most:
                 return False
-            self._waiting += 1
+            self.waiting += 1
             return True
 
     def leave(self) -> None:
         with self._lock:
-            self._waiting -= 1
-
-    def __len__(self) -> int:
-        return self._waiting
+            self.waiting -= 1
 
 
 waiters = Waiters()

@@ -21,8 +21,8 @@ from django_idempotency.conf import resolve
 from django_idempotency.http.requests import is_keyed
 from django_idempotency.http.run import RequestRun, guard
 from django_idempotency.http.transactions import take_over_atomic_requests
-from django_idempotency.policy import Policy
 from django_idempotency.values.outcomes import EntryPoint
+from django_idempotency.values.policy import Policy
 
 CONTRIBUTIONS = "_ninja_contribute_to_operation"
 View = Callable[..., Any]
@@ -80,10 +80,8 @@ def _evaluated(stated: Signature, names: dict[str, Any]) -> Signature:
     for parameter in stated.parameters.values():
         holder = type("Holder", (), {"__annotations__": {parameter.name: parameter.annotation}})
         with suppress(Exception):  # a name that only type checkers know, such as that of the request
-            hints = (
-                get_type_hints(holder, names, include_extras=True) if parameter.annotation != Signature.empty else {}
-            )
-            parameter = parameter.replace(annotation=hints.get(parameter.name, parameter.annotation))
+            hints = get_type_hints(holder, names, include_extras=True)
+            parameter = parameter.replace(annotation=hints[parameter.name])
         parameters.append(parameter)
     return stated.replace(parameters=parameters)
 

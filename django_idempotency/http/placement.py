@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from functools import WRAPPER_ASSIGNMENTS, lru_cache, partial
-from inspect import iscoroutine, signature
+from inspect import isawaitable, signature
 from types import CellType, FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction as is_async
 from django.core.exceptions import ImproperlyConfigured
@@ -17,21 +17,16 @@ from django.views import View as ClassView
 from django_idempotency.conf import resolve
 from django_idempotency.http import ninja
 from django_idempotency.http.run import RequestRun, guard, report_unguarded
-from django_idempotency.http.transactions import (
-    NonAtomic,
-    ProtectedClass,
-    stated_on,
-    stated_on_class,
-    take_over_atomic_requests,
-)
-from django_idempotency.policy import Policy
+from django_idempotency.http.transactions import ProtectedClass, take_over_atomic_requests
 from django_idempotency.values.outcomes import EntryPoint
+from django_idempotency.values.policy import Decorator, Policy
 
 View = Callable[..., Any]
+V = TypeVar("V", bound=View)
 
 MARK = "idempotency_entry_point"
 # Attributes that Django and others read from a view. A copy of its decorators gets those of the protected view.
-CARRIED = ("cls", "view_class", "initkwargs", "view_initkwargs", "idempotency_policy", MARK, "_non_atomic_requests")
+CARRIED = ("cls", "view_class", "initkwargs", "view_initkwargs", "idempotency_policy", MARK)
 
 
 # --- The decorator ---------------------------------------------------------------------------------------------------
@@ -75,19 +70,35 @@ def _refuse_second(view: Any) -> None:
 
 
 def _function_behind_entry_point(view: View, policy: Policy, way: EntryPoint) -> View:
-    non_atomic = NonAtomic(stated_on(view))
-    protected: Any = take_over_atomic_requests(_protect_function(view, policy, way, non_atomic.stated), non_atomic)
+    protected: Any = take_over_atomic_requests(_protect_function(view, policy, way))
     setattr(protected, MARK, way)
     protected.idempotency_policy = policy
     ninja.contribute(protected, view, policy, way)
     return protected  # type: ignore[no-any-return]
 
 
-def _protect_function(view: View, policy: Policy, way: EntryPoint, non_atomic: Collection[str]) -> View:
+def _protect_function(view: View, policy: Policy, way: EntryPoint) -> View:
     def run_of(request: HttpRequest, _values: object) -> RequestRun:
-        return RequestRun(request, resolve(policy), sender=view, entry_point=way, non_atomic=non_atomic)
+        return RequestRun(request, resolve(policy), sender=view, entry_point=way)
 
     return guard(view, run_of, is_async=is_async(view))
+
+
+idempotent = Decorator(Policy, protect, "idempotent")
+"""Run a view once for each idempotency key and replay its response.
+
+Write ``@idempotent``, ``@idempotent(policy=…)``, or ``@idempotent(required=True)`` with any options of ``Policy``. Put
+the decorator below decorators that authenticate, so that they run on replays too, and above ``@transaction.atomic`` and
+``@api_view``. For one method, use ``@method_decorator(idempotent, name="post")`` on the class, but not under
+``ATOMIC_REQUESTS``. Raises ``ImproperlyConfigured`` for an invalid option, for a method, and for a view that already
+has an entry point.
+"""
+
+
+def idempotency_exempt(view: V) -> V:
+    """Make ``IdempotencyMiddleware`` ignore ``view``: a function, a class, or a method of one. Return ``view``."""
+    view.idempotency_exempt = True  # type: ignore[attr-defined]
+    return view
 
 
 # --- Classes ---------------------------------------------------------------------------------------------------------
@@ -111,55 +122,36 @@ class _IdempotentView(ProtectedClass, ClassView):
     # Puts the entry point around the method that handles the request, so that the checks of ``dispatch`` run before it.
 
     def idempotent_dispatch(self, inner: Callable[..., Any], request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        name = (request.method or "").lower()
+        cls, name = type(self), (request.method or "").lower()
         handler = getattr(self, name, None) if name in self.http_method_names else None
-        if _dispatch_only_opens_transaction(type(self)) or (handler is None and answers_in_dispatch(type(self))):
+        own = [vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base)]
+        own = [dispatch for dispatch in own if dispatch not in (ProtectedClass.dispatch, ClassView.dispatch)]
+        # Without a handler, it may do what the view does, as GraphQL views have it. Inside a transaction, no key can be
+        # claimed.
+        if own and (handler is None or all(map(opens_transaction, own))):
             return self._protect(inner)(request, *args, **kwargs)
-        if handler is None:
-            if type(self).http_method_not_allowed is ClassView.http_method_not_allowed:
-                return inner(request, *args, **kwargs)
+        if handler is None and cls.http_method_not_allowed is not ClassView.http_method_not_allowed:
             name, handler = "http_method_not_allowed", self.http_method_not_allowed
-        setattr(self, name, self._protect(handler))
-        response: Any = inner(request, *args, **kwargs)
-        return self._areached(request, response) if iscoroutine(response) else self._reached(request, response)
+        if handler is not None:
+            setattr(self, name, self._protect(handler))
+        return apply_to(inner(request, *args, **kwargs), partial(self._report, request))
 
-    async def _areached(self, request: HttpRequest, response: Awaitable[Any]) -> Any:
-        return self._reached(request, await response)
-
-    def _reached(self, request: HttpRequest, response: Any) -> Any:
+    def _report(self, request: HttpRequest, response: Any) -> Any:
         if not hasattr(request, "idempotency"):  # as no run has begun
             report_unguarded(type(self), request, resolve(self.idempotency_policy), response)
         return response
 
     def _protect(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        stated = self.idempotency_non_atomic.stated
-        return _protect_function(handler, self.idempotency_policy, self.idempotency_entry_point, stated)
+        return _protect_function(handler, self.idempotency_policy, self.idempotency_entry_point)
 
 
-def _dispatch_only_opens_transaction(cls: type) -> bool:
-    """Whether ``dispatch`` is only Django's own inside ``transaction.atomic``. Then the claim must come before it."""
-    own = [vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base)]
-    own = [dispatch for dispatch in own if dispatch not in (ProtectedClass.dispatch, ClassView.dispatch)]
-    return bool(own) and all(map(opens_transaction, own))
+def apply_to(response: Any, use: Callable[[Any], Any]) -> Any:
+    """Return ``use(response)``; for what an async view has returned, a coroutine that returns it."""
 
+    async def awaited() -> Any:
+        return use(await response)
 
-def answers_in_dispatch(cls: type) -> set[str] | None:
-    """Return what the first ``dispatch`` of ``cls`` uses that never calls that of its bases, except for Django's."""
-    own = [vars(base)["dispatch"] for base in cls.__mro__ if "dispatch" in vars(base)]
-    functions = [list(layers(dispatch))[-1] for dispatch in own if dispatch is not ClassView.dispatch]
-    used = [_names_in(function, cls) for function in functions if isinstance(function, FunctionType)]
-    return next((names for names in used if "dispatch" not in names), None)
-
-
-def _names_in(function: FunctionType, cls: type) -> set[str]:
-    """Return the names in a function's code, and in that of the methods of ``cls`` among them."""
-    names: set[str] = set()
-    new = set(function.__code__.co_names)
-    while new:
-        names |= new
-        used = [vars(base)[name] for base in cls.__mro__ for name in new if name in vars(base)]
-        new = {name for part in used if isinstance(part, FunctionType) for name in part.__code__.co_names} - names
-    return names
+    return awaited() if isawaitable(response) else use(response)
 
 
 def bound_to(view: Any) -> object:
@@ -308,9 +300,7 @@ def _rethreaded(view: Any, inner: View, replacement: View) -> View:
     copy = _with_content(view, inner, replacement)
     carried = {name: vars(replacement)[name] for name in CARRIED if name in vars(replacement)}
     copy.__dict__.update(vars(view) | carried | {"__wrapped__": replacement})
-    for using in stated_on(view):
-        copy._non_atomic_requests.add(using)  # type: ignore[attr-defined]
-    return copy
+    return take_over_atomic_requests(copy)
 
 
 def _made_by_as_view(view: View) -> bool:
@@ -325,10 +315,9 @@ def _class_behind_entry_point(view: Any, policy: Policy, way: EntryPoint) -> Vie
     """
     cls: Any = view_class(view)
     protected: Any = _protect_class(cls, policy, way)
-    protected.idempotency_non_atomic = NonAtomic(stated_on_class(protected))
     copy: Any = _with_content(view, cls, protected)
     for name in WRAPPER_ASSIGNMENTS:
         setattr(copy, name, getattr(view, name))
     copy.__dict__.update(vars(view) | {name: protected for name in ("cls", "view_class") if name in vars(view)})
-    behind: View = take_over_atomic_requests(copy, protected.idempotency_non_atomic)
+    behind: View = take_over_atomic_requests(copy)
     return behind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable, Collection
 from functools import partial
@@ -17,16 +18,15 @@ from django.utils.translation import gettext_noop
 from django_idempotency import engine
 from django_idempotency.conf import conf, max_body_in_memory, max_fields
 from django_idempotency.engine.digests import keyed
-from django_idempotency.exceptions import AnonymousKey, MalformedKey, MissingKey, RequestIncomplete
-from django_idempotency.policy import Fingerprint, Policy, is_async
-from django_idempotency.reporting.logs import log
+from django_idempotency.reporting.logs import is_due, log
 from django_idempotency.values import fingerprints
+from django_idempotency.values.exceptions import AnonymousKey, MalformedKey, MissingKey, RequestIncomplete
 from django_idempotency.values.keys import parse_key
 from django_idempotency.values.outcomes import EntryPoint, Operation, StoredRecord, dotted_name
+from django_idempotency.values.policy import Fingerprint, Policy, is_async
 from django_idempotency.values.scopes import CUSTOM, BuiltInScope, caller_scope
 
 SHORTEST_SECRET = 8  # characters; shorter ones may be part of a scope by chance
-_without_scope: set[str] = set()
 UNSTORABLE = re.compile(r"[\0\ud800-\udfff]")  # NUL and lone surrogates, which PostgreSQL can't store in text
 
 
@@ -64,15 +64,13 @@ def identify(
     entry_point: EntryPoint | None = None,
     caller: HttpRequest | None = None,
 ) -> Operation | None:
-    """Return the operation that ``request`` asks for; ``None`` if it is to run as if it had no key and needed none.
+    """Return the operation that a keyed request asks for; ``None`` if its anonymous caller's key is ignored.
 
     ``caller``: the request as the view's framework has authenticated it, for the scope.
     Raises ``MissingKey``, ``MalformedKey``, ``AnonymousKey`` and ``RequestIncomplete``, ``ImproperlyConfigured`` for
     what is not a scope or contains credentials, and whatever Django raises for an unreadable body.
     """
     caller = caller or request
-    if not is_keyed(request, policy):
-        return None
     named = scope_and_key(request, caller, policy, entry_point, warned_of=sender)
     if named is None:
         return None
@@ -88,6 +86,7 @@ def identify(
         path=request.path.replace("\0", "\N{SYMBOL FOR NULL}"),
         sender=sender,
         entry_point=entry_point,
+        database=engine.routed(policy),
         permits=_permits(caller, policy),
     )
     return keyed(operation)
@@ -123,13 +122,13 @@ def scope_and_key(
 
 
 def observed_operation(
-    request: HttpRequest, caller: HttpRequest, policy: Policy, key: str, sender: object, entry_point: EntryPoint
+    request: HttpRequest, policy: Policy, key: str, sender: object, entry_point: EntryPoint
 ) -> Operation | None:
     """Return the operation of a request that is only watched; ``None`` if it has no scope. ``key`` may be empty."""
-    scope = _scope(caller, policy)
+    scope = _scope(request, policy)
     if scope is None:
         return None
-    fingerprint = fingerprint_of(request, caller, policy)
+    fingerprint = fingerprint_of(request, request, policy)
     return keyed(Operation(scope, key, fingerprint, digest=fingerprint, sender=sender, entry_point=entry_point))
 
 
@@ -149,11 +148,10 @@ def _refuse_unfit(key: str, policy: Policy) -> None:
 
 
 def _warn_of_missing_scope(effect: str, sender: object) -> None:
-    """Log once for each view that a caller has no scope."""
+    """Log that a caller has no scope, once for each view."""
     view = dotted_name(sender)
-    if view in _without_scope:
+    if not is_due(f"scope_missing {view}", every=math.inf):
         return
-    _without_scope.add(view)
     log(
         logging.WARNING,
         "scope_missing",

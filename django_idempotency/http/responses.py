@@ -3,67 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from http.cookies import SimpleCookie
 from typing import Any
 
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
-from django_idempotency.http.problems import NO_STORE, NOT_STORED, problem_response
-from django_idempotency.policy import Policy
+from django_idempotency.conf import conf
 from django_idempotency.values.outcomes import StoredResponse, are_headers
+from django_idempotency.values.policy import Policy
+from django_idempotency.values.problems import NO_STORE, NOT_STORED, Problem
+from django_idempotency.values.response_headers import (
+    BODY_HEADERS,
+    FILE_HEADERS,
+    WITHOUT_BODY,
+    is_about_caching,
+    may_be_stored,
+)
 
 REPLAYED = "Idempotent-Replayed"
-
-# The headers of RFC 9110, section 7.6.1, those that the server sets anew, and the age in caches. The policy decides
-# about cookies.
-UNSTORED_HEADERS = frozenset(
-    {
-        "age",
-        "connection",
-        "content-length",
-        "date",
-        "keep-alive",
-        "set-cookie",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
-# These carry credentials, or what credentials are made of. So do all that start with "proxy-".
-SENSITIVE_HEADERS = frozenset(
-    {
-        "authentication-control",
-        "authentication-info",
-        "authorization",
-        "cookie",
-        "cookie2",
-        "set-cookie2",
-        "www-authenticate",
-    }
-)
-# These make the server send a file instead of the body: a replay would send what the file contains by then.
-FILE_HEADERS = frozenset(
-    {
-        "x-accel-redirect",
-        "x-lighttpd-send-file",
-        "x-lighttpd-send-tempfile",
-        "x-litespeed-location",
-        "x-reproxy-file",
-        "x-reproxy-url",
-        "x-sendfile",
-    }
-)
-# A response with one of these statuses has no body, whatever was stored.
-WITHOUT_BODY = (204, 205, 304)
-# These describe a body, and make no sense with another one.
-BODY_HEADERS = frozenset(
-    {"accept-ranges", "content-disposition", "content-encoding", "content-range", "content-type", "etag"}
-)
-
-
-_NEVER_STORED = UNSTORED_HEADERS | SENSITIVE_HEADERS | FILE_HEADERS
 
 
 def stored(response: HttpResponseBase, policy: Policy) -> StoredResponse:
@@ -77,12 +36,6 @@ def stored(response: HttpResponseBase, policy: Policy) -> StoredResponse:
     # With a header that can't be sent, a stored response would count as damaged.
     sendable = tuple(header for header in headers if are_headers([header]))
     return StoredResponse(response.status_code, sendable, _body(response, policy))
-
-
-def may_be_stored(header: str) -> bool:
-    """Whether a header of this name is kept. Headers by which a view instructs its server are not."""
-    name = header.lower()
-    return not (name in _NEVER_STORED or name.startswith(("proxy-", "x-accel-", ":")))
 
 
 def _body(response: HttpResponseBase, policy: Policy) -> bytes | None:
@@ -115,7 +68,7 @@ def replay(response: StoredResponse, make: Callable[..., HttpResponse] = HttpRes
 
 def _with_headers(response: StoredResponse, headers: dict[str, str], make: Callable[..., HttpResponse]) -> HttpResponse:
     if response.body is None and response.status not in WITHOUT_BODY:
-        replayed = problem_response(NOT_STORED, status=response.status, make=make)
+        replayed = problem_response(replace(NOT_STORED, status=response.status), make)
         for name, value in headers.items():
             if name.lower() not in BODY_HEADERS:
                 replayed.headers[name] = value
@@ -126,6 +79,15 @@ def _with_headers(response: StoredResponse, headers: dict[str, str], make: Calla
     return replayed
 
 
-def is_about_caching(name: str) -> bool:
-    """Whether a header says how long a response is fresh, including those of RFC 9213, which go first in caches."""
-    return name in ("expires", "pragma", "surrogate-control") or name.endswith("cache-control")
+def problem_response(problem: Problem, make: Callable[..., HttpResponse] = HttpResponse) -> HttpResponse:
+    response = problem.response(conf().problem_type_base_url)
+    return make(response.body, status=response.status, headers=dict(response.headers))
+
+
+def mark_refusal(response: HttpResponseBase) -> None:
+    """Mark ``response`` for an outer entry point: it is not a view's response and must not be stored as one."""
+    response._idempotency_refusal = True  # type: ignore[attr-defined]
+
+
+def is_refusal(response: object) -> bool:
+    return hasattr(response, "_idempotency_refusal")

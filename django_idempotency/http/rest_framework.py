@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial, wraps
 from inspect import iscoroutinefunction
@@ -19,13 +19,14 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_idempotency.conf import resolve
-from django_idempotency.http.problems import PROBLEM_JSON, Problem, mark_refusal, problem
+from django_idempotency.conf import conf, resolve
 from django_idempotency.http.requests import has_moderate_body
+from django_idempotency.http.responses import mark_refusal
 from django_idempotency.http.run import Refused, RequestRun, report_unguarded
 from django_idempotency.http.transactions import ProtectedClass
-from django_idempotency.policy import Fingerprint, Policy
 from django_idempotency.values.outcomes import EntryPoint, Operation, Replay, StoredResponse
+from django_idempotency.values.policy import Fingerprint, Policy
+from django_idempotency.values.problems import PROBLEM_JSON, Problem, problem
 
 Dispatch = Callable[..., HttpResponseBase]
 
@@ -64,8 +65,7 @@ class IdempotentMixin(ProtectedClass):
         return super().as_view(*args, **initkwargs)
 
     def idempotent_dispatch(self, inner: Dispatch, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        way, stated = self.idempotency_entry_point, self.idempotency_non_atomic.stated
-        run = DispatchRun(self, request, resolve(self.idempotency_policy), way, stated)
+        run = DispatchRun(self, request, resolve(self.idempotency_policy), self.idempotency_entry_point)
         return run.dispatch(inner, *args, **kwargs)
 
 
@@ -122,10 +122,8 @@ class ReplayedResponse(HttpResponse):
 class DispatchRun(RequestRun):
     replayed_as = ReplayedResponse
 
-    def __init__(
-        self, view: Any, request: HttpRequest, policy: Policy, entry_point: EntryPoint, non_atomic: Collection[str]
-    ) -> None:
-        super().__init__(request, policy, sender=type(view), entry_point=entry_point, non_atomic=non_atomic)
+    def __init__(self, view: Any, request: HttpRequest, policy: Policy, entry_point: EntryPoint) -> None:
+        super().__init__(request, policy, sender=type(view), entry_point=entry_point)
         self.view = view
         self.replayed: StoredResponse | None = None
 
@@ -204,9 +202,10 @@ def _unmarked(using: str | None) -> Iterator[None]:
 
 def _shape_problem(request: Request, response: Response, exc: IdempotencyProblem) -> None:
     mark_refusal(response)
-    for name, value in exc.problem.headers():
+    base = conf().problem_type_base_url
+    for name, value in exc.problem.headers(base):
         response.headers.setdefault(name, value)
     if getattr(response, "data", None) == {"detail": exc.detail}:  # what REST framework's own handler returns
-        response.data = exc.problem.members()
+        response.data = exc.problem.members(base)
         if getattr(request, "accepted_renderer", None) and request.accepted_renderer.media_type == "application/json":
             response.content_type = PROBLEM_JSON

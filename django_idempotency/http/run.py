@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, closing, nullcontext
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
@@ -14,21 +14,13 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from django_idempotency import engine
-from django_idempotency.exceptions import (
-    ClaimLost,
-    IdempotencyError,
-    ReplayForbidden,
-    StoreUnavailable,
-    TerminalFailure,
-)
 from django_idempotency.http.handlers import by_middleware
-from django_idempotency.http.problems import mark_refusal, problem, problem_response
 from django_idempotency.http.requests import expect_request, identify, is_keyed
-from django_idempotency.http.responses import replay
+from django_idempotency.http.responses import mark_refusal, problem_response, replay
 from django_idempotency.http.transactions import is_atomic_request, open_atomic_requests
 from django_idempotency.http.verdicts import verdict_of, verdict_on
-from django_idempotency.policy import Policy
 from django_idempotency.reporting.logs import is_due, log
+from django_idempotency.values.exceptions import IdempotencyError, ReplayForbidden, StoreUnavailable, TerminalFailure
 from django_idempotency.values.outcomes import (
     Duplicate,
     EntryPoint,
@@ -38,6 +30,8 @@ from django_idempotency.values.outcomes import (
     Verdict,
     dotted_name,
 )
+from django_idempotency.values.policy import Policy
+from django_idempotency.values.problems import problem
 
 T = TypeVar("T")
 Refused = Duplicate | IdempotencyError
@@ -48,28 +42,17 @@ class RequestRun:
 
     ``perform(view)`` calls the view. The view calls its handler through ``guarded``, which claims the key: before that
     come the checks that a replay must pass, and afterwards whatever the view makes of the handler's result, which is
-    stored. An async view is called by ``aperform``, and its handler by ``aguarded``.
-
-    ``non_atomic``: databases in which the view wants no transaction.
+    stored. An async view is its own handler, and ``aperform`` does both.
     """
 
     replayed_as: type[HttpResponse] = HttpResponse
 
-    def __init__(
-        self,
-        request: HttpRequest,
-        policy: Policy,
-        *,
-        sender: object,
-        entry_point: EntryPoint,
-        non_atomic: Collection[str] = (),
-    ) -> None:
+    def __init__(self, request: HttpRequest, policy: Policy, *, sender: object, entry_point: EntryPoint) -> None:
         expect_request(request)
         self.request = request
         self.policy = policy
         self.sender = sender
         self.entry_point = entry_point
-        self.non_atomic = non_atomic
         self.is_keyed = is_keyed(request, policy)
         self.outer = running(request)
         self.is_reached = False
@@ -117,8 +100,8 @@ class RequestRun:
         except TerminalFailure as failure:
             return self._failed(failure)
 
-    async def aperform(self, view: Callable[[], Awaitable[HttpResponseBase]]) -> HttpResponseBase:
-        """``perform`` for async views, in lease mode only, because a transaction belongs to a thread.
+    async def aperform(self, view: Callable[[], Awaitable[Any]]) -> HttpResponseBase:
+        """``perform`` and ``guarded`` for async views, in lease mode only, because a transaction belongs to a thread.
 
         The begin and the end are shielded from cancellation, so that a caller that hangs up can't undo them.
         """
@@ -129,7 +112,10 @@ class RequestRun:
         try:
             try:
                 try:
-                    returned = self.rendered(await view())
+                    refused = self._enter(await self._begin_waiting() if self.is_keyed else None)
+                    returned = self.rendered(await view()) if refused is None else self.refuse(refused)
+                except TerminalFailure as failure:
+                    returned = self.rendered(self._failed(failure))
                 except Exception as error:
                     returned = self.handled(error)
                 self._raise_failure(returned)
@@ -144,22 +130,14 @@ class RequestRun:
         end = partial(self._end, returned, raised)
         return end() if self.run is None else await engine.shielded(end)
 
-    async def aguarded(self, handler: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
-        begun: engine.Run | engine.Pending | Refused | None = None
-        if self.is_keyed:
-            begun = await engine.shielded(partial(self._begin, engine.begin_or_wait), undo=engine.give_back)
+    async def _begin_waiting(self) -> engine.Run | Refused | None:
+        begun = await engine.shielded(partial(self._begin, engine.begin_or_wait), undo=engine.give_back)
         with closing(begun) if isinstance(begun, engine.Pending) else nullcontext():
             while isinstance(begun, engine.Pending):
                 await asyncio.sleep(begun.pause)
                 again = partial(self._unless_refused, begun.operation, partial(engine.begin_again, begun))
                 begun = await engine.shielded(again, undo=engine.give_back)
-        refused = self._enter(begun)
-        if refused is not None:
-            return self.refuse(refused)
-        try:
-            return await handler(*args, **kwargs)
-        except TerminalFailure as failure:
-            return self._failed(failure)
+        return begun
 
     def rendered(self, result: Any) -> HttpResponseBase:
         """Return the response that the view's framework makes of what the view has returned."""
@@ -199,7 +177,7 @@ class RequestRun:
     def _open_transactions(self) -> None:
         """Open Django's transactions, unless an outer entry point has opened them for the same run."""
         if self.transactions is not None and (self.run is not None or self.outer is None):
-            open_atomic_requests(self.transactions, self.non_atomic, but=self.transactional_on)
+            open_atomic_requests(self.transactions, self.request, but=self.transactional_on)
 
     @property
     def transactional_on(self) -> str | None:
@@ -209,7 +187,7 @@ class RequestRun:
     def is_undone(self) -> bool:
         """Whether an exception would have undone the view's effects if there had been no key."""
         using = self.transactional_on
-        return using is not None and is_atomic_request(using, self.non_atomic)
+        return using is not None and is_atomic_request(using, self.request)
 
     def _failed(self, failure: TerminalFailure) -> HttpResponseBase:
         """Give the view the response of a ``TerminalFailure``, which propagates once the view has ended."""
@@ -238,8 +216,7 @@ class RequestRun:
         return self._unless_refused(operation, partial(begin, operation, self.policy))
 
     def identify(self, caller: HttpRequest | None = None) -> Operation | None:
-        named: Any = {"sender": self.sender, "entry_point": self.entry_point}
-        return identify(self.request, self.policy, **named, caller=caller)
+        return identify(self.request, self.policy, sender=self.sender, entry_point=self.entry_point, caller=caller)
 
     def _unless_refused(self, operation: Operation, begin: Callable[[], T]) -> T | IdempotencyError | None:
         try:
@@ -308,7 +285,7 @@ def guard(view: Callable[..., Any], run_of: Callable[..., RequestRun], *, is_asy
         @wraps(view)
         async def aguarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             run = run_of(request, kwargs)
-            return await run.aperform(partial(run.aguarded, view, request, *args, **kwargs))
+            return await run.aperform(partial(view, request, *args, **kwargs))
 
         return aguarded
 
@@ -327,8 +304,6 @@ def _end_with(run: engine.Run, verdict: Verdict | None, raised: Exception | None
     """
     try:
         lost = run.end(verdict, error=raised)
-        if isinstance(raised, ClaimLost):  # as ``request.idempotency.renew()`` says
-            lost = lost or run.duplicate()
     except (StoreUnavailable, ReplayForbidden) as refusal:
         return refusal
     if isinstance(raised, StoreUnavailable):
@@ -341,7 +316,7 @@ def _end_with(run: engine.Run, verdict: Verdict | None, raised: Exception | None
 def report_unguarded(view: type, request: HttpRequest, policy: Policy, response: object) -> None:
     """Report a success without a call of the handler, around which the entry point is, if ``request`` is keyed.
 
-    Raises ``ImproperlyConfigured`` if the key is required. Otherwise, this is logged once for each view.
+    Raises ``ImproperlyConfigured`` if the key is required. Otherwise, it is logged, once a minute at most for a view.
     """
     if not is_keyed(request, policy) or not 200 <= getattr(response, "status_code", 0) < 300:
         return

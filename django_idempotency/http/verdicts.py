@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,30 +12,23 @@ from django.http.response import HttpResponseBase
 from django.utils.translation import gettext_noop
 
 from django_idempotency.engine import Run
-from django_idempotency.http.problems import is_refusal
-from django_idempotency.http.responses import stored
-from django_idempotency.policy import Policy
+from django_idempotency.http.responses import is_refusal, stored
 from django_idempotency.values.outcomes import Fail, Keep, Release, StoredResponse, Verdict
+from django_idempotency.values.policy import Policy
 
 
-def verdict_for(
-    status: int,
-    policy: Policy,
-    response: Callable[[], StoredResponse],
-    *,
-    terminal: bool = False,
-    rollback: bool = False,
-) -> Verdict:
-    """Return what a status means for its record.
+def verdict_for(response: StoredResponse, policy: Policy, *, terminal: bool = False, rollback: bool = False) -> Verdict:
+    """Return what a response means for its record.
 
     ``terminal``: it is that of a ``TerminalFailure``, which undoes the effects and is stored whatever the policy.
     ``rollback``: without a key, the effects would have been undone.
     """
+    status = response.status
     if status in policy.release_statuses and not terminal:
         return Release(rollback=rollback or policy.mode.on_release == "rollback")
     if status in policy.retry_statuses and not terminal:
         return Fail(f"status {status}")
-    return Keep(response(), failure=status >= 400, rollback=rollback or terminal)
+    return Keep(response, failure=status >= 400, rollback=rollback or terminal)
 
 
 def verdict_on(error: Exception, policy: Policy, *, rollback: bool = False) -> Verdict:
@@ -58,28 +50,20 @@ def verdict_on(error: Exception, policy: Policy, *, rollback: bool = False) -> V
     return Fail(type(error).__name__)
 
 
-def verdict_of(
-    run: Run, response: HttpResponseBase | None, *, terminal: bool = False, rollback: bool = False
-) -> Verdict:
-    """Render the response and return what it means. ``terminal``, ``rollback``: as for ``verdict_for``.
+def verdict_of(run: Run, response: Any, *, terminal: bool = False, rollback: bool = False) -> Verdict:
+    """Render what a view has returned, and return what it means. ``terminal``, ``rollback``: as for ``verdict_for``.
 
     Raises what rendering raises. The effects have happened by then, so ``run.verdict`` is set before.
     """
-    response = _expect_response(response)
-    if is_refusal(response):  # of another entry point inside the view, whose operation is not done
-        return Fail(gettext_noop("refused inside"))
-    status, policy = response.status_code, run.policy
-    verdict = partial(verdict_for, status, policy, terminal=terminal, rollback=rollback)
-    if not getattr(response, "is_rendered", True):
-        run.verdict = verdict(lambda: StoredResponse(status, body=None))
-        response.render()  # type: ignore[attr-defined]
-    return verdict(lambda: stored(response, policy))
-
-
-def _expect_response(response: Any) -> HttpResponseBase:
     if not isinstance(response, HttpResponseBase):
         raise TypeError(
             f"The view returned {type(response).__name__}, not an HttpResponse: there is no response to store. Apply "
             "the entry point where there is one (outside the code that turns a result into a response)."
         )
-    return response
+    if is_refusal(response):  # of another entry point inside the view, whose operation is not done
+        return Fail(gettext_noop("refused inside"))
+    verdict = partial(verdict_for, policy=run.policy, terminal=terminal, rollback=rollback)
+    if not getattr(response, "is_rendered", True):
+        run.verdict = verdict(StoredResponse(response.status_code, body=None))
+        response.render()  # type: ignore[attr-defined]
+    return verdict(stored(response, run.policy))

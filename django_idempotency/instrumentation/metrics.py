@@ -6,20 +6,22 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from django.db import connections
 
-from django_idempotency.maintenance.stats import alarms_of_store, at_most, labelled, outside_stores, stats
-from django_idempotency.reporting.events import EVENTS, Event, Family
+from django_idempotency.maintenance.stats import MEASURES, alarms_of_store, at_most, labelled, outside_stores, stats
+from django_idempotency.reporting.events import EVENTS, Event, Family, families
 from django_idempotency.reporting.logs import cause, log
 from django_idempotency.stores.connections import databases
 from django_idempotency.values.outcomes import Operation
+from django_idempotency.values.registry import Registry
 
 T = TypeVar("T")
 PREFIX = "idempotency"
@@ -29,16 +31,11 @@ LABELS = ("entry_point", "view")
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """Counts the events of one name, by the labels in ``given``, and by ``reason`` if the events have one."""
+    """Counts the events of one name."""
 
     name: str
     meaning: str
-    given: tuple[str, ...]
-    reasons: tuple[str, ...] = ()
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return (*self.given, "reason") if self.reasons else self.given
+    labels: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ class Duration:
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """``fields`` of ``Stats``, by percentile if there are several. ``unit``: as in the Unified Code for Units."""
+    """``fields``: names of figures, by percentile if there are several. ``unit``: as in the Unified Code for Units."""
 
     name: str
     meaning: str
@@ -61,56 +58,35 @@ class Gauge:
     unit: str = field(default="{record}", kw_only=True)
 
 
-def _counters(of: Iterable[Event], given: tuple[str, ...]) -> Iterator[Counter]:
-    for name, events in groupby(of, key=lambda event: event.name):
-        first, *others = events
-        reasons = tuple(str(event.reason) for event in (first, *others) if event.reason)
-        yield Counter(name, REJECTED if reasons else first.meaning, given, reasons)
+def events_of(family: Family | None) -> tuple[Event, ...]:
+    """Return a wing's events, or the core's."""
+    return EVENTS if family is None else family.events
+
+
+def counters_of(family: Family | None) -> Iterator[Counter]:
+    given = LABELS if family is None else (family.label,)
+    for name, events in groupby(events_of(family), key=lambda event: event.name):
+        first = next(events)
+        yield Counter(name, REJECTED if first.reason else first.meaning, (*given, *first.labels))
 
 
 REJECTED = "A request was neither run nor replayed, by reason."
-COUNTERS = tuple(_counters(EVENTS, LABELS))
 RUN = Duration(
     "run",
     "how long runs took, from the claim until the outcome was written",
     (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
 )
-GAUGES = (
-    Gauge("pending", "records started or processing; 100,000 means or more", {"": "pending"}),
-    Gauge(
-        "pending_age",
-        "age of these since their claim, by percentile",
-        {"50": "pending_p50", "95": "pending_p95", "99": "pending_p99", "100": "pending_oldest"},
-        unit="s",
-    ),
-    Gauge(
-        "pending_by_lock", "runs in progress without a record, because their claims are locks", {"": "pending_by_lock"}
-    ),
-    Gauge(
-        "pending_by_lock_age",
-        "age of the oldest transaction of these that this role may see, 0 without one",
-        {"": "pending_by_lock_oldest"},
-        unit="s",
-    ),
-    Gauge(
-        "stuck",
-        "records started or processing whose lease ran out, without a live owner; 100,000 means or more",
-        {"": "stuck"},
-    ),
-    Gauge(
-        "stuck_age",
-        "how long ago the first of these leases ran out, 0 without one",
-        {"": "stuck_oldest"},
-        unit="s",
-    ),
-    Gauge("on_hold", "records that wait for an operator; 100,000 means or more", {"": "on_hold"}),
-    Gauge("on_hold_age", "how long the first of these has waited, 0 without one", {"": "on_hold_oldest"}, unit="s"),
-    Gauge("due", "expired records that are due for deletion; 100,000 means or more", {"": "due"}),
-    Gauge("cleanup_lag", "how long the oldest of these has been due", {"": "lag"}, unit="s"),
-    Gauge("table_rows", "rows of the table, as the database estimates them", {"": "rows"}),
-    Gauge("table_dead_rows", "rows deleted or outdated, and not vacuumed yet", {"": "dead_rows"}),
-    Gauge("table_size", "size of the table with its indexes", {"": "bytes"}, unit="By"),
-)
+
+
+def _gauges() -> Iterator[Gauge]:
+    for metric, names in groupby(MEASURES, key=lambda name: MEASURES[name].metric):
+        fields = {MEASURES[name].percentile: name for name in names}
+        measure = MEASURES[next(iter(fields.values()))]
+        if metric:
+            yield Gauge(metric, measure.meaning, fields, unit=measure.unit)
+
+
+GAUGES = tuple(_gauges())
 TABLE_UP = Gauge(
     "table_up",
     "1 if the figures of the table could be read, 0 if not and they are left out",
@@ -128,27 +104,11 @@ class GaugeFamily:
     read: Callable[[str], Mapping[str, Figures]]
 
 
-def _of_records(using: str) -> Mapping[str, Figures]:
-    return {using: asdict(stats(using=using)) | UP}
-
-
-UP, DOWN = {"up": 1}, {"up": 0}
-RECORDS = GaugeFamily("database", (*GAUGES, TABLE_UP), _of_records)
-_families = [RECORDS]
-
-
-def register(family: GaugeFamily) -> None:
-    """Have every adapter report ``family``. Call this in the ``ready()`` of an app."""
-    if family not in _families:  # an AppConfig can get ready again
-        _families.append(family)
-
-
-def gauge_families() -> list[GaugeFamily]:
-    return list(_families)
-
-
-def counters_of(family: Family) -> tuple[Counter, ...]:
-    return tuple(_counters(family.events, (family.label,)))
+UP: dict[str, float | None] = {"up": 1}
+DOWN: dict[str, float | None] = {"up": 0}
+RECORDS = GaugeFamily("database", (*GAUGES, TABLE_UP), lambda using: {using: stats(using=using) | UP})
+gauge_families = Registry(RECORDS)
+register = gauge_families.register  # has every adapter report a family
 
 
 UNITS = {"s": "_seconds", "By": "_bytes"}
@@ -165,10 +125,39 @@ def in_opentelemetry(metric: Counter | Duration | Gauge) -> str:
     return f"{PREFIX}.{metric.name}"
 
 
-def labels(operation: Operation, event: Event | None = None) -> dict[str, str]:
-    """Return the labels of a count. They never contain a key or a scope."""
-    of_all = {"entry_point": str(operation.entry_point or ""), "view": operation.view}
-    return of_all | {"reason": str(event.reason)} if event and event.reason else of_all
+def labels(family: Family | None, sender: Any, operation: Operation | None = None) -> dict[str, str]:
+    """Return the labels of an event's count, without its reason. They never contain a key or a scope."""
+    if operation is None:
+        return {} if family is None else {family.label: sender}
+    return {"entry_point": str(operation.entry_point or ""), "view": operation.view}
+
+
+class Instruments(ABC):
+    """Counts every event and times runs, with the instruments of one monitoring system."""
+
+    def __init__(self) -> None:
+        self.counters: dict[str, Any] = {}
+        self._count_family(None)
+        families.for_each(self._count_family)
+
+    def _count_family(self, family: Family | None) -> None:
+        self.counters |= {counter.name: self.make(counter) for counter in counters_of(family)}
+
+    @abstractmethod
+    def make(self, counter: Counter) -> Any: ...
+
+    @abstractmethod
+    def count(self, event: Event, family: Family | None, given: dict[str, str], count: int) -> None:
+        """``given``: the labels, but for the reason."""
+
+    @abstractmethod
+    def time(self, seconds: float, given: dict[str, str]) -> None: ...
+
+    def receive(self, event: Event, family: Family | None, *, sender: Any, count: int = 1, **named: Any) -> None:
+        given = labels(family, sender, named.get("operation"))
+        self.count(event, family, given, count)
+        if "seconds" in named:
+            self.time(named["seconds"], given)
 
 
 # --- Figures of the table --------------------------------------------------------------------------------------------
@@ -222,7 +211,7 @@ def figures() -> Reading:
     """Return the figures of every database with records and of every store outside."""
     reads = {using: partial(_read, using) for using in databases()}
     reads |= {labelled(alias): partial(_read_store, alias) for alias in outside_stores()}
-    found: dict[GaugeFamily, dict[str, Figures]] = {family: {} for family in _families}
+    found: dict[GaugeFamily, dict[str, Figures]] = {family: {} for family in gauge_families}
     for name, read in reads.items():
         reading = _tables.setdefault(name, Table(name, read)).reading()
         for family, of_family in ({RECORDS: {name: DOWN}} | reading).items():
@@ -246,7 +235,7 @@ def _read(using: str) -> Reading:
         connection.ensure_connection()
         read = {
             family: _unless_down(f"{using} by {family.label}", partial(_in_time, using, family.read))
-            for family in _families
+            for family in gauge_families
         }
     return {family: of_family for family, of_family in read.items() if of_family is not None}
 
@@ -257,4 +246,4 @@ def _in_time(using: str, read: Callable[[str], T]) -> T:
 
 
 def _read_store(alias: str) -> Reading:
-    return {RECORDS: {labelled(alias): asdict(alarms_of_store(alias, seconds=LONGEST)) | UP}}
+    return {RECORDS: {labelled(alias): alarms_of_store(alias, seconds=LONGEST) | UP}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -11,74 +11,57 @@ from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, g
 
 import django_idempotency
 from django_idempotency import signals
-from django_idempotency.conf import conf
 from django_idempotency.instrumentation.metrics import (
-    COUNTERS,
     RUN,
     Counter,
     Gauge,
     GaugeFamily,
-    counters_of,
+    Instruments,
     figures,
     gauge_families,
     in_opentelemetry,
     labels,
     samples,
 )
-from django_idempotency.reporting.events import Event, Family, listen, listen_to_families, stop_listening
+from django_idempotency.reporting.events import Event, Family, listen
 from django_idempotency.values.outcomes import Operation
+
+# The other events are verdicts about a run.
+OUTCOMES = ("key_claimed", "key_taken_over", "response_replayed", "request_rejected")
 
 
 def install(meter_provider: MeterProvider | None = None) -> None:
     """Count with ``meter_provider``, by default that of the process, and mark spans. A second call changes nothing."""
-    uid = (__name__, id(meter_provider))
-    listen(_instruments(meter_provider).receive, uid)
-    listen_to_families(_instruments(meter_provider).receive_several, uid, _instruments(meter_provider).create)
+    listen(_instruments(meter_provider).receive)
 
 
-def uninstall(meter_provider: MeterProvider | None = None) -> None:
-    """Stop counting and marking."""
-    stop_listening((__name__, id(meter_provider)))
-
-
-class _Instruments:
+class _Instruments(Instruments):
     def __init__(self, meter_provider: MeterProvider | None) -> None:
-        meter = get_meter(django_idempotency.__name__, django_idempotency.__version__, meter_provider)
-        self.meter = meter
-        self.counters: dict[str, metrics.Counter] = {}
-        self.observed: set[str] = set()
-        self._create(COUNTERS)
-        self.run = meter.create_histogram(
+        self.meter = get_meter(django_idempotency.__name__, django_idempotency.__version__, meter_provider)
+        self.run = self.meter.create_histogram(
             in_opentelemetry(RUN), RUN.unit, RUN.meaning, explicit_bucket_boundaries_advisory=RUN.buckets
         )
-        self._observe_figures()
+        gauge_families.for_each(self._observe)
+        super().__init__()
 
-    def create(self, family: Family) -> None:
-        self._create(counters_of(family))
-        self._observe_figures()
+    def make(self, counter: Counter) -> metrics.Counter:
+        return self.meter.create_counter(in_opentelemetry(counter), "{event}", counter.meaning)
 
-    def _create(self, counters: Iterable[Counter]) -> None:
-        for counter in counters:
-            if counter.name not in self.counters:
-                name = in_opentelemetry(counter)
-                self.counters[counter.name] = self.meter.create_counter(name, "{event}", counter.meaning)
+    def _observe(self, family: GaugeFamily) -> None:
+        for gauge in family.gauges:
+            observe = partial(_observe, gauge, family)
+            self.meter.create_observable_gauge(in_opentelemetry(gauge), [observe], gauge.unit, gauge.meaning)
 
-    def _observe_figures(self) -> None:
-        for family in gauge_families():
-            for gauge in family.gauges:
-                if gauge.name not in self.observed:
-                    self.observed.add(gauge.name)
-                    observe = partial(_observe, gauge, family)
-                    self.meter.create_observable_gauge(in_opentelemetry(gauge), [observe], gauge.unit, gauge.meaning)
+    def count(self, event: Event, family: Family | None, given: dict[str, str], count: int) -> None:
+        self.counters[event.name].add(count, given | event.labels)
 
-    def receive(self, event: Event, *, operation: Operation, **named: Any) -> None:
-        self.counters[event.name].add(1, labels(operation, event))
-        if "seconds" in named:
-            self.run.record(named["seconds"], labels(operation))
-        _mark_span(event, operation, named)
+    def time(self, seconds: float, given: dict[str, str]) -> None:
+        self.run.record(seconds, given)
 
-    def receive_several(self, family: Family, event: Event, *, sender: str, count: int, **_named: Any) -> None:
-        self.counters[event.name].add(count, {family.label: sender})
+    def receive(self, event: Event, family: Family | None, **named: Any) -> None:
+        super().receive(event, family, **named)
+        if family is None:
+            _mark_span(event, named["operation"], named)
 
 
 @cache
@@ -95,14 +78,13 @@ def _mark_span(event: Event, operation: Operation, named: Mapping[str, Any]) -> 
     span = trace.get_current_span()
     if not span.is_recording():
         return
-    attributes: dict[str, Any] = {f"idempotency.{name}": value for name, value in labels(operation).items()}
-    if event.is_outcome:
+    shown = labels(None, None, operation) | {"record_id": str(operation.id)}
+    attributes: dict[str, Any] = {f"idempotency.{name}": value for name, value in shown.items()}
+    if event.name in OUTCOMES:
         replayed = event.signal is signals.response_replayed
         attributes |= {"idempotency.outcome": event.counted_as, "idempotency.replayed": replayed}
     else:
         attributes["idempotency.verdict"] = event.name
     if "attempt" in named:
         attributes["idempotency.attempt"] = named["attempt"]
-    if conf().trace_record_id:
-        attributes["idempotency.record_id"] = str(operation.id)
     span.set_attributes(attributes)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 import prometheus_client
 from django.db.transaction import non_atomic_requests
@@ -19,30 +18,22 @@ from prometheus_client.registry import Collector
 
 from django_idempotency.conf import conf
 from django_idempotency.instrumentation.metrics import (
-    COUNTERS,
     LABELS,
     RUN,
     Counter,
-    counters_of,
+    Instruments,
+    events_of,
     figures,
     gauge_families,
     in_prometheus,
-    labels,
     samples,
 )
-from django_idempotency.reporting.events import Event, Family, listen, listen_to_families, stop_listening
-from django_idempotency.values.outcomes import Operation
+from django_idempotency.reporting.events import Event, Family, listen
 
 
 def install(registry: CollectorRegistry = REGISTRY) -> None:
     """Count into ``registry`` from now on, and add the figures of the table to it. A second call changes nothing."""
-    listen(_counts(registry).receive, _uid(registry))
-    listen_to_families(_counts(registry).receive_several, _uid(registry), _counts(registry).create)
-
-
-def uninstall(registry: CollectorRegistry = REGISTRY) -> None:
-    """Stop counting."""
-    stop_listening(_uid(registry))
+    listen(_counts(registry).receive)
 
 
 @non_atomic_requests
@@ -79,70 +70,52 @@ class TableCollector(Collector):
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         """Yield the names of the figures, without querying the database."""
-        for family in gauge_families():
+        for family in gauge_families:
             for gauge in family.gauges:
                 yield GaugeMetricFamily(in_prometheus(gauge), gauge.meaning)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         reading = figures()
-        for family in gauge_families():
+        for family in gauge_families:
             for gauge in family.gauges:
-                found = list(samples(gauge, family, reading))
-                names = [*found[0][0]] if found else []
-                shown = GaugeMetricFamily(in_prometheus(gauge), gauge.meaning, labels=names)
-                for labels_of, value in found:
-                    shown.add_metric([*labels_of.values()], value)
-                if found:
+                shown = GaugeMetricFamily(in_prometheus(gauge), gauge.meaning)
+                for labels, value in samples(gauge, family, reading):
+                    shown.add_sample(shown.name, labels, value)
+                if shown.samples:
                     yield shown
 
 
-class _Counts:
+class _Counts(Instruments):
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        self.counters: dict[str, prometheus_client.Counter] = {}
-        self._create(COUNTERS)
         self.run = prometheus_client.Histogram(
             in_prometheus(RUN), RUN.meaning, LABELS, buckets=RUN.buckets, registry=registry
         )
         self.known: set[tuple[str, ...]] = set()
+        super().__init__()
 
-    def create(self, family: Family) -> None:
-        self._create(counters_of(family))
+    def make(self, counter: Counter) -> prometheus_client.Counter:
+        return prometheus_client.Counter(
+            in_prometheus(counter), counter.meaning, counter.labels, registry=self.registry
+        )
 
-    def _create(self, counters: Iterable[Counter]) -> None:
-        for counter in counters:
-            if counter.name not in self.counters:
-                self.counters[counter.name] = prometheus_client.Counter(
-                    in_prometheus(counter), counter.meaning, counter.labels, registry=self.registry
-                )
+    def count(self, event: Event, family: Family | None, given: dict[str, str], count: int) -> None:
+        self._start_at_zero(given, family)
+        self.counters[event.name].labels(**given, **event.labels).inc(count)
 
-    def receive(self, event: Event, *, operation: Operation, **named: Any) -> None:
-        given = labels(operation)
-        self._start_at_zero(given, COUNTERS)
-        self.counters[event.name].labels(**labels(operation, event)).inc()
-        if "seconds" in named:
-            self.run.labels(**given).observe(named["seconds"])
+    def time(self, seconds: float, given: dict[str, str]) -> None:
+        self.run.labels(**given).observe(seconds)
 
-    def receive_several(self, family: Family, event: Event, *, sender: str, count: int, **_named: Any) -> None:
-        given = {family.label: sender}
-        self._start_at_zero(given, counters_of(family))
-        self.counters[event.name].labels(**given).inc(count)
-
-    def _start_at_zero(self, given: dict[str, str], counters: Iterable[Counter]) -> None:
+    def _start_at_zero(self, given: dict[str, str], family: Family | None) -> None:
         """Create all counts with 0, so that Prometheus sees an increase when a rare event first happens."""
         if (values := tuple(given.values())) in self.known:
             return
         self.known.add(values)
-        for counter in counters:
-            for reason in [{"reason": reason} for reason in counter.reasons] or [{}]:
-                self.counters[counter.name].labels(**given, **reason)
+        for event in events_of(family):
+            self.counters[event.name].labels(**given, **event.labels)
 
 
 @cache
 def _counts(registry: CollectorRegistry) -> _Counts:
     registry.register(TableCollector())
     return _Counts(registry)
-
-
-def _uid(registry: CollectorRegistry) -> tuple[str, int]:
-    return __name__, id(registry)

@@ -12,17 +12,14 @@ from django_idempotency.values.lazily import lazily
 
 if TYPE_CHECKING:
     from django_idempotency.maintenance.cleaner import cleanup, drop_bodies
-    from django_idempotency.maintenance.decisions import Done, Refusal, Refused, allow_retry, extend, fail, resolve
-    from django_idempotency.maintenance.privacy import erase, export
+    from django_idempotency.maintenance.decisions import Refusal, allow_retry, extend, fail, resolve
+    from django_idempotency.maintenance.privacy import erase, export, reencrypt
     from django_idempotency.maintenance.reaper import reap
-    from django_idempotency.maintenance.reencryption import reencrypt
     from django_idempotency.maintenance.sweep import Bounds, Swept
 
 __all__ = [
     "Bounds",
-    "Done",
     "Refusal",
-    "Refused",
     "Swept",
     "allow_retry",
     "cleanup",
@@ -36,17 +33,14 @@ __all__ = [
     "resolve",
 ]
 
-_MAINTENANCE = "django_idempotency.maintenance"
 # Settings import the table of passes before models are loaded.
 __getattr__ = lazily(
     __name__,
     {
-        **dict.fromkeys(__all__, f"{_MAINTENANCE}.decisions"),
-        **dict.fromkeys(("cleanup", "drop_bodies"), f"{_MAINTENANCE}.cleaner"),
-        **dict.fromkeys(("Bounds", "Swept"), f"{_MAINTENANCE}.sweep"),
-        "erase": f"{_MAINTENANCE}.privacy",
-        "export": f"{_MAINTENANCE}.privacy",
-        "reap": f"{_MAINTENANCE}.reaper",
-        "reencrypt": f"{_MAINTENANCE}.reencryption",
+        **dict.fromkeys(__all__, f"{__name__}.decisions"),
+        **dict.fromkeys(("cleanup", "drop_bodies"), f"{__name__}.cleaner"),
+        **dict.fromkeys(("Bounds", "Swept"), f"{__name__}.sweep"),
+        **dict.fromkeys(("erase", "export", "reencrypt"), f"{__name__}.privacy"),
+        "reap": f"{__name__}.reaper",
     },
 )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Unpack
+from collections.abc import Callable
+from typing import Any, Unpack
 
 from django.db import connections
 from django.db.models import TextField
@@ -12,9 +11,10 @@ from django.db.models.expressions import RawSQL
 
 from django_idempotency.conf import conf
 from django_idempotency.maintenance.records import TABLE, Records, is_sharded, records
-from django_idempotency.maintenance.sweep import Batch, Bounds, Change, Oldest, Swept, of_oldest, stepwise, sweep
+from django_idempotency.maintenance.sweep import Batch, Bounds, Change, Oldest, Swept, sweep
 from django_idempotency.models import DatabaseNow
 from django_idempotency.stores.connections import record_database
+from django_idempotency.values.registry import Registry
 
 # On PostgreSQL, a batch is one statement. It finds each row by the place where it was locked, which saves a descent of
 # the primary key; by the time of creation, which leads to the partition; and by the id, which alone identifies the
@@ -33,21 +33,12 @@ PLACE = RawSQL(f"{TABLE}.ctid", (), output_field=TextField())  # nosec B611  # o
 DELETE = f"DELETE FROM {TABLE} USING picked"
 DROP_BODY = f"UPDATE {TABLE} SET response_body = NULL, fingerprint = '', updated_at = statement_timestamp() FROM picked"
 
-
-_prunes: list[Callable[..., object]] = []
-
-
-def register(prune: Callable[..., object]) -> None:
-    """Have each clean-up call ``prune``, with the alias of a database as ``using``, in the ``ready()`` of an app.
-
-    It deletes a bounded number of the app's own rows that have expired.
-    """
-    if prune not in _prunes:  # an AppConfig can get ready again
-        _prunes.append(prune)
+# Each clean-up calls them with the alias of a database as ``using``. They delete a bounded number of an app's own rows.
+_prunes: Registry[Callable[..., object]] = Registry()
+register = _prunes.register
 
 
-@stepwise
-def cleanup(**bounds: Unpack[Bounds]) -> Iterator[Swept]:
+def cleanup(**bounds: Unpack[Bounds]) -> Swept:
     """Delete the records past ``purge_at``, oldest first, and what wings keep and no longer need.
 
     Records that are started, processing or on hold are not touched. Locked records are passed over.
@@ -57,11 +48,10 @@ def cleanup(**bounds: Unpack[Bounds]) -> Iterator[Swept]:
     if not bounds.get("dry_run"):
         for prune in _prunes:
             prune(using=record_database(bounds.get("using")))
-    yield from _clean(Records.purgeable, "purge_at", "deleted", delete_rows, DELETE, bounds)
+    return _clean(Records.purgeable, "purge_at", "deleted", delete_rows, DELETE, bounds)
 
 
-@stepwise
-def drop_bodies(**bounds: Unpack[Bounds]) -> Iterator[Swept]:
+def drop_bodies(**bounds: Unpack[Bounds]) -> Swept:
     """Drop the response bodies and the fingerprints of records past ``expires_at`` that are kept for audit.
 
     Arguments as for ``cleanup``.
@@ -84,12 +74,23 @@ def _clean(
     change: Callable[[Records], object],
     statement: str,
     bounds: Bounds,
-) -> Iterator[Swept]:
+) -> Swept:
     rows = due_of(records(bounds.get("using")))
-    at_once = connections[rows.db].vendor == "postgresql" and not is_sharded(rows)
-    changes = _at_once(due, statement) if at_once else of_oldest(due, change)
-    for one, swept in sweep(Oldest(lambda: rows, due), changes, bounds, batch=conf().sweep_batch):
-        yield replace(swept, done={done: len(one.changed)})
+    at_once = connections[rows.db].vendor == "postgresql" and not is_sharded(rows.db)
+    changes = _at_once(due, statement) if at_once else _locked_first(due, change)
+    source, batch = Oldest(lambda: rows, due), conf().sweep_batch
+    return sweep(source, changes, bounds, lambda one: Swept(done={done: len(one.changed)}), batch=batch)
+
+
+def _locked_first(due: str, change: Callable[[Records], object]) -> Change:
+    def changes(rows: Records) -> Batch:
+        picked: list[Any] = list(rows.values_list("pk", due, DatabaseNow()))
+        ids = [id for id, _due, _now in picked]
+        change(records(rows.db).filter(pk__in=ids))
+        _id, last, now = picked[-1] if picked else (None, None, None)
+        return Batch(changed=ids, picked=len(ids), last=last, now=now)
+
+    return changes
 
 
 def _at_once(due: str, statement: str) -> Change:

@@ -9,42 +9,41 @@ store's. The history entry is written first, in a transaction that ends after th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, TypedDict, Unpack, cast
 from uuid import UUID, uuid4
 
 from django.db import DatabaseError
 from django.db.models import TextChoices
+from django.db.models.functions import Greatest
+from django.utils import translation
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop
 
 from django_idempotency import signals
-from django_idempotency.conf import conf
+from django_idempotency.conf import conf, language
 from django_idempotency.engine.decisions import LEASE_LAPSED
 from django_idempotency.engine.digests import response_digest
-from django_idempotency.exceptions import StoreConflict
-from django_idempotency.http.problems import marked_failed
 from django_idempotency.maintenance import history
-from django_idempotency.maintenance.given_responses import check_given, harmless
 from django_idempotency.maintenance.reaper import have_it_watched
-from django_idempotency.maintenance.records import kept_again, locked, operation_of, record_of, records
+from django_idempotency.maintenance.records import ended, locked, operation_of, record_of, records
 from django_idempotency.maintenance.sweep import in_transaction
 from django_idempotency.models import LIVE, DatabaseNow, IdempotencyRecord, Status, check_move, in_utc
-from django_idempotency.policy import Body, Lease, Mode
 from django_idempotency.reporting.events import send
 from django_idempotency.stores import Store
 from django_idempotency.stores.base import Unlocked
 from django_idempotency.stores.codec import encrypted, life_of
-from django_idempotency.stores.connections import record_database
 from django_idempotency.stores.database import ahead
 from django_idempotency.stores.errors import is_conflict
-from django_idempotency.values.options import LONGEST
-from django_idempotency.values.outcomes import Claimed, Operation, Snapshot, StoredResponse
+from django_idempotency.values.exceptions import StoreConflict
+from django_idempotency.values.outcomes import Claimed, Operation, Snapshot, StoredResponse, is_storable
+from django_idempotency.values.policy import Atomic, Body, Lease
+from django_idempotency.values.problems import MARKED_FAILED
+from django_idempotency.values.response_headers import WITHOUT_BODY, may_be_stored
+from django_idempotency.values.rules import LONGEST
 from django_idempotency.values.scopes import is_own
 
 ALLOWED = gettext_noop("retry allowed by hand")
-NO_CLAIM = {"token": None, "locked_at": None, "locked_until": None}
 
 
 class Act(StrEnum):
@@ -57,6 +56,15 @@ class Act(StrEnum):
     def permission(self) -> str:
         """The permission that a user needs for it."""
         return f"django_idempotency.{self}_idempotencyrecord"
+
+
+# In the history.
+ENTRIES = {
+    Act.ALLOW_RETRY: "Retry allowed.",
+    Act.FAIL: "Marked as failed with the response {status}.",
+    Act.RESOLVE: "Resolved with the response {status}.",
+    Act.EXTEND: "Lease extended to {seconds:g} s from then.",
+}
 
 
 class Refusal(TextChoices):
@@ -87,24 +95,6 @@ class Refusal(TextChoices):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The decision was carried out.
-
-    ``record``: as it was before. ``digest``: of the response that was given, by ``response_digest``; empty if none was.
-    """
-
-    record: IdempotencyRecord
-    digest: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Nothing was done."""
-
-    why: Refusal
-
-
 class Terms(TypedDict, total=False):
     """The arguments that all decisions take.
 
@@ -123,16 +113,16 @@ class Terms(TypedDict, total=False):
     by: Any
 
 
-def allow_retry(id: UUID, **terms: Unpack[Terms]) -> Done | Refused:
+def allow_retry(id: UUID, **terms: Unpack[Terms]) -> IdempotencyRecord | Refusal:
     """Let the next request with the key run again, because the operation did **not** take place.
 
-    For a record that is on hold, or whose lease has run out and whose row is not locked. Returns ``Done``, or
-    ``Refused`` with the reason. ``id``: the record's id. The other arguments are ``Terms``.
+    For a record that is on hold, or whose lease has run out and whose row is not locked. Returns it as it was,
+    or a ``Refusal`` if nothing was done. ``id``: the record's id. The other arguments are ``Terms``.
     """
-    return _Decision(id=id, act=Act.ALLOW_RETRY, tells=history.RETRY_ALLOWED, **terms).carry_out()
+    return _Decision(id=id, act=Act.ALLOW_RETRY, **terms).carry_out()
 
 
-def fail(id: UUID, *, detail: str = "", status: int = 410, **terms: Unpack[Terms]) -> Done | Refused:
+def fail(id: UUID, *, detail: str = "", status: int = 410, **terms: Unpack[Terms]) -> IdempotencyRecord | Refusal:
     """End the key with a failure: every retry gets a problem response with ``status`` and ``detail``.
 
     For a record without a response and without a live owner. The other arguments are those of ``allow_retry``. Raises
@@ -140,12 +130,10 @@ def fail(id: UUID, *, detail: str = "", status: int = 410, **terms: Unpack[Terms
     """
     if not 400 <= status <= 599:
         raise ValueError(f"status is {status}; it must be from 400 to 599.")
-    tells = history.FAILED % {"status": status}
-    response = harmless(marked_failed(status, detail))
-    return _Decision(id=id, act=Act.FAIL, tells=tells, response=response, **terms).carry_out()
+    return _Decision(id=id, act=Act.FAIL, response=_harmless(marked_failed(status, detail)), **terms).carry_out()
 
 
-def resolve(id: UUID, response: StoredResponse, **terms: Unpack[Terms]) -> Done | Refused:
+def resolve(id: UUID, response: StoredResponse, **terms: Unpack[Terms]) -> IdempotencyRecord | Refusal:
     """End the key with ``response``, which is then replayed. For an operation that did take place.
 
     ``response``: what the operation should have returned. For a record without a response and without a live owner. The
@@ -153,12 +141,11 @@ def resolve(id: UUID, response: StoredResponse, **terms: Unpack[Terms]) -> Done 
     header can't be sent or is never stored, if the status allows no body but there is one, or if the content type of
     the body is not among ``RESOLVE_CONTENT_TYPES``.
     """
-    check_given(response)
-    tells = history.RESOLVED % {"status": response.status}
-    return _Decision(id=id, act=Act.RESOLVE, tells=tells, response=harmless(response), **terms).carry_out()
+    _check_given(response)
+    return _Decision(id=id, act=Act.RESOLVE, response=_harmless(response), **terms).carry_out()
 
 
-def extend(id: UUID, seconds: float, **terms: Unpack[Terms]) -> Done | Refused:
+def extend(id: UUID, seconds: float, **terms: Unpack[Terms]) -> IdempotencyRecord | Refusal:
     """Make the lease last at least ``seconds`` from now, for an owner that is well but does not renew it.
 
     For a record in lease mode that is started or processing. Its owner keeps its token, and a lease is never
@@ -167,38 +154,83 @@ def extend(id: UUID, seconds: float, **terms: Unpack[Terms]) -> Done | Refused:
     """
     if not 1 <= seconds <= LONGEST:
         raise ValueError(f"seconds is {seconds}; it must be from 1 to {LONGEST}.")
-    tells = history.EXTENDED % {"seconds": f"{seconds:g}"}
-    return _Decision(id=id, act=Act.EXTEND, tells=tells, seconds=seconds, **terms).carry_out()
+    return _Decision(id=id, act=Act.EXTEND, seconds=seconds, **terms).carry_out()
 
 
-def objection(record: IdempotencyRecord, act: Act, now: datetime) -> Refusal | None:
-    """Return why ``act`` can't be done to a record as it stands at ``now``, provided its row is not locked. Pure."""
+# --- What may be decided ---------------------------------------------------------------------------------------------
+
+# The body of such a response was typed by an operator, so a browser must not run anything in it.
+HARMLESS = (("Content-Security-Policy", "sandbox"), ("X-Content-Type-Options", "nosniff"))
+
+
+def marked_failed(status: int, detail: str) -> StoredResponse:
+    """Return the response for a key that an operator has marked as failed.
+
+    It is in the project's language, because it is for the client.
+    """
+    problem = replace(MARKED_FAILED, status=status, detail=detail or MARKED_FAILED.detail)
+    with translation.override(language()):
+        return problem.response(conf().problem_type_base_url)
+
+
+def _harmless(response: StoredResponse) -> StoredResponse:
+    return replace(response, headers=(*response.headers, *HARMLESS))
+
+
+def _check_given(response: StoredResponse) -> None:
+    """Raise ``ValueError`` if an operator can't give this response."""
+    if not 200 <= response.status <= 599:
+        raise ValueError(f"status is {response.status}; it must be from 200 to 599.")
+    if not is_storable(response):
+        raise ValueError("The response has a header that can't be sent, or a body that is not bytes.")
+    if response.body and response.status in WITHOUT_BODY:
+        raise ValueError(f"A response with status {response.status} has no body.")
+    if unstored := [name for name, _value in response.headers if not may_be_stored(name)]:
+        raise ValueError(f"The response has the header {unstored[0]}, which is never stored.")
+    kinds = [value for name, value in response.headers if name.lower() == "content-type"]
+    if response.body and not (kinds and all(map(may_be_given, kinds))):
+        raise ValueError(
+            f"The response is {' and '.join(kinds) or 'of no type'}, which RESOLVE_CONTENT_TYPES does not allow."
+        )
+
+
+def may_be_given(content_type: str) -> bool:
+    """Whether ``RESOLVE_CONTENT_TYPES`` allows this content type for an operator's own response."""
+    kind = content_type.partition(";")[0].strip().lower()
+    return ("application/json" if kind.endswith("+json") else kind) in conf().resolve_content_types
+
+
+def objection_to(act: Act, record: Any, by: Any = None) -> Refusal | None:
+    """Return why ``by`` can't do ``act`` to a record that was read with ``now`` and ``locked``. Pure."""
+    if is_own(record.scope, by):
+        return Refusal.OWN_KEY
+    why = _objection_to(act, record)
+    return Refusal.BUSY if why is None and record.locked and act != Act.EXTEND else why
+
+
+def _objection_to(act: Act, record: Any) -> Refusal | None:
     live = record.status in LIVE
     if act == Act.EXTEND:
         if not live:
             return Refusal.ENDED
-        return Refusal.NO_LEASE if record.mode == Mode.ATOMIC else None
+        return Refusal.NO_LEASE if record.mode == Atomic.word else None
     if live:
-        return _sign_of_life(record, now)
+        return _sign_of_life(record)
     if record.response_status is not None:
         return Refusal.HAS_RESPONSE
     return Refusal.FREE if act == Act.ALLOW_RETRY and not record.on_hold else None
 
 
-def _sign_of_life(record: IdempotencyRecord, now: datetime) -> Refusal | None:
-    """In lease mode, a lease that has only lapsed proves nothing yet: the store may have been away."""
-    assert record.locked_at is not None  # by constraint
-    if record.mode == Mode.LEASE and _lease_left(record, record.locked_at) <= timedelta(0):  # watched, and expired
+def _sign_of_life(record: Any) -> Refusal | None:
+    claimed_at, lease_ends, now = (
+        in_utc(time, record._state.db) for time in (record.locked_at, record.locked_until, record.now)
+    )
+    if record.mode == Lease.word and lease_ends <= claimed_at:  # watched, and expired
         return None
-    if _lease_left(record, now) > timedelta(0):
+    if lease_ends > now:
         return Refusal.LIVE
-    return Refusal.LAPSED if record.mode == Mode.LEASE else None
-
-
-def _lease_left(record: IdempotencyRecord, since: datetime) -> timedelta:
-    using = record._state.db or record_database()
-    assert record.locked_until is not None  # by constraint
-    return in_utc(record.locked_until, using) - in_utc(since, using)
+    # In lease mode, a lease that has only lapsed proves nothing yet: the store may have been away.
+    return Refusal.LAPSED if record.mode == Lease.word else None
 
 
 def version(record: IdempotencyRecord) -> str:
@@ -230,11 +262,10 @@ class _NotEncryptedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Decision:
-    """What is decided about a record, under ``Terms``. ``tells``: the sentence about it in the history."""
+    """What is decided about a record, under ``Terms``."""
 
     id: UUID
     act: Act
-    tells: str
     response: StoredResponse | None = None
     seconds: float = 0.0
     as_seen: str | None = None
@@ -251,28 +282,26 @@ class _Decision:
     def status(self) -> Status:
         return Status.FAILED if self.response is None or self.response.status >= 400 else Status.COMPLETED
 
-    def carry_out(self) -> Done | Refused:
+    def carry_out(self) -> IdempotencyRecord | Refusal:
         if history.lacks_note(self.note):
-            return Refused(Refusal.NO_NOTE)
+            return Refusal.NO_NOTE
         try:
             outcome = self._in_database() if self.store is None else self._in_store(self.store)
         except (StoreConflict, DatabaseError) as error:
             if not (isinstance(error, StoreConflict) or is_conflict(error)):
                 raise
-            return Refused(Refusal.BUSY)
+            return Refusal.BUSY
         except _NotEncryptedError:
-            return Refused(Refusal.NOT_ENCRYPTED)
+            return Refusal.NOT_ENCRYPTED
         if isinstance(outcome, Refusal):
-            return Refused(outcome)
+            return outcome
         send(signals.operator_decided, operation_of(outcome), act=self.act, by=self.by, digest=self.digest)
-        return Done(outcome, self.digest)
+        return outcome
 
     def _refusal(self, record: Any) -> Refusal | None:
         if self.as_seen is not None and self.as_seen != version(record):
             return Refusal.CHANGED
-        if is_own(record.scope, self.by):
-            return Refusal.OWN_KEY
-        if why := objection(record, self.act, record.now):
+        if why := objection_to(self.act, record, self.by):
             if why is Refusal.LAPSED:
                 have_it_watched(record, self.store)
             return why
@@ -282,8 +311,9 @@ class _Decision:
         return lacks_second(record, what, self.act.permission, by=self.by, note=self.note)
 
     def _write_history(self, record: Any) -> None:
-        digest = history.DIGEST % {"digest": self.digest} if self.digest else ""
-        history.write_entry(record, self.by, " ".join(filter(None, (self.tells, digest, self.note.strip()))))
+        done = ENTRIES[self.act].format(status=self.response and self.response.status, seconds=self.seconds)
+        digest = f"Digest {self.digest}." if self.digest else ""
+        history.write_entry(record, self.by, " ".join(filter(None, (done, digest, self.note.strip()))))
 
     def _in_database(self) -> IdempotencyRecord | Refusal:
         """Carry it out in one transaction, and return the record as it was before, or why it was refused."""
@@ -293,10 +323,10 @@ class _Decision:
             record: Any = locked(rows.defer("response_body").annotate(now=DatabaseNow())).first()
             if record is None:  # SKIP LOCKED can't tell a locked row from none
                 return Refusal.BUSY if rows.exists() else Refusal.ABSENT
+            record.locked = False  # by nobody else
             if why := self._refusal(record):
                 return why
-            if values := self._values(record):
-                rows.update(**values)
+            rows.update(**self._values(record))
             self._write_history(record)
             return cast(IdempotencyRecord, record)
 
@@ -304,21 +334,17 @@ class _Decision:
 
     def _values(self, record: Any) -> dict[str, Any]:
         if self.act == Act.EXTEND:
-            left = _lease_left(record, record.now).total_seconds()
-            return {"locked_until": ahead(self.seconds)} if left < self.seconds else {}
+            return {"locked_until": Greatest("locked_until", ahead(self.seconds))}
         if self.act == Act.ALLOW_RETRY and record.on_hold:
             return {"on_hold": False}
         check_move(record.status, self.status, decided=self.response is not None)
-        # The times come first, because on MariaDB later assignments see the new values of earlier ones.
-        kept = {"expires_at": kept_again("expires_at"), "purge_at": kept_again("purge_at"), "updated_at": DatabaseNow()}
-        ended = kept | {"status": self.status, "on_hold": False} | NO_CLAIM
+        decided = ended(self.status) | {"on_hold": False}
         if self.response is None:
-            return ended | {"reason": ALLOWED}
-        # The policy of the key's view is not known here, so encrypt whenever there is a key to encrypt with.
+            return decided | {"reason": ALLOWED}
         stored = encrypted(self.response, life_of(record)) if conf().encryption else self.response
         if stored is None:
             raise _NotEncryptedError
-        return ended | {
+        return decided | {
             "reason": "",
             "response_status": stored.status,
             "response_headers": stored.headers,

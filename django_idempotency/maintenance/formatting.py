@@ -10,9 +10,8 @@ from django.template.defaultfilters import filesizeformat
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
-from django_idempotency.maintenance.stats import Alarms, ByLock, Due, Pending, Size
-
-LATE = 1800  # seconds; three times the interval of the tasks
+from django_idempotency.maintenance.stats import MEASURES
+from django_idempotency.values.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +51,12 @@ def duration(seconds: float) -> str:
     """Return ``0.25 s``, ``42 s`` or ``3 h 7 min``: at most the two largest units."""
     if seconds < 10:
         return f"{_two_places(seconds)} s" if seconds else "0 s"
-    rest, parts = round(seconds), []
+    rest, parts = round(seconds), list[tuple[int, str]]()
     for unit, name in _UNITS:
         number, rest = divmod(rest, unit)
-        parts.append((number, name))
-    first = next(place for place, (number, _name) in enumerate(parts) if number)
-    return " ".join(f"{number} {name}" for number, name in parts[first : first + 2] if number)
+        if number or parts:
+            parts.append((number, name))
+    return " ".join(f"{number} {name}" for number, name in parts[:2] if number)
 
 
 def age(seconds: float) -> str:
@@ -66,57 +65,30 @@ def age(seconds: float) -> str:
     return f"{whole} s" if whole < 10 else duration(whole)
 
 
-def sizes(size: Size) -> list[Figure]:
-    dead = f"{amount(size.dead_rows)} ({volume(size.dead_bytes)})"
+_SHOWN: Mapping[str, Callable[[Any], str]] = {"s": duration, "By": volume}
+
+
+def figures(found: Mapping[str, float | None], most: float | None = None) -> list[Figure]:
+    """Return those of ``found`` that have a title, in the order of ``MEASURES``. ``most``: as for ``amount``."""
     return [
-        Figure(_("rows"), amount(size.rows)),
-        Figure(_("size"), volume(size.bytes)),
-        Figure(_("of which table"), volume(size.table_bytes)),
-        Figure(_("of which indexes"), volume(size.index_bytes)),
-        Figure(_("dead rows"), _("unknown") if size.dead_rows is None else dead),
-    ]
-
-
-def waiting(pending: Pending, most: float) -> list[Figure]:
-    return [
-        Figure(_("pending"), amount(pending.pending, most)),
-        Figure(_("age, p50"), duration(pending.pending_p50)),
-        Figure(_("age, p95"), duration(pending.pending_p95)),
-        Figure(_("age, p99"), duration(pending.pending_p99)),
-        Figure(_("oldest"), duration(pending.pending_oldest)),
-        *_by_lock(pending),
-        *alarming(pending, most),
-    ]
-
-
-def alarming(alarms: Alarms, most: float | None = None) -> list[Figure]:
-    return [
-        Figure(_("lease ran out"), amount(alarms.stuck, most), alarming=bool(alarms.stuck), situation="stuck"),
         Figure(
-            _("on hold for an operator"),
-            amount(alarms.on_hold, most),
-            alarming=bool(alarms.on_hold),
-            situation="on_hold",
-        ),
+            str(measure.title),
+            _shown(name, found, most),
+            (found[name] or 0) > measure.alarming_above,
+            measure.situation,
+        )
+        for name, measure in MEASURES.items()
+        if measure.title and name in found
     ]
 
 
-def _by_lock(found: ByLock) -> list[Figure]:
-    if found.pending_by_lock is None:
-        return []
-    oldest = found.pending_by_lock_oldest
-    return [
-        Figure(_("pending by lock"), amount(found.pending_by_lock)),
-        Figure(_("oldest by lock"), _("unknown") if oldest is None else duration(oldest)),
-    ]
-
-
-def backlog(due: Due, most: float) -> list[Figure]:
-    """Return what the clean-up has still to do. A lag of more than ``LATE`` seconds is alarming."""
-    return [
-        Figure(_("due for deletion"), amount(due.due, most)),
-        Figure(_("behind"), duration(due.lag), alarming=due.lag > LATE),
-    ]
+def _shown(name: str, found: Mapping[str, float | None], most: float | None) -> str:
+    if (number := found[name]) is None:
+        return _("unknown")
+    if name == "dead_rows":
+        return f"{amount(number)} ({volume(found['dead_bytes'])})"
+    show = _SHOWN.get(MEASURES[name].unit)
+    return show(number) if show else amount(number, most)
 
 
 # --- On the terminal -------------------------------------------------------------------------------------------------
@@ -150,15 +122,5 @@ class Section:
     lines: Sequence[str]
 
 
-Source = Callable[[str], Section]
-_sources: list[Source] = []
-
-
-def register(source: Source) -> None:
-    """Show the section that ``source`` returns for the alias of a database. Call this in the ``ready()`` of an app."""
-    if source not in _sources:  # an AppConfig can get ready again
-        _sources.append(source)
-
-
-def sections(using: str) -> list[Section]:
-    return [source(using) for source in _sources]
+sections: Registry[Callable[[str], Section]] = Registry()  # each of these is called with the alias of a database
+register = sections.register

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -22,14 +22,9 @@ from django.db.models import Model, QuerySet
 from django_idempotency.conf import conf
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.values.printable import is_blank
+from django_idempotency.values.registry import Registry
 
-RETRY_ALLOWED = "Retry allowed."
-FAILED = "Marked as failed with the response %(status)s."
-RESOLVED = "Resolved with the response %(status)s."
-EXTENDED = "Lease extended to %(seconds)s s from then."
-DIGEST = "Digest %(digest)s."
 VIEWED = "Response body viewed."
-ERASED_ON_HOLD = "Erased while on hold."
 
 
 # --- Where it is kept ------------------------------------------------------------------------------------------------
@@ -41,17 +36,11 @@ class Log(Protocol):
     def entries(self, model: type[Model]) -> QuerySet[Any]:
         """Return all entries about the rows of ``model``."""
 
-    def write(
-        self,
-        *,
-        by: Any,
-        model: type[Model],
-        object_id: str,
-        object_repr: str,
-        action_time: datetime,
-        change_message: str,
-    ) -> object:
-        """Write an entry about what ``by``, a user or a name, did."""
+    def write(self, *, by: Any, model: type[Model], **columns: Any) -> object:
+        """Write an entry about what ``by``, a user or a name, did.
+
+        ``columns``: its ``object_id``, ``object_repr``, ``action_time`` and ``change_message``.
+        """
 
 
 class _AdminLog:
@@ -75,13 +64,8 @@ class _AdminLog:
         return ContentType.objects.get_for_model(model).pk
 
 
-_logs: list[Log] = []
-
-
-def register(log: Log) -> None:
-    """Write each entry to ``log``, too, and read the history from there. Call this in the ``ready()`` of an app."""
-    if log not in _logs:  # an AppConfig can get ready again
-        _logs.append(log)
+_logs: Registry[Log] = Registry()  # to which each entry is written, too, and from which the history is read
+register = _logs.register
 
 
 def logs() -> list[Log]:
@@ -99,18 +83,10 @@ def write_entry(record: Any, by: Any, message: str) -> None:
 
     Write nothing if ``by`` is ``None``. Wings have entries about rows of their own models.
     """
-    model = _model_of(record)
-    name = str(record.pk if model is IdempotencyRecord else record)
-    _write(record.pk, name[:200], record.now, by, message, model)
-
-
-def _write(id: Any, name: str, at: datetime, by: Any, message: str, model: type[Model] = IdempotencyRecord) -> None:
+    model, id = type(record), str(record.pk)
+    name = id if model is IdempotencyRecord else str(record)[:200]
     for log in logs() if by is not None else ():
-        log.write(by=by, model=model, object_id=str(id), object_repr=name, action_time=at, change_message=message)
-
-
-def _model_of(record: Any) -> type[Model]:
-    return type(record) if isinstance(record, Model) else IdempotencyRecord  # one in another store
+        log.write(by=by, model=model, object_id=id, object_repr=name, action_time=record.now, change_message=message)
 
 
 @contextmanager
@@ -127,7 +103,7 @@ def entries_of_life(record: Any) -> QuerySet[Any]:
 
     Entries about earlier operations with the same scope and key, which had expired or been released, are left out.
     """
-    entries = logs()[-1].entries(_model_of(record)).filter(object_id=str(record.pk), action_time__gte=record.created_at)
+    entries = logs()[-1].entries(type(record)).filter(object_id=str(record.pk), action_time__gte=record.created_at)
     return entries.order_by("action_time", "pk")
 
 
@@ -171,11 +147,5 @@ ERASED = "(erased)"
 
 def redact(ids: Collection[UUID]) -> None:
     """Replace the texts of the entries about the records ``ids``. Who did something, and when, remains."""
-    if ids:
-        for log in logs():
-            log.entries(IdempotencyRecord).filter(object_id__in=[str(id) for id in ids]).update(change_message=ERASED)
-
-
-def write_erasure(id: UUID, at: datetime, by: Any, note: str) -> None:
-    """Write that ``by`` has erased the record ``id``, which was on hold."""
-    _write(id, str(id), at, by, f"{ERASED_ON_HOLD} {note}".strip())
+    for log in logs():
+        log.entries(IdempotencyRecord).filter(object_id__in=[str(id) for id in ids]).update(change_message=ERASED)

@@ -12,6 +12,8 @@ from typing import Any
 
 from django.utils.module_loading import import_string
 
+from django_idempotency.values.registry import Registry
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
@@ -48,25 +50,8 @@ REAP = Pass(name="reap", path="django_idempotency.maintenance.reaper.reap", ever
 CLEANUP = Pass(name="cleanup", path="django_idempotency.maintenance.cleaner.cleanup", every=600.0)
 DROP_BODIES = replace(CLEANUP, name="drop_bodies", path="django_idempotency.maintenance.cleaner.drop_bodies")
 
-PASSES: dict[str, Pass] = {}
-_listeners: list[Callable[[Pass], object]] = []
-
-
-def register(*passes: Pass) -> None:
-    """Add passes to the table, unless their names are there already. An app calls this in ``ready()``."""
-    for one in passes:
-        if one.name in PASSES:
-            continue
-        PASSES[one.name] = one
-        for listener in _listeners:
-            listener(one)
-
-
-def for_each_pass(listener: Callable[[Pass], object]) -> None:
-    """Call ``listener`` with each pass that is registered, and with each that will be."""
-    _listeners.append(listener)
-    for one in list(PASSES.values()):
-        listener(one)
+PASSES = Registry(REAP, CLEANUP, DROP_BODIES)
+register = PASSES.register
 
 
 def run_pass(name: str, **options: Any) -> dict[str, Any]:
@@ -75,8 +60,7 @@ def run_pass(name: str, **options: Any) -> dict[str, Any]:
     If it works on several databases, return the figures of each by its alias. If one database fails, the others are
     worked on all the same, and the error is raised at the end. Raises ``KeyError`` if there is no such pass.
     """
-    one = PASSES[name]
-    run = import_string(one.path)
+    run = import_string({one.name: one.path for one in PASSES}[name])
     from django_idempotency.stores.connections import databases
 
     using = options.pop("using", None)
@@ -100,6 +84,3 @@ def _run_on_each(run: Callable[..., Any], wanted: tuple[str, ...], options: dict
     if errors:
         raise ExceptionGroup("maintenance failed in some databases", errors)
     return figures
-
-
-register(REAP, CLEANUP, DROP_BODIES)

@@ -1,13 +1,16 @@
-"""Erase or export records, for example those of a user who asks for it."""
+"""Erase or export records, for example those of a user who asks for it; encrypt stored responses with a new key."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass
+from itertools import chain
 from typing import Any, Unpack
 from uuid import UUID
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Value
 from django.db.models.functions import Substr
 
@@ -16,17 +19,14 @@ from django_idempotency.conf import conf
 from django_idempotency.maintenance import history
 from django_idempotency.maintenance.cleaner import delete_rows
 from django_idempotency.maintenance.records import HAS_BODY, Records, operation_of, record_of, records
-from django_idempotency.maintenance.sweep import Batch, Bounds, Pages, Swept, stepwise, sweep
+from django_idempotency.maintenance.sweep import Batch, Bounds, Pages, Swept, batch_size, sweep
 from django_idempotency.models import LIVE, TERMINAL, DatabaseNow
 from django_idempotency.reporting.events import send
-from django_idempotency.stores import Store
-from django_idempotency.stores.codec import stored_response
-from django_idempotency.stores.configured import forget
-from django_idempotency.values.keys import is_record_id
+from django_idempotency.stores import Store, forget
+from django_idempotency.stores.codec import encrypted, encryption_key_of, key_id, life_of, stored_response
 from django_idempotency.values.outcomes import Snapshot
 
 EXAMINED, EXPORTED = 10_000, 1_000  # records that are read in one statement
-Standing = tuple[str, bool]  # the status, and whether it is on hold
 TIMES = ("created_at", "updated_at", "locked_at", "locked_until", "expires_at", "purge_at", "last_replayed_at")
 COLUMNS = ("scope", "key", "method", "path", "mode", "status", "on_hold", "reason", "attempts", "replays", *TIMES)
 
@@ -50,7 +50,7 @@ class Selection:
     record: UUID | None = None
 
     def __post_init__(self) -> None:
-        stated = [value for field in fields(self) if (value := getattr(self, field.name)) is not None]
+        stated = [value for value in astuple(self) if value is not None]
         if not stated or "" in stated:
             raise ValueError("Pass scope, scope_prefix, key or record to select records; none may be empty.")
         if self.scope_prefix is not None and self.scope_prefix[-1].isalnum():
@@ -72,9 +72,7 @@ class Selection:
         """Narrow ``rows`` by their primary key, as far as the selection determines it."""
         if self.key is not None:
             rows = rows.with_key(self.key)
-        if self.record is None:
-            return rows
-        return rows.filter(pk=self.record) if is_record_id(self.record) else rows.none()
+        return rows if self.record is None else rows.with_id(self.record)
 
     def of(self, rows: Records) -> Records:
         """Return those of ``rows`` that are selected. ``near`` must have narrowed them."""
@@ -90,7 +88,6 @@ class Selection:
 # --- Erasure ---------------------------------------------------------------------------------------------------------
 
 
-@stepwise
 def erase(
     scope: str | None = None,
     *,
@@ -104,7 +101,7 @@ def erase(
     by: Any = None,
     note: str = "",
     **bounds: Unpack[Bounds],
-) -> Iterator[Swept]:
+) -> Swept:
     """Erase the records of ``scope``, or of another ``Selection``. A retry with an erased key runs again, as new.
 
     Scopes have no index, so for those the table is walked in the order of the ids. Records that are started
@@ -124,37 +121,42 @@ def erase(
     ``Selection`` does, if ``DECISIONS`` refuses it, and if the store can't erase what is selected.
     """
     selection, dry_run = Selection(scope, scope_prefix, key, record), bounds.get("dry_run", False)
+    erasable = {"ended", "on_hold"} if on_hold else {"ended"}
     if on_hold and not bodies:
         _refuse_undecided(note)
     if store is not None:
         if bodies:
             raise ValueError(f"The store {store.name!r} erases only whole records.")
-        yield _erase_in_store(store, selection, on_hold, dry_run, by, note)
-        return
+        return _erase_in_store(store, selection, erasable, dry_run, by, note)
 
-    def wanted(found: list[tuple[UUID, Standing]]) -> list[UUID]:
-        return [id for id, (status, held) in found if status in TERMINAL and (on_hold or not held)]
+    def pick(rows: Records) -> tuple[list[UUID], Counter[str]]:
+        columns = selection.of(rows).values_list("pk", "status", "on_hold")
+        kinds = [(id, _kind(status, held)) for id, status, held in columns]
+        return (
+            [id for id, kind in kinds if kind in erasable],
+            Counter(kind for _id, kind in kinds if kind not in erasable),
+        )
 
     def change(rows: Records) -> Batch:
         ended = selection.of(rows).filter(status__in=TERMINAL)
         ended = ended if on_hold else ended.filter(on_hold=False)
-        found = list(ended.values_list("pk", "on_hold", DatabaseNow()))
-        ids = [id for id, _held, _now in found]
+        found = list(ended.only("on_hold").annotate(now=DatabaseNow()))
+        ids = [record.pk for record in found]
         (_empty if bodies else delete_rows)(records(rows.db).filter(pk__in=ids))
         history.redact(ids)
-        for id, held, now in found:
-            if held and not bodies:
-                history.write_erasure(id, now, by, note)
+        if not bodies:
+            _write_erasures(found, by, note)
         return Batch(changed=ids, picked=len(ids))
 
-    pages = Pages(
-        lambda: selection.near(records(bounds.get("using"))), lambda rows: _standings(selection.of(rows)), wanted, after
-    )
-    verb = "emptied" if bodies else "erased"
-    for one, swept in sweep(pages, change, bounds, batch=EXAMINED):
-        erased = set(wanted(list(one.found)) if dry_run else one.changed)
-        cached_for = forget(erased, pages.using) if erased and not dry_run else 0.0
-        yield replace(swept, done={verb: len(erased)}, left=_left(one, erased, on_hold), cached_for=cached_for)
+    def result(page: Batch) -> Swept:
+        erased = page.wanted if dry_run else page.changed
+        cached_for = forget(erased, rows.db) if erased and not dry_run else 0.0
+        busy = len(page.wanted) - len(erased) - len(page.bad)
+        done = {"emptied" if bodies else "erased": len(erased)}
+        return Swept(done=done, left=_left(page.others, busy), cached_for=cached_for)
+
+    rows = selection.near(records(bounds.get("using")))
+    return sweep(Pages(rows, pick, after), change, bounds, result, batch=EXAMINED)
 
 
 def _refuse_undecided(note: str) -> None:
@@ -164,15 +166,12 @@ def _refuse_undecided(note: str) -> None:
         raise ValueError("DECISIONS requires two operators: have them decide about the keys on hold, then erase these.")
 
 
-def _standings(rows: Records) -> list[tuple[UUID, Standing]]:
-    return [(id, (status, held)) for id, status, held in rows.values_list("pk", "status", "on_hold")]
+def _kind(status: str, on_hold: bool) -> str:
+    return "live" if status in LIVE else "on_hold" if on_hold else "ended"
 
 
-def _left(batch: Batch, erased: set[UUID], on_hold: bool) -> dict[str, int]:
-    rest = [standing for id, standing in batch.found if id not in erased and id not in batch.bad]
-    live = sum(status in LIVE for status, _held in rest)
-    waiting = 0 if on_hold else sum(held for status, held in rest if status not in LIVE)
-    return {"live": live, "on_hold": waiting, "busy": len(rest) - live - waiting}
+def _left(others: Counter[str], busy: int) -> dict[str, int]:
+    return {"live": others["live"], "on_hold": others["on_hold"], "busy": busy}
 
 
 def _empty(rows: Records) -> object:
@@ -182,24 +181,26 @@ def _empty(rows: Records) -> object:
     return rows.update(path="", reason="", fingerprint=b"")
 
 
-def _erase_in_store(store: Store, selection: Selection, on_hold: bool, dry_run: bool, by: Any, note: str) -> Swept:
-    left = {"live": 0, "on_hold": 0, "busy": 0}
-    erased: list[Snapshot] = []
+def _erase_in_store(store: Store, selection: Selection, erasable: set[str], dry_run: bool, by: Any, note: str) -> Swept:
+    others, busy, erased = Counter[str](), 0, list[Snapshot]()
     for record in filter(selection.matches, store.records()):
-        if record.status in LIVE:
-            left["live"] += 1
-        elif record.on_hold and not on_hold:
-            left["on_hold"] += 1
+        kind = _kind(record.status, record.on_hold)
+        if kind not in erasable:
+            others[kind] += 1
         elif dry_run or store.delete(record):
             erased.append(record)
         else:
-            left["busy"] += 1
+            busy += 1
     if not dry_run:
         history.redact([record.id for record in erased])
-        for record in erased:
-            if record.on_hold:
-                history.write_erasure(record.id, record.now, by, note)
-    return Swept(done={"erased": len(erased)}, left=left)
+        _write_erasures(map(record_of, erased), by, note)
+    return Swept(done={"erased": len(erased)}, left=_left(others, busy))
+
+
+def _write_erasures(erased: Iterable[Any], by: Any, note: str) -> None:
+    for record in erased:
+        if record.on_hold:
+            history.write_entry(record, by, f"Erased while on hold. {note}".strip())
 
 
 # --- Export ----------------------------------------------------------------------------------------------------------
@@ -209,7 +210,7 @@ def export(
     scope: str | None = None,
     *,
     bodies: bool = False,
-    batch: int | None = None,
+    batch: int = EXPORTED,
     using: str | None = None,
     store: Store | None = None,
     by: Any = None,
@@ -235,17 +236,17 @@ def export(
             yield _exported(record_of(snapshot), bodies, by, note)
         return
 
-    def pick(rows: Records) -> list[tuple[UUID, Any]]:
-        mine: Any = selection.of(rows)
+    def pick(rows: Records) -> tuple[list[UUID], list[Any]]:
+        mine = selection.of(rows)
         if bodies:  # they are read one by one, because they may be large
-            return [(id, None) for id in mine.values_list("pk", flat=True)]
-        return [(record.pk, record) for record in _whole(mine).defer("response_body", "response_headers")]
+            return list(mine.values_list("pk", flat=True)), []
+        return [], list(_whole(mine).defer("response_body", "response_headers"))
 
-    pages = Pages(lambda: selection.near(records(using)), pick)
-    for page, _swept in sweep(pages, None, {"batch": batch}, batch=EXPORTED, pause=0):
-        for id, read in page.found:
-            if record := read or _whole(records(using)).filter(pk=id).first():
-                yield _exported(record, bodies, by, note)
+    rows = selection.near(records(using))
+    for page in Pages(rows, pick).batches(None, batch_size(batch, rows.db)):
+        one_by_one = (_whole(rows).filter(pk=id).first() for id in page.wanted)
+        for record in filter(None, chain(page.others, one_by_one)):
+            yield _exported(record, bodies, by, note)
 
 
 def _whole(rows: Any) -> Any:
@@ -272,10 +273,61 @@ def _content(record: Any, by: Any, note: str) -> dict[str, Any]:
     if record.response_body is not None:
         send(signals.response_viewed, operation_of(record), user=by)
         history.write_entry(record, by, f"{history.VIEWED} {note}".strip())
-    headers = [list(header) for header in response.headers]
+    content = {"headers": [list(header) for header in response.headers], "body": None}
     if response.body is None:
-        return {"headers": headers, "body": None}
+        return content
     try:
-        return {"headers": headers, "body": response.body.decode()}
+        return content | {"body": response.body.decode()}
     except UnicodeDecodeError:
-        return {"headers": headers, "body": None, "body_base64": base64.b64encode(response.body).decode()}
+        return content | {"body_base64": base64.b64encode(response.body).decode()}
+
+
+# --- Encryption with the newest key ----------------------------------------------------------------------------------
+
+PAGE = 500
+
+
+def reencrypt(*, after: UUID | None = None, **bounds: Unpack[Bounds]) -> Swept:
+    """Encrypt stored responses again with the newest of ``ENCRYPTION_KEYS``. Those that have it are left alone.
+
+    Responses that are stored in clear, that can't be read, or that are locked are left alone, too.
+
+    ``after``: continue after the record with this id, at which an earlier run ended. The other arguments are those of
+    ``Bounds``; the default of ``batch`` is 500. Raises ``ImproperlyConfigured`` if there is no key.
+    """
+    if not conf().encryption:
+        raise ImproperlyConfigured("There is no key in ENCRYPTION_KEYS.")
+    newest = key_id(conf().encryption[0])
+    dry_run = bounds.get("dry_run", False)
+
+    def under_an_old_key(rows: Records) -> tuple[list[UUID], None]:
+        ended = rows.filter(status__in=TERMINAL, response_status__isnull=False).annotate(has_body=HAS_BODY)
+        columns = ended.values_list("pk", "response_headers", "has_body")
+        keys = ((id, encryption_key_of(headers, has_body)) for id, headers, has_body in columns)
+        return [id for id, key in keys if key not in (None, "", newest)], None  # empty: in clear
+
+    def result(page: Batch) -> Swept:
+        done = len(page.wanted) if dry_run else sum(page.changed)
+        busy = 0 if dry_run else len(page.wanted) - page.picked
+        return Swept(done={"reencrypted": done}, left={"unreadable": page.changed.count(False), "busy": busy})
+
+    pages = Pages(records(bounds.get("using")), under_an_old_key, after=after)
+    return sweep(pages, _reencrypt, bounds, result, batch=PAGE)
+
+
+def _reencrypt(rows: Records) -> Batch:
+    ids = list(rows.filter(status__in=TERMINAL).values_list("pk", flat=True))
+    return Batch(changed=[_reencrypt_one(records(rows.db).filter(pk=id)) for id in ids], picked=len(ids))
+
+
+def _reencrypt_one(row: Records) -> bool:
+    """Encrypt the response of a record whose row is locked. Return false if it can't be read or encrypted."""
+    record = row.get()
+    response = stored_response(record)
+    if response is None or not response.has_content:
+        return False
+    again = encrypted(response, life_of(record))
+    if again is None:
+        return False
+    row.update(response_headers=again.headers, response_body=again.body)
+    return True

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection
+from typing import Any, Protocol
 from uuid import UUID
 
 from django.db import connections
@@ -13,11 +13,8 @@ from django.db.models.expressions import Combinable
 from django.db.models.functions import Coalesce
 from django.db.models.sql.compiler import SQLCompiler
 
-from django_idempotency.maintenance.stats import outside_store, outside_stores
-from django_idempotency.models import DatabaseNow, IdempotencyRecord, RecordQuerySet
-from django_idempotency.stores import Store
+from django_idempotency.models import DatabaseNow, IdempotencyRecord, RecordQuerySet, Status
 from django_idempotency.stores.connections import databases, record_database
-from django_idempotency.stores.sharding import in_shards, is_distributed
 from django_idempotency.values.outcomes import EntryPoint, Operation, Snapshot
 
 Records = RecordQuerySet
@@ -36,8 +33,18 @@ class _Sum(ExpressionWrapper):  # type: ignore[type-arg]
         return f"timezone('UTC', timezone('UTC', {time}) + {duration})", [*first, *others]
 
 
-def kept_again(name: str) -> Combinable:
-    """Return a time as far from now as it was from when it was set: at the claim, or at the end of a failed run."""
+def ended(status: Status) -> dict[str, Any]:
+    """Return the columns of a record whose claim has ended with ``status``.
+
+    It is kept as long again as its policy said: at the claim, because a live record does not expire, or at the end of a
+    failed run.
+    """
+    # The times come first, because on MariaDB later assignments see the new values of earlier ones.
+    times = {"expires_at": _kept_again("expires_at"), "purge_at": _kept_again("purge_at"), "updated_at": DatabaseNow()}
+    return times | {"status": status, "token": None, "locked_at": None, "locked_until": None}
+
+
+def _kept_again(name: str) -> Combinable:
     kept_for = ExpressionWrapper(F(name) - Coalesce("locked_at", "updated_at"), output_field=DurationField())
     return _Sum(DatabaseNow() + kept_for, output_field=DateTimeField())
 
@@ -73,34 +80,44 @@ def record_of(snapshot: Snapshot) -> Any:
     return record
 
 
-def stores_outside() -> list[Store]:
-    """Return the stores of ``STORES`` that keep no records in a database."""
-    return [outside_store(alias) for alias in outside_stores()]
+class Sharding(Protocol):
+    """What a wing knows of records that are on several servers."""
+
+    def is_distributed(self, using: str) -> bool:
+        """Return whether the rows are on several servers, so that no statement can lock arbitrary ones.
+
+        Raises Django's ``OperationalError`` if the database can't be reached.
+        """
+
+    def in_shards(self, ids: Collection[UUID], using: str) -> list[Collection[UUID]]:
+        """Return ``ids`` in groups, each of which one statement can lock."""
 
 
-def is_sharded(rows: Any) -> bool:
-    """Return whether no statement can lock arbitrary ones of ``rows``, because they are on several servers."""
-    return rows.model is IdempotencyRecord and is_distributed(rows.db)
+_sharding: Sharding | None = None
 
 
-def lockable(rows: Any, ids: Iterable[UUID]) -> list[Any]:
-    """Return ``rows`` in parts, each of which one statement can lock: one part, unless the table is distributed.
-
-    ``ids``: the ids of the wanted rows, read only if the table is distributed.
-    """
-    if not is_sharded(rows):
-        return [rows]
-    return [rows.filter(pk__in=part) for part in in_shards(list(ids), rows.db)]
+def register_sharding(sharding: Sharding) -> None:
+    """Ask ``sharding`` about the records of every database. Call this in the ``ready()`` of an app."""
+    global _sharding
+    _sharding = sharding
 
 
-def locked(rows: Any) -> Any:
+def is_sharded(using: str) -> bool:
+    """Return whether no statement can lock arbitrary records, because they are on several servers."""
+    return _sharding is not None and _sharding.is_distributed(using)
+
+
+def lockable(ids: Collection[UUID], using: str) -> list[Collection[UUID]]:
+    """Return ``ids`` in groups, each of which one statement can lock: one unless the records are sharded."""
+    return _sharding.in_shards(ids, using) if _sharding is not None and is_sharded(using) else [ids]
+
+
+def locked(rows: Records) -> Records:
     """Return ``rows``, to be locked as they are read, without those that are locked already."""
     features = connections[rows.db].features
     if not features.has_select_for_update:
         # This takes the write lock of the whole database before anything is read.
-        meta = rows.model._meta
-        none = rows.model._base_manager.using(rows.db).filter(pk=meta.pk.to_python(0))
-        none.update(**{meta.fields[-1].name: F(meta.fields[-1].name)})
+        records(rows.db).filter(pk=UUID(int=0)).update(updated_at=F("updated_at"))
     return rows.select_for_update(
         skip_locked=features.has_select_for_update_skip_locked, no_key=features.has_select_for_no_key_update
     )

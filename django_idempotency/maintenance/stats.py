@@ -2,149 +2,134 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
-from datetime import timedelta
-from itertools import takewhile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.models import DurationField, ExpressionWrapper, F
+from django.utils.functional import Promise
+from django.utils.translation import gettext_lazy as _
 
 from django_idempotency.conf import conf
-from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.models import DatabaseNow, IdempotencyRecord, RecordQuerySet
-from django_idempotency.stores import DatabaseStore, Store, stores_of
+from django_idempotency.maintenance.records import Records, records
+from django_idempotency.models import DatabaseNow, IdempotencyRecord
+from django_idempotency.stores import DatabaseStore, Store, configured, stores_of
 from django_idempotency.stores.claim_function import LOCK_HOLDERS
-from django_idempotency.stores.configured import configured
 from django_idempotency.stores.connections import record_database
-from django_idempotency.values.outcomes import Snapshot
+from django_idempotency.values.exceptions import StoreUnavailable
+from django_idempotency.values.registry import Registry
 
-MOST = 100_000  # rows to look at; a count that reaches this means "or more"
+MOST = 100_000  # rows to count; a count that reaches this means "or more"
 HOUR, DAY, WEEK = 3600, 24 * 3600, 7 * 24 * 3600
 
-# --- Current state ---------------------------------------------------------------------------------------------------
+# --- What is measured ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Size:
-    """The size of the table, as the database estimates it; ``None`` for what it doesn't.
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Something that is measured of the records.
 
-    ``bytes``: including indexes. ``dead_rows``, ``dead_bytes``: deleted or outdated, but not vacuumed yet.
+    - ``title``: for people; empty if it is not shown by itself.
+    - ``metric``, ``meaning``: its name and its meaning in monitoring; empty if it is not there.
+    - ``percentile``: what the figures of one metric differ by.
+    - ``unit``: as in the Unified Code for Units.
+    - ``alarming_above``: an operator should look at a higher figure; ``situation``: at these records in the admin.
     """
 
-    rows: int | None = None
-    bytes: int | None = None
-    table_bytes: int | None = None
-    index_bytes: int | None = None
-    dead_rows: int | None = None
-    dead_bytes: int | None = None
+    title: str | Promise = ""
+    metric: str = ""
+    meaning: str = ""
+    percentile: str = ""
+    unit: str = "{record}"
+    alarming_above: float = math.inf
+    situation: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Alarms:
-    """What an operator should look at.
-
-    ``stuck``: records whose lease has lapsed and that no owner works on (on databases other than PostgreSQL, owners in
-    atomic mode may still be at work). ``stuck_oldest``: seconds since the first of these leases lapsed. ``on_hold``:
-    records that wait for an operator. ``on_hold_oldest``: seconds for which the first of them has waited.
-    """
-
-    stuck: int
-    stuck_oldest: float
-    on_hold: int
-    on_hold_oldest: float
-
-
-@dataclass(frozen=True)
-class ByLock:
-    """Runs in progress whose claims are locks; ``None`` if the database does not say.
-
-    ``pending_by_lock_oldest``: seconds since the first of their transactions began, among those that this role may see.
-    """
-
-    pending_by_lock: int | None = None
-    pending_by_lock_oldest: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pending(ByLock, Alarms):
-    """Records that are started or processing, seconds since their claims, runs without a record, and the alarms."""
-
-    pending: int
-    pending_p50: float
-    pending_p95: float
-    pending_p99: float
-    pending_oldest: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Due:
-    """Records past ``purge_at``. ``lag``: seconds for which the oldest of them has been due."""
-
-    due: int
-    lag: float
+OR_MORE = f"; {MOST:,} means or more"
+AGES = "age of these since their claim, by percentile"
+BY_LOCK = "runs in progress without a record, because their claims are locks"
+BY_LOCK_AGE = "age of the oldest transaction of these that this role may see, 0 without one"
+STUCK = f"records started or processing whose lease ran out, without a live owner{OR_MORE}"
+ON_HOLD = f"records that wait for an operator{OR_MORE}"
+LAG = "how long the oldest of these has been due"
+LATE = 1800  # seconds; three times the interval of the tasks
+# Counts of records go up to ``MOST``, ages are in seconds and 0 without a record. What the database does not say is
+# ``None``, or left out.
+MEASURES: Mapping[str, Measure] = {
+    # The size of the table, as the database estimates it. Dead rows are deleted or outdated, and not vacuumed yet.
+    "rows": Measure(_("rows"), "table_rows", "rows of the table, as the database estimates them"),
+    "bytes": Measure(_("size"), "table_size", "size of the table with its indexes", unit="By"),
+    "table_bytes": Measure(_("of which table"), unit="By"),
+    "index_bytes": Measure(_("of which indexes"), unit="By"),
+    "dead_rows": Measure(_("dead rows"), "table_dead_rows", "rows deleted or outdated, and not vacuumed yet"),
+    "dead_bytes": Measure(unit="By"),
+    # Runs in progress.
+    "pending": Measure(_("pending"), "pending", f"records started or processing{OR_MORE}"),
+    "pending_p50": Measure(_("age, p50"), "pending_age", AGES, percentile="50", unit="s"),
+    "pending_p95": Measure(_("age, p95"), "pending_age", AGES, percentile="95", unit="s"),
+    "pending_p99": Measure(_("age, p99"), "pending_age", AGES, percentile="99", unit="s"),
+    "pending_oldest": Measure(_("oldest"), "pending_age", AGES, percentile="100", unit="s"),
+    "pending_by_lock": Measure(_("pending by lock"), "pending_by_lock", BY_LOCK),
+    "pending_by_lock_oldest": Measure(_("oldest by lock"), "pending_by_lock_age", BY_LOCK_AGE, unit="s"),
+    # What an operator should look at. On databases other than PostgreSQL, owners in atomic mode may still be at work.
+    "stuck": Measure(_("lease ran out"), "stuck", STUCK, alarming_above=0, situation="stuck"),
+    "stuck_oldest": Measure("", "stuck_age", "how long ago the first of these leases ran out, 0 without one", unit="s"),
+    "on_hold": Measure(_("on hold for an operator"), "on_hold", ON_HOLD, alarming_above=0, situation="on_hold"),
+    "on_hold_oldest": Measure("", "on_hold_age", "how long the first of these has waited, 0 without one", unit="s"),
+    # What the clean-up has still to do.
+    "due": Measure(_("due for deletion"), "due", f"expired records that are due for deletion{OR_MORE}"),
+    "lag": Measure(_("behind"), "cleanup_lag", LAG, unit="s", alarming_above=LATE),
+}
+Figures = dict[str, float | None]  # by the names of their measures
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stats(Due, Pending, Size):
-    """All of these figures. Counts go up to ``MOST``, ages are in seconds."""
-
-
-def stats(*, using: str | None = None) -> Stats:
+def stats(*, using: str | None = None) -> Figures:
     """Return the figures that indexes can provide. ``using``: alias of the database; by default the settings'."""
-    parts = (size(using=using), pending(using=using), due(using=using))
-    return Stats(**{name: value for part in parts for name, value in asdict(part).items()})
+    return size(using=using) | pending(using=using) | due(using=using)
 
 
-def pending(*, using: str | None = None, most: int = MOST) -> Pending:
+def pending(*, using: str | None = None, most: int = MOST) -> Figures:
     """Return figures of up to ``most`` pending rows, those whose lease ends first. ``using``: as for ``stats``."""
-    ages = _pending_ages(IdempotencyRecord.objects.using(record_database(using)), most)
-    return Pending(
-        pending=len(ages),
-        pending_p50=_percentile(ages, 50),
-        pending_p95=_percentile(ages, 95),
-        pending_p99=_percentile(ages, 99),
-        pending_oldest=ages[-1] if ages else 0.0,
-        **asdict(by_lock(using=using)),
-        **asdict(alarms(using=using, most=most)),
-    )
+    ages = sorted(_ages(records(using).live().order_by("locked_until")[:most], since="locked_at"))
+    of_ages = {f"pending_p{percent}": _percentile(ages, percent) for percent in (50, 95, 99)}
+    counted = {"pending": len(ages), **of_ages, "pending_oldest": _percentile(ages, 100)}
+    return counted | by_lock(using=using) | alarms(using=using, most=most)
 
 
-def alarms(*, using: str | None = None, most: int = MOST) -> Alarms:
+def alarms(*, using: str | None = None, most: int = MOST) -> dict[str, float]:
     """Return the alarms, each of up to ``most`` rows, through their indexes. ``using``: as for ``stats``."""
-    rows = IdempotencyRecord.objects.using(record_database(using))
-    stuck, on_hold = rows.abandoned(), rows.awaiting_operator()
-    return Alarms(
-        stuck=stuck[:most].count(),
-        stuck_oldest=_seconds_since("locked_until", stuck),
-        on_hold=on_hold[:most].count(),
-        on_hold_oldest=_seconds_since("updated_at", on_hold),
-    )
+    stuck, on_hold = records(using).abandoned(), records(using).awaiting_operator()
+    return {
+        "stuck": stuck[:most].count(),
+        "stuck_oldest": max(_ages(stuck[:1], since="locked_until"), default=0.0),
+        "on_hold": on_hold[:most].count(),
+        "on_hold_oldest": max(_ages(on_hold[:1], since="updated_at"), default=0.0),
+    }
 
 
-def due(*, using: str | None = None, most: int = MOST) -> Due:
+def due(*, using: str | None = None, most: int = MOST) -> dict[str, float]:
     """Return figures of up to ``most`` rows that are due. ``using``: as for ``stats``."""
-    purgeable = IdempotencyRecord.objects.using(record_database(using)).purgeable()
-    return Due(due=purgeable[:most].count(), lag=_seconds_since("purge_at", purgeable.order_by("purge_at")))
+    purgeable = records(using).purgeable()
+    late = max(_ages(purgeable.order_by("purge_at")[:1], since="purge_at"), default=0.0)
+    allowed = sum(delay(purgeable.db) for delay in _delays)
+    return {"due": purgeable[:most].count(), "lag": max(0.0, late - allowed)}
 
 
-def _pending_ages(rows: RecordQuerySet, most: int) -> list[float]:
-    age = ExpressionWrapper(DatabaseNow() - F("locked_at"), output_field=DurationField())
-    live = rows.live().order_by("locked_until")
-    return sorted(age.total_seconds() for age in live.values_list(age, flat=True)[:most])
+# For how many seconds a record that is due may stay in a database: that is no lag.
+_delays = Registry[Callable[[str], float]]()
+allow_delay = _delays.register
+
+
+def _ages(rows: Records, since: str) -> list[float]:
+    age = ExpressionWrapper(DatabaseNow() - F(since), output_field=DurationField())
+    return [age.total_seconds() for age in rows.values_list(age, flat=True)]
 
 
 def _percentile(ages: list[float], percent: int) -> float:
     return ages[min(len(ages) * percent // 100, len(ages) - 1)] if ages else 0.0
-
-
-def _seconds_since(column: str, rows: RecordQuerySet) -> float:
-    """Return the seconds since ``column`` of the first of ``rows``; 0 if there are none."""
-    since = ExpressionWrapper(DatabaseNow() - F(column), output_field=DurationField())
-    longest: timedelta | None = rows.values_list(since, flat=True).first()
-    return longest.total_seconds() if longest else 0.0
 
 
 # The size of a partitioned table is the sum of its partitions.
@@ -165,16 +150,16 @@ _SIZE = {
 }
 
 
-def size(*, using: str | None = None) -> Size:
+def size(*, using: str | None = None) -> Figures:
     """Return the size by the database's own statistics; all ``None`` on SQLite. ``using``: as for ``stats``."""
+    names = ("rows", "bytes", "table_bytes", "index_bytes", "dead_rows", "dead_bytes")
     connection = connections[record_database(using)]
     statement = _SIZE.get(connection.vendor)
     if statement is None:
-        return Size()
+        return dict.fromkeys(names)
     with connection.cursor() as cursor:
         cursor.execute(statement, {"table": IdempotencyRecord._meta.db_table})
-        rows, total, table, indexes, dead_rows, dead = cursor.fetchone()
-    return Size(rows=rows, bytes=total, table_bytes=table, index_bytes=indexes, dead_rows=dead_rows, dead_bytes=dead)
+        return dict(zip(names, cursor.fetchone(), strict=True))
 
 
 # --- Claims by lock, which no table shows ----------------------------------------------------------------------------
@@ -187,29 +172,31 @@ SELECT
 """
 
 
-def by_lock(*, using: str | None = None) -> ByLock:
-    """Count PostgreSQL sessions with such a lock. ``using``: alias of the database; that of the settings by default.
+def by_lock(*, using: str | None = None) -> Figures:
+    """Count PostgreSQL sessions with such a lock; empty if the database does not say. ``using``: as for ``stats``.
 
     The statement may fail in a database that only speaks PostgreSQL's protocol, or that refuses access to a view.
     Raises ``OperationalError`` if it took too long or the connection was lost.
     """
     using = record_database(using)
     if connections[using].vendor != "postgresql":
-        return ByLock()
+        return {}
     try:
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
             cursor.execute(COUNT)
-            return ByLock(*cursor.fetchone())
+            count, oldest = cursor.fetchone()
+            return {"pending_by_lock": count, "pending_by_lock_oldest": oldest}
     except OperationalError:  # too slow, or the connection was lost
         raise
     except DatabaseError:
-        return ByLock()
+        return {}
 
 
 # --- Stores outside the databases ------------------------------------------------------------------------------------
 
 
 def outside_stores() -> list[str]:
+    """Return the aliases of the stores of ``STORES`` that keep no records in a database."""
     found = ((alias, configured(alias).backend) for alias in conf().stores)
     return [alias for alias, backend in found if not issubclass(backend, DatabaseStore)]
 
@@ -224,68 +211,40 @@ def labelled(alias: str) -> str:
     return f"store:{alias}"
 
 
-def alarms_of_store(alias: str, *, seconds: float) -> Alarms:
+def alarms_of_store(alias: str, *, seconds: float) -> dict[str, float]:
     """Return the alarms of a store; ``on_hold_oldest`` counts from the first claim of the record.
 
     Raises ``StoreUnavailable`` if the store can't be reached, or if its records could not be read in ``seconds``.
     """
     ends = time.monotonic() + seconds
-    read = list(takewhile(lambda _record: time.monotonic() < ends, outside_store(alias).unfinished()))
-    if time.monotonic() >= ends:
-        raise StoreUnavailable(f"The records of the store {alias!r} could not be read in {seconds:g} s.")
-    return alarms_of(read)
-
-
-def alarms_of(unfinished: Iterable[Snapshot]) -> Alarms:
-    on_hold, stuck = [], []
-    for record in unfinished:
+    ages: dict[str, list[float]] = {"stuck": [], "on_hold": []}
+    for record in outside_store(alias).unfinished():
+        if time.monotonic() >= ends:
+            raise StoreUnavailable(f"The records of the store {alias!r} could not be read in {seconds:g} s.")
         if record.on_hold:
-            on_hold.append((record.now - record.created_at).total_seconds())
+            ages["on_hold"].append((record.now - record.created_at).total_seconds())
         elif record.locked_until is not None and record.locked_until < record.now:
-            stuck.append((record.now - record.locked_until).total_seconds())
-    return Alarms(
-        stuck=len(stuck),
-        stuck_oldest=max(stuck, default=0.0),
-        on_hold=len(on_hold),
-        on_hold_oldest=max(on_hold, default=0.0),
-    )
+            ages["stuck"].append((record.now - record.locked_until).total_seconds())
+    oldest = {f"{name}_oldest": max(of, default=0.0) for name, of in ages.items()}
+    return {name: len(of) for name, of in ages.items()} | oldest
 
 
 # --- Time limits -----------------------------------------------------------------------------------------------------
 
 
-def at_most(seconds: float, using: str) -> AbstractContextManager[None]:
-    """Make each query in the block fail after ``seconds``. SQLite has no such limit."""
+@contextmanager
+def at_most(seconds: float, using: str) -> Iterator[None]:
+    """Make each query in the block fail after ``seconds``; SQLite has no such limit. The block must change nothing."""
     connection = connections[using]
     if connection.vendor == "postgresql":
-        return _postgresql_at_most(seconds, using)
-    if connection.vendor == "mysql":
+        with transaction.atomic(using=using):
+            with connection.cursor() as cursor:
+                cursor.execute(f"SET LOCAL statement_timeout = '{max(1, round(seconds * 1000))}ms'")
+            yield
+            transaction.set_rollback(True, using=using)  # undoes the limit if the transaction is the caller's
+    elif connection.vendor == "mysql":
         limit = f"SET STATEMENT max_statement_time = {seconds:.3f} FOR"  # of MariaDB
-        wrapper: AbstractContextManager[None] = connection.execute_wrapper(
-            lambda execute, sql, *details: execute(f"{limit} {sql}", *details)
-        )
-        return wrapper
-    return nullcontext()
-
-
-@contextmanager
-def _postgresql_at_most(seconds: float, using: str) -> Iterator[None]:
-    connection = connections[using]
-    own_transaction = connection.get_autocommit()  # the timeout ends with it
-    with transaction.atomic(using=using):
-        before = None if own_transaction else _timeout(using)
-        _set_timeout(f"{max(1, round(seconds * 1000))}ms", using)
+        with connection.execute_wrapper(lambda execute, sql, *details: execute(f"{limit} {sql}", *details)):
+            yield
+    else:
         yield
-        if before is not None and not connection.needs_rollback:  # a rollback to the savepoint resets it
-            _set_timeout(before, using)
-
-
-def _timeout(using: str) -> str:
-    with connections[using].cursor() as cursor:
-        cursor.execute("SHOW statement_timeout")
-        return str(cursor.fetchone()[0])
-
-
-def _set_timeout(duration: str, using: str) -> None:
-    with connections[using].cursor() as cursor:
-        cursor.execute(f"SET LOCAL statement_timeout = '{duration}'")

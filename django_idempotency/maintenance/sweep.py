@@ -6,23 +6,18 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import reduce, update_wrapper
-from operator import add
-from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 from uuid import UUID
 
 from django.db import DatabaseError, connections, transaction
 
 from django_idempotency.conf import conf
-from django_idempotency.maintenance.records import is_sharded, lockable, locked
+from django_idempotency.maintenance.records import Records, is_sharded, lockable, locked
 from django_idempotency.maintenance.stats import MOST, at_most
-from django_idempotency.models import DatabaseNow
+from django_idempotency.stores.connections import record_database
 from django_idempotency.stores.errors import brief, is_conflict, sqlstate
-from django_idempotency.stores.sharding import in_shards
 
 T = TypeVar("T")
-P = ParamSpec("P")
-Rows = Any  # a queryset of any model
 
 ATTEMPTS = 5
 # The limit in seconds for one statement of maintenance on PostgreSQL, whatever the role's statement_timeout is.
@@ -33,32 +28,6 @@ OTHER_PARAMETERS = 50
 OF_ANY_ROW = ("25", "42", "53", "57", "58")
 
 
-class Summable(Protocol):
-    def __add__(self, later: Any, /) -> Any: ...
-
-
-Result = TypeVar("Result", bound=Summable)
-
-
-class stepwise(Generic[P, Result]):
-    """Make a function that yields the result of each step return their sum.
-
-    ``in_steps`` is the function as it was: it does a step whenever its iterator is asked for one.
-    """
-
-    def __init__(self, in_steps: Callable[P, Iterator[Result]]) -> None:
-        self.in_steps = in_steps
-        update_wrapper(self, in_steps)
-
-    def __call__(self, *args: P.args, **options: P.kwargs) -> Result:
-        return total(self.in_steps(*args, **options))
-
-
-def total(steps: Iterator[Result]) -> Result:
-    """Do all ``steps``, and return the sum of their results."""
-    return reduce(add, steps)
-
-
 class Bounds(TypedDict, total=False):
     """How a pass is bounded.
 
@@ -67,15 +36,17 @@ class Bounds(TypedDict, total=False):
     - ``max_seconds``: begin no further batch after that.
     - ``using``: the database's alias.
     - ``dry_run``: only count, and change nothing.
+    - ``go_on``: called with the sum after each batch but the last; if it returns false, no further batch begins.
 
     A ``batch`` below 1 raises ``ValueError``.
     """
 
-    batch: int | None
-    pause: float | None
+    batch: int
+    pause: float
     max_seconds: float | None
     using: str | None
     dry_run: bool
+    go_on: Callable[[Swept], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,18 +82,6 @@ class Swept:
         """Whether nothing is left of what was to be done."""
         return self.finished and not (any(self.left.values()) or self.bad or self.cached_for)
 
-    def __add__(self, later: Swept) -> Swept:
-        return Swept(
-            done=_sum(self.done, later.done),
-            left=_sum(self.left, later.left),
-            bad={**self.bad, **later.bad},
-            seconds=self.seconds + later.seconds,
-            lag=later.lag,
-            after=later.after or self.after,
-            cached_for=max(self.cached_for, later.cached_for),
-            finished=later.finished,
-        )
-
 
 def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
     return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
@@ -133,8 +92,8 @@ class Batch:
     """What became of one batch.
 
     ``changed``: what the change returned for each record. ``picked``: how many records were locked, whether changed or
-    not. ``last``, ``now``: when the last of them was due, and the database's time. ``found``: what was read of
-    each record of a page.
+    not. ``last``, ``now``: when the last of them was due, and the database's time. ``wanted``, ``others``: what was
+    picked from a page.
     """
 
     changed: Sequence[Any] = ()
@@ -142,7 +101,8 @@ class Batch:
     last: datetime | None = None
     now: datetime | None = None
     bad: Mapping[Any, str] = field(default_factory=dict)
-    found: Sequence[Any] = ()
+    wanted: Collection[UUID] = ()
+    others: Any = None
     after: UUID | None = None
     finished: bool = True
 
@@ -152,37 +112,27 @@ class Batch:
         return 0.0 if self.finished or not (self.last and self.now) else (self.now - self.last).total_seconds()
 
 
-Change = Callable[[Any], Batch]
+Change = Callable[[Records], Batch]
 """Changes the records of a queryset, which locks them as it is read. Called in a transaction."""
-
-
-class Source(Protocol):
-    @property
-    def using(self) -> str: ...
-
-    def batches(self, change: Change | None, size: int) -> Iterator[Batch]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Oldest:
     """Records that are due, the oldest first by the indexed column ``due``; a change takes them out of ``rows()``."""
 
-    rows: Callable[[], Rows]
+    rows: Callable[[], Records]
     due: str
 
-    @property
-    def using(self) -> str:
-        return str(self.rows().db)
-
     def batches(self, change: Change | None, size: int) -> Iterator[Batch]:
+        using = self.rows().db
         if change is None:
-            with at_most(LONGEST, self.using):
+            with at_most(LONGEST, using):
                 count = self.rows()[:MOST].count()
             yield Batch(changed=range(count), picked=count, finished=count < MOST)
             return
         passed: set[Any] = set()  # records that were tried, and stay
         last: datetime | None = None
-        sharded = is_sharded(self.rows())
+        sharded = is_sharded(using)
         while True:
             left = self.rows().order_by(self.due)
             if passed:
@@ -199,103 +149,88 @@ class Oldest:
                 return
 
 
-def _by_shard(rows: Rows, change: Change, size: int, passed: set[Any]) -> Batch:
+def _by_shard(rows: Records, change: Change, size: int, passed: set[Any]) -> Batch:
     """Change a batch of a table in which no statement can lock rows of several shards."""
     ids = in_transaction(rows.db, lambda: list(rows.values_list("pk", flat=True)[:size]))
     batches = []
-    for part in in_shards(ids, rows.db):
+    for part in lockable(ids, rows.db):
         batches.append(_changed(rows.filter(pk__in=part), change))
         if batches[-1].picked < len(part):
             passed.update(part)
     return replace(_sum_of(batches), picked=len(ids))
 
 
-def of_oldest(due: str, change: Callable[[Any], object]) -> Change:
-    """Return the change of a batch that does ``change`` to all records that it has locked."""
-
-    def changes(rows: Any) -> Batch:
-        picked = list(rows.values_list("pk", due, DatabaseNow()))
-        ids = [id for id, _due, _now in picked]
-        change(rows.model._base_manager.using(rows.db).filter(pk__in=ids))
-        _id, last, now = picked[-1] if picked else (None, None, None)
-        return Batch(changed=ids, picked=len(ids), last=last, now=now)
-
-    return changes
-
-
 @dataclass(frozen=True, slots=True)
 class Pages:
     """The whole table, in the order of the ids.
 
-    ``pick`` reads of each page what it has of wanted records: pairs of an id, and whatever the pass wants to know.
-    ``wanted`` returns of these the ids to change. ``rows``: all records, narrowed by the primary key as far as that is
-    known. ``after``: the id at which an earlier run ended.
+    ``pick`` reads of each page the ids of the wanted records, and what else the pass has to know of it. ``rows``: all
+    records, narrowed by the primary key as far as that is known. ``after``: the id at which an earlier run ended.
     """
 
-    rows: Callable[[], Rows]
-    pick: Callable[[Rows], list[tuple[UUID, Any]]]
-    wanted: Callable[[list[tuple[UUID, Any]]], Collection[UUID]] = lambda found: [id for id, _known in found]
+    rows: Records
+    pick: Callable[[Records], tuple[Collection[UUID], Any]]
     after: UUID | None = None
-
-    @property
-    def using(self) -> str:
-        return str(self.rows().db)
 
     def batches(self, change: Change | None, size: int) -> Iterator[Batch]:
         after = self.after
         while True:
-            rows = self.rows().order_by("pk")
+            rows = self.rows.order_by("pk")
             rows = rows if after is None else rows.filter(pk__gt=after)
             with at_most(LONGEST, rows.db):
                 last = next(iter(rows.values_list("pk", flat=True)[size - 1 : size]), None)
             page = rows if last is None else rows.filter(pk__lte=last)
             with at_most(LONGEST, rows.db):
-                found = self.pick(page)
-            ids = self.wanted(found) if change else ()
-            batches = [_changed(part, change) for part in self._parts(ids)] if change and ids else []
+                wanted, others = self.pick(page)
+            batches = []
+            if change and wanted:
+                batches = [_changed(self.rows.filter(pk__in=part), change) for part in lockable(wanted, rows.db)]
             after = last or after
-            yield replace(_sum_of(batches), found=found, after=after, finished=last is None)
+            yield replace(_sum_of(batches), wanted=wanted, others=others, after=after, finished=last is None)
             if last is None:
                 return
 
-    def _parts(self, ids: Collection[UUID]) -> list[Rows]:
-        rows = self.rows()
-        return lockable(rows, ids) if is_sharded(rows) else [rows.filter(pk__in=ids)]
-
 
 def sweep(
-    source: Source,
-    change: Change | None,
+    source: Oldest | Pages,
+    change: Change,
     bounds: Bounds,
+    result: Callable[[Batch], Swept],
     *,
     batch: int,
-    pause: float | None = None,
     ends: Callable[[], bool] | None = None,
-) -> Iterator[tuple[Batch, Swept]]:
-    """Apply ``change`` to all records of the ``source``, batch by batch, as the iterator is asked for them.
+) -> Swept:
+    """Apply ``change`` to all records of the ``source``, batch by batch, and return the sum of what was done.
 
-    Yields the result of each batch, and the part of its result that all passes share. No record is changed that another
-    transaction has locked. A record that can't be written is isolated, and the rest of its batch is changed without it.
+    No record is changed that another transaction has locked. A record that can't be written is isolated, and the rest
+    of its batch is changed without it.
 
-    ``batch``, ``pause``: the defaults of the pass; that of ``pause`` is ``SWEEP_PAUSE``. ``ends``: the deadline, if it
-    has begun before.
+    ``result``: returns what was done in a batch; the rest of ``Swept`` is the same for all passes.
+    ``batch``: the default of the pass. ``ends``: the deadline, if it has begun before.
     """
     if unknown := bounds.keys() - Bounds.__annotations__.keys():
         raise TypeError(f"unexpected arguments: {', '.join(sorted(unknown))}")
-    size = batch_size(chosen(bounds.get("batch"), batch), source.using)
-    pause = chosen(bounds.get("pause"), conf().sweep_pause if pause is None else pause)
-    ends, began = ends or deadline(bounds.get("max_seconds")), time.monotonic()
+    size = batch_size(bounds.get("batch", batch), record_database(bounds.get("using")))
+    pause = bounds.get("pause", conf().sweep_pause)
+    ends = ends or deadline(bounds.get("max_seconds"))
+    go_on: Callable[[Swept], bool] = bounds.get("go_on", lambda _swept: True)
+    swept, began = Swept(), time.monotonic()
     for one in source.batches(None if bounds.get("dry_run") else change, size):
-        began, before = time.monotonic(), began
-        bad = {str(id): error for id, error in one.bad.items()}
-        yield one, Swept(bad=bad, seconds=began - before, lag=one.lag, after=one.after, finished=one.finished)
-        if one.finished or ends():
-            return
+        of_one = result(one)
+        swept = Swept(
+            done=_sum(swept.done, of_one.done),
+            left=_sum(swept.left, of_one.left),
+            bad={**swept.bad, **{str(id): error for id, error in one.bad.items()}},
+            seconds=time.monotonic() - began,
+            lag=one.lag,
+            after=one.after,
+            cached_for=max(swept.cached_for, of_one.cached_for),
+            finished=one.finished,
+        )
+        if one.finished or ends() or not go_on(swept):
+            break
         time.sleep(pause)
-
-
-def chosen(stated: T | None, default: T) -> T:
-    return default if stated is None else stated
+    return swept
 
 
 def _sum_of(batches: list[Batch]) -> Batch:
@@ -308,7 +243,7 @@ def _sum_of(batches: list[Batch]) -> Batch:
     )
 
 
-def _changed(rows: Rows, change: Change, size: int | None = None) -> Batch:
+def _changed(rows: Records, change: Change, size: int | None = None) -> Batch:
     """Change the first ``size`` of ``rows`` in one transaction; if that fails, each of them in one of its own."""
     try:
         return in_transaction(rows.db, lambda: change(locked(rows[:size])))
@@ -336,21 +271,18 @@ def _raise_unless_of_a_row(error: DatabaseError, using: str) -> None:
 
 def in_transaction(using: str, batch: Callable[[], T]) -> T:
     """Run ``batch`` in a transaction of its own, and run it again after a conflict with another transaction."""
-    for _attempt in range(ATTEMPTS - 1):
+    attempt = 1
+    while True:
         try:
-            return _run(using, batch)
+            with transaction.atomic(using=using, durable=True):
+                if connections[using].vendor == "postgresql":
+                    with connections[using].cursor() as cursor:
+                        cursor.execute(f"SET LOCAL statement_timeout = '{LONGEST}s'")
+                return batch()
         except DatabaseError as error:
-            if not is_conflict(error):
+            if attempt == ATTEMPTS or not is_conflict(error):
                 raise
-    return _run(using, batch)
-
-
-def _run(using: str, batch: Callable[[], T]) -> T:
-    with transaction.atomic(using=using, durable=True):
-        if connections[using].vendor == "postgresql":
-            with connections[using].cursor() as cursor:
-                cursor.execute(f"SET LOCAL statement_timeout = '{LONGEST}s'")
-        return batch()
+            attempt += 1
 
 
 def deadline(max_seconds: float | None) -> Callable[[], bool]:

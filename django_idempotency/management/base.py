@@ -12,28 +12,30 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error, connections
+from django.utils.text import capfirst
 from django.utils.translation import override
 
-from django_idempotency.exceptions import NotConvertible, StoreUnavailable
 from django_idempotency.maintenance.formatting import age
 from django_idempotency.maintenance.history import is_kept
-from django_idempotency.maintenance.records import stores_outside
-from django_idempotency.maintenance.sweep import Bounds, Result, Swept
+from django_idempotency.maintenance.stats import outside_store, outside_stores
+from django_idempotency.maintenance.sweep import Bounds, Swept
 from django_idempotency.reporting.logs import cause
 from django_idempotency.stores import Store
 from django_idempotency.stores.connections import databases
+from django_idempotency.values.exceptions import NotConvertible, StoreUnavailable
 from django_idempotency.values.printable import printable, printable_lines
 
 FAILURE = 1
 LONGEST_NOTE = 200  # characters, as in the admin
 
 
+T = TypeVar("T")
 Work = Callable[..., bool]
 # What ends a command with one line: errors of databases and stores, and of their configuration.
 EXPECTED = (Error, StoreUnavailable, ImproperlyConfigured, NotConvertible)
@@ -57,16 +59,13 @@ class OneLineErrors(BaseCommand):
         with override(None):
             try:
                 return super().execute(*args, **options)
-            except CommandError as error:
-                self._report_error(error, options)
-                raise
-            except EXPECTED as error:
-                self._report_error(error, options)
-                raise CommandError(_sentence_about(error), returncode=self.unreachable) from error
-
-    def _report_error(self, error: Exception, options: Mapping[str, Any]) -> None:
-        if options.get("json"):
-            self.stdout.write(json.dumps({"error": _sentence_about(error)}))
+            except (*EXPECTED, CommandError) as error:
+                sentence = _sentence_about(error)
+                if options.get("json"):
+                    self.stdout.write(json.dumps({"error": sentence}))
+                if isinstance(error, CommandError):
+                    raise
+                raise CommandError(sentence, returncode=self.unreachable) from error
 
 
 class MaintenanceCommand(OneLineErrors):
@@ -131,7 +130,7 @@ class MaintenanceCommand(OneLineErrors):
         if store is None:
             wanted += [(alias, None) for alias in (databases() if database is None else (database,))]
         if self.works_on_stores and database is None:
-            wanted += [(outside.name, outside) for outside in stores_outside() if store in (None, outside.name)]
+            wanted += [(alias, outside_store(alias)) for alias in outside_stores() if store in (None, alias)]
         if not wanted:
             raise CommandError(f"STORES has no store {store!r} outside the databases.")
         self.several = len(wanted) > 1
@@ -141,11 +140,11 @@ class MaintenanceCommand(OneLineErrors):
 
     def _work_on(self, alias: str, store: Store | None, work: Work, options: dict[str, Any]) -> bool:
         self.database, self.store = alias, store
-        if not self.several:
-            return work(**options)
         try:
             return work(**options)
         except (*EXPECTED, CommandError) as error:
+            if not self.several:
+                raise
             sentence = _sentence_about(error)
             if options["json"]:
                 self.report({"error": sentence}, "", options)
@@ -166,23 +165,25 @@ class MaintenanceCommand(OneLineErrors):
         """The same for JSON."""
         return {"database" if self.store is None else "store": self.database}
 
-    def run(self, steps: Iterator[Result], sentence: Callable[[Result], str], *, verbosity: int) -> Result:
-        """Return the sum of the steps, of which there is at least one. A signal ends them early, between two."""
+    def run(self, work: Callable[..., T], sentence: Callable[[T], str], verbosity: int, **arguments: Any) -> T:
+        """Return the result of ``work``, which a signal ends early, between two steps."""
         shows = verbosity > 0 and self.stderr.isatty()
-        total = next(steps)
-        while not self.ended.is_set() and (step := next(steps, None)) is not None:
-            total += step
+
+        def go_on(total: T) -> bool:
             if shows:
                 self.stderr.write(f"\r{printable(sentence(total))}\x1b[K", self.style.NOTICE, ending="")
+            return not self.ended.is_set()
+
+        total = work(**self.where, **arguments, go_on=go_on)
         if shows:
             self.stderr.write("")
         return total
 
-    def run_pass(self, work: Callable[..., Iterator[Swept]], options: Mapping[str, Any], **more: Any) -> Swept:
+    def run_pass(self, work: Callable[..., Swept], options: Mapping[str, Any], **more: Any) -> Swept:
         """``run`` a pass with the bounds in ``options`` and ``more``, and report the sum."""
-        bounds = {name: options[name] for name in Bounds.__annotations__ if name in options}
+        bounds = {name: options[name] for name in Bounds.__annotations__ if options.get(name) is not None}
         describe = partial(sentence, dry_run=options["dry_run"])
-        swept = self.run(work(**self.where, **bounds, **more), describe, verbosity=options["verbosity"])
+        swept: Swept = self.run(work, describe, options["verbosity"], **bounds, **more)
         self.report(asdict(swept) | {"complete": swept.complete}, describe(swept), options)
         for id, why in swept.bad.items():
             self.stderr.write(f"{id}: {why}")
@@ -219,7 +220,7 @@ def sentence(swept: Swept, *, dry_run: bool = False) -> str:
         parts.append(f"the cache in front can't be reached, and may replay them for another {age(swept.cached_for)}")
     if not swept.finished:
         parts.append(_how_far(swept))
-    return f"{'; '.join(parts)}."[:1].upper() + f"{'; '.join(parts)}."[1:]
+    return f"{capfirst('; '.join(parts))}."
 
 
 def _how_far(swept: Swept) -> str:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, cast
 
 from asgiref.sync import sync_to_async
-from django.core.exceptions import ImproperlyConfigured
 
 from django_idempotency import engine
 from django_idempotency.conf import resolve
 from django_idempotency.engine import Context
 from django_idempotency.engine.digests import keyed
-from django_idempotency.exceptions import ClaimLost, StoreUnavailable
+from django_idempotency.messages.handling import Handling
 from django_idempotency.messages.message import (
     AlreadyDone,
     AwaitsOperator,
@@ -26,35 +22,30 @@ from django_idempotency.messages.message import (
     Done,
     Exhausted,
     InFlightElsewhere,
-    Malformed,
     MarkedFailed,
     Message,
     OutOfTurn,
     Refused,
     RejectMessage,
-    Retry,
     RetryLater,
     StoreAway,
 )
 from django_idempotency.messages.results import (
     DONE,
     ERRORS,
-    PLAIN_JSON,
     REJECTED,
-    Codec,
     final,
     reason_of,
     result_of,
     stored_rejection,
     stored_result,
 )
-from django_idempotency.policy import Policy
 from django_idempotency.reporting.logs import log
+from django_idempotency.values.exceptions import StoreUnavailable
 from django_idempotency.values.fingerprints import canonical_json, digest
 from django_idempotency.values.outcomes import (
     Claimed,
     Duplicate,
-    EntryPoint,
     Fail,
     InFlight,
     Keep,
@@ -66,10 +57,9 @@ from django_idempotency.values.outcomes import (
     StoredResponse,
     Verdict,
 )
+from django_idempotency.values.policy import Policy
 
 METHOD = "MESSAGE"
-MAX_ATTEMPTS = 10
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 OPERATOR_DELAY = 60
 STORE_DELAY = 1
 NOTHING_STATED = Policy()
@@ -96,68 +86,6 @@ def _in_context(context: Context) -> Iterator[None]:
         _current.reset(token)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Backoff:
-    """Seconds before the next attempt: ``first``, then ``factor`` times longer after each, at most ``longest``."""
-
-    first: float = 1
-    factor: float = 2
-    longest: float = 300
-
-    def __call__(self, attempt: int) -> float:
-        return min(self.first * self.factor ** min(attempt - 1, 100), self.longest)
-
-
-BACKOFF = Backoff()
-
-
-@dataclass(frozen=True, eq=False)
-class Handling:
-    """How a consumer handles its messages. See ``Consumer``."""
-
-    name: str
-    handler: Callable[..., Any]
-    policy: Policy | None = field(default=None, kw_only=True)
-    max_attempts: int = field(default=MAX_ATTEMPTS, kw_only=True)
-    backoff: Callable[[int], float] = field(default=BACKOFF, kw_only=True)
-    codec: Codec = field(default=PLAIN_JSON, kw_only=True)
-    sender: object = field(default=None, kw_only=True)
-    entry_point: EntryPoint = field(default=EntryPoint.CONSUMER, kw_only=True)
-
-    def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise ImproperlyConfigured(
-                f"The consumer's name is {self.name!r}; use 1 to 100 letters, digits, dots, hyphens or underscores."
-            )
-        if not isinstance(self.max_attempts, int) or self.max_attempts < 1:
-            raise ImproperlyConfigured(f"max_attempts is {self.max_attempts!r}; it must be an integer of at least 1.")
-
-    # --- What adapters decide otherwise
-
-    def verdict_on(self, error: Exception) -> Verdict | None:
-        """Return the verdict on the record when the handler raises ``error``, or ``None`` if a retry runs again."""
-        return None
-
-    def verdict_on_result(self, result: Any) -> Verdict | None:
-        """Return the verdict on the record when the handler returns ``result``, or ``None`` to keep the result."""
-        return None
-
-    def after_mismatch(self, *, running: bool) -> Delivery:
-        """Return what to tell the broker of a message with another body, whose first one may be ``running``."""
-        return Malformed("its id was first used for a message with a different body")
-
-    def is_exhausted(self, claim: Claimed, message: Message, limit: int) -> bool:
-        """Return whether the attempts before ``claim`` have reached ``limit``."""
-        return claim.attempt > limit
-
-    def after(self, error: Exception, attempt: int, limit: int) -> Delivery:
-        """Return what to tell the broker when the handler raised ``error`` in attempt ``attempt`` of ``limit``."""
-        reason = f"{type(error).__name__}: {error}".strip(": ")
-        if attempt >= limit:
-            return Exhausted(f"attempt {attempt} of {limit} failed: {reason}", attempt)
-        return Retry(self.backoff(attempt), reason, attempt, error)
-
-
 class Attempt:
     """One delivery of a message to a consumer."""
 
@@ -177,13 +105,24 @@ class Attempt:
             method=METHOD,
             sender=consumer.sender or consumer.handler,
             entry_point=consumer.entry_point,
+            database=engine.routed(policy),
         )
         self.operation = keyed(operation)
 
     def consume(self, claimed: Claimed | None = None) -> Delivery:
         """Handle the message with the claim that was made for it, or make a claim first."""
-        begun = self.begin(claimed)
-        return self.run(begun) if isinstance(begun, engine.Run) else begun
+        run = self.begin(claimed)
+        if not isinstance(run, engine.Run):
+            return run
+        run.outlive_handled_errors()
+        try:
+            verdict, handled = self.handle(run)
+        except Exception as error:  # from a signal's handler
+            verdict, handled = None, error
+        except BaseException as error:
+            run.end(error=error)
+            raise
+        return self.end(run, verdict, handled)
 
     def leave(self, claimed: Claimed | None, first: RetryLater) -> OutOfTurn:
         """Leave the message until ``first`` is handled, and give its claim back."""
@@ -204,34 +143,13 @@ class Attempt:
             return StoreAway(STORE_DELAY, str(error))
         return begun if isinstance(begun, engine.Run) else self.delivery(begun)
 
-    def run(self, run: engine.Run) -> Delivery:
-        run.outlive_handled_errors()
-        try:
-            verdict, handled = self.handle(run)
-        except Exception as error:  # from a signal's handler
-            verdict, handled = None, error
-        except BaseException as error:
-            run.end(error=error)
-            raise
-        return self.end(run, verdict, handled)
-
-    async def arun(self, run: engine.Run) -> Delivery:
-        try:
-            verdict, handled = await self._ahandle(run)
-        except Exception as error:
-            verdict, handled = None, error
-        except BaseException as error:
-            await engine.shielded(partial(run.end, error=error))
-            raise
-        return await engine.shielded(partial(self.end, run, verdict, handled))
-
     def end(self, run: engine.Run, verdict: Verdict | None, handled: Delivery | Exception) -> Delivery:
         """End the run, and return what to tell the broker."""
         error = handled if isinstance(handled, Exception) else None
         try:
             lost = run.end(verdict, error=error)
-            if lost is not None or isinstance(error, ClaimLost):
-                return self.delivery(lost or run.duplicate())
+            if lost is not None:
+                return self.delivery(lost)
         except Exception as failed:  # from the store: tell the broker, and let the consumer go on
             error = failed
         if error is not None:
@@ -249,7 +167,8 @@ class Attempt:
             return self._failed(run, error)
         return self._done(result)
 
-    async def _ahandle(self, run: engine.Run) -> Handled:
+    async def handle_async(self, run: engine.Run) -> Handled:
+        """``handle`` for a handler that has to be awaited."""
         if exhausted := self._exhausted(run):
             return exhausted
         try:

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from celery import Task, current_task
 from celery.exceptions import Ignore, Retry
 from celery.exceptions import Reject as RejectTask
 from celery.local import Proxy
+from celery.signals import worker_init, worker_process_shutdown
+from celery.utils.imports import symbol_by_name
+from celery.worker.request import Request
+from celery.worker.state import task_ready
 from django.core.exceptions import ImproperlyConfigured
 from django.core.serializers.json import DjangoJSONEncoder
 from kombu import serialization
 
 from django_idempotency import engine
 from django_idempotency.conf import resolve
+from django_idempotency.engine.background import background
 from django_idempotency.messages import (
     NOT_KEPT,
     Ack,
@@ -29,14 +36,15 @@ from django_idempotency.messages import (
     Message,
     Reject,
     RetryLater,
-    celery_exit,  # noqa: F401 (listens)
-    celery_requests,
 )
-from django_idempotency.policy import Decorator, Policy
+from django_idempotency.reporting.logs import log
 from django_idempotency.values.keys import child_key, record_id
 from django_idempotency.values.outcomes import Claimed, EntryPoint, Release, Verdict
+from django_idempotency.values.policy import Decorator, Policy
 
 MAX_CRASHES = 10
+LONGEST_DELAY = 60.0
+_workers: list[Any] = []
 
 
 class TaskMarkedFailed(Exception):
@@ -106,10 +114,10 @@ def _delivered(run: Callable[..., Any]) -> Any:
     task = current_task
     if not task or task.request.called_directly:
         return None
-    if run in celery_requests.layers(task):
+    if run in layers(task):
         return task
     # An opaque decorator may hide the function. It belongs to another task only if that task shows it.
-    hidden = not any(run in celery_requests.layers(other) for other in task.app.tasks.values())
+    hidden = not any(run in layers(other) for other in task.app.tasks.values())
     return task if hidden else None
 
 
@@ -201,11 +209,11 @@ def _concluded(task: Any, delivery: Delivery) -> Any:
         case Ack(result):
             return _returned(task, result)
         case RetryLater(delay=delay, reason=reason):
-            raise celery_requests.NotNow(reason, delay)
+            raise NotNow(reason, delay)
         case MarkedFailed(reason):
             raise TaskMarkedFailed(reason)
         case Reject(reason=reason):
-            raise celery_requests.Rejected(reason)
+            raise Rejected(reason)
 
 
 def _returned(task: Any, result: Any) -> Any:
@@ -256,3 +264,108 @@ class _Codec:
         if body == _ENDED_BODY:
             return ENDED
         return serialization.loads(body, self.content_type, self.encoding, force=True)
+
+
+# --- A message that can't be handled yet -----------------------------------------------------------------------------
+#
+# The worker keeps it and gives it back later. It sends no delayed copy: if the broker took the first message for lost,
+# the copy would be a second message, and each of the two would make two more.
+
+
+class Rejected(RejectTask, Ignore):
+    """The message goes to the dead letters. This is also an ``Ignore``, which ``autoretry_for`` lets pass."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, False)
+        self.args = (reason,)
+
+
+class NotNow(RejectTask, Ignore):
+    """The message has to be handled again in ``delay`` seconds."""
+
+    def __init__(self, reason: str, delay: float) -> None:
+        super().__init__(reason, True)
+        self.args = (reason, delay)
+        self.delay = delay
+
+
+class PatientRequest(Request):
+    """A request that gives its message back to the broker after a delay if it can't be handled yet."""
+
+    def on_failure(self, exc_info: Any, *arguments: Any, **named: Any) -> Any:
+        error = getattr(exc_info.exception, "exc", exc_info.exception)
+        if not isinstance(error, NotNow):
+            return super().on_failure(exc_info, *arguments, **named)
+        task_ready(self)  # without prefetching, the worker takes no other message before
+        delay = min(error.delay, _longest_delay(self.app))
+        if not self.acknowledged:
+            return _later(delay, lambda: Request.on_failure(self, exc_info))
+        eta = cast("Any", self.app).now() + timedelta(seconds=delay)
+        return self._publish_again(eta.isoformat())
+
+    def _publish_again(self, eta: str) -> None:
+        """Publish the message as it came. Without ``acks_late``, the broker no longer has it.
+
+        Workers acknowledge a message with an ``eta`` only once the time has come. Until then, the broker has it.
+        """
+        message, app = self.message, cast("Any", self.app)
+        properties = {name: message.properties.get(name) for name in ("correlation_id", "reply_to", "priority")}
+        with app.producer_or_acquire() as producer:
+            producer.publish(
+                message.body,
+                **{"exchange": self.delivery_info["exchange"], "routing_key": self.delivery_info["routing_key"]},
+                **{"content_type": message.content_type, "content_encoding": message.content_encoding},
+                headers={**message.headers, "eta": eta},
+                compression=message.headers.get("compression"),  # kombu has decompressed the body
+                **{"retry": True, "retry_policy": app.conf.task_publish_retry_policy},
+                **{name: value for name, value in properties.items() if value is not None},
+            )
+
+
+def _longest_delay(app: Any) -> float:
+    """Return seconds well below the time after which the broker gives an unacknowledged message to another worker."""
+    options = app.conf.broker_transport_options or {}
+    return float(min(LONGEST_DELAY, options.get("visibility_timeout", 3600) / 2))
+
+
+def _later(delay: float, give_back: Callable[[], Any]) -> None:
+    """Call ``give_back`` after ``delay`` seconds. Meanwhile the message does not count against the prefetch limit."""
+    consumer = _workers[-1].consumer
+    consumer.qos.increment_eventually()
+
+    def act() -> None:
+        consumer.qos.decrement_eventually()
+        give_back()
+
+    consumer.timer.call_after(delay, act)
+
+
+def layers(task: Any) -> Iterator[Callable[..., Any]]:
+    """Yield the functions that a task wraps, the outermost first."""
+    layer = getattr(task, "_orig_run", task.run)
+    while layer is not None:
+        layer = getattr(layer, "__func__", layer)
+        yield layer
+        layer = getattr(layer, "__wrapped__", None)
+
+
+@worker_init.connect
+def prepare(sender: Any, **_named: Any) -> None:
+    """Have tasks use ``PatientRequest``, above a class of the project's own.
+
+    All tasks do, because a decorator may hide that one is idempotent.
+    """
+    _workers[:] = [sender]
+    for task in sender.app.tasks.values():
+        if not task.acks_late and any(hasattr(layer, "idempotent") for layer in layers(task)):
+            message = "%s has @idempotent_task, but not acks_late=True: if its worker dies, nothing runs it again"
+            log(logging.WARNING, "task_acknowledged_early", message, task.name)
+        own = symbol_by_name(task.Request)
+        if not issubclass(own, PatientRequest):
+            task.Request = type(PatientRequest.__name__, (PatientRequest, own), {})
+
+
+@worker_process_shutdown.connect(dispatch_uid="django_idempotency")  # once, if both modules are imported
+def end_background(**_named: Any) -> None:
+    """Write the counts that are still in memory: Python calls no exit handlers in a child of the prefork pool."""
+    background.end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -12,8 +13,9 @@ from django.db import Error, close_old_connections, connections
 
 from django_idempotency import engine
 from django_idempotency.engine import Context
-from django_idempotency.messages.attempt import BACKOFF, MAX_ATTEMPTS, Attempt, Handling
+from django_idempotency.messages.attempt import Attempt
 from django_idempotency.messages.batch import consume_together
+from django_idempotency.messages.handling import BACKOFF, MAX_ATTEMPTS, Handling
 from django_idempotency.messages.message import (
     Delivery,
     Malformed,
@@ -22,8 +24,8 @@ from django_idempotency.messages.message import (
     Unidentifiable,
     identified,
 )
-from django_idempotency.policy import Policy, is_async
 from django_idempotency.values.outcomes import dotted_name
+from django_idempotency.values.policy import Policy, is_async
 
 Handler = Callable[[Message, Context], Any]
 
@@ -56,9 +58,7 @@ class Consumer(Handling):
         """Handle ``message`` unless it was handled before, and return what to tell the broker. See ``consume()``."""
         self.refuse_coroutine()
         attempt = self._attempt(message)
-        if isinstance(attempt, Reject):
-            return attempt
-        return attempt.consume()
+        return attempt if isinstance(attempt, Reject) else attempt.consume()
 
     async def aconsume(self, message: Message) -> Delivery:
         """``consume`` for event loops. A coroutine function is awaited, in lease mode; others run in a thread."""
@@ -70,8 +70,17 @@ class Consumer(Handling):
         if attempt.policy.is_atomic:
             name = dotted_name(self.handler)
             raise ImproperlyConfigured(f'{name} is async and in atomic mode; set mode="lease" for it.')
-        begun = await engine.shielded(attempt.begin, undo=engine.give_back)
-        return await attempt.arun(begun) if isinstance(begun, engine.Run) else begun
+        run = await engine.shielded(attempt.begin, undo=engine.give_back)
+        if not isinstance(run, engine.Run):
+            return run
+        try:
+            verdict, handled = await attempt.handle_async(run)
+        except Exception as error:
+            verdict, handled = None, error
+        except BaseException as error:
+            await engine.shielded(partial(run.end, error=error))
+            raise
+        return await engine.shielded(partial(attempt.end, run, verdict, handled))
 
     def consume_many(self, messages: Sequence[Message | Malformed], *, in_order: bool = False) -> list[Delivery]:
         """Handle several messages, and return what to tell the broker about each. Those that are malformed stay so.

@@ -14,9 +14,9 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django_idempotency import engine
 from django_idempotency.conf import resolve
 from django_idempotency.messages import NOT_KEPT, Ack, Consumer, Message, Reject, Retry, RetryLater
-from django_idempotency.messages.attempt import MAX_ATTEMPTS
-from django_idempotency.policy import Decorator, Policy
+from django_idempotency.messages.handling import MAX_ATTEMPTS
 from django_idempotency.values.outcomes import dotted_name
+from django_idempotency.values.policy import Decorator, Policy
 
 
 class TaskNotRun(Exception):

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_idempotency.policy import Policy
 from django_idempotency.reporting.logs import log
 from django_idempotency.values.outcomes import StoredResponse
+from django_idempotency.values.policy import Policy
 
 JSON = "application/json"
 DONE = 200

@@ -230,18 +230,19 @@ class Runner(ABC, Generic[D]):
             yield
             return
         over = threading.Event()
-        thread = threading.Thread(target=self._keep_alive_until, args=[over], name="idempotency-heartbeat", daemon=True)
+
+        def beat() -> None:
+            with suppress(*self.broken):  # this thread's successor in talking to the broker meets it too
+                while not over.wait(self.heartbeat):
+                    self.keep_alive()
+
+        thread = threading.Thread(target=beat, name="idempotency-heartbeat", daemon=True)
         thread.start()
         try:
             yield
         finally:
             over.set()
             thread.join()
-
-    def _keep_alive_until(self, over: threading.Event) -> None:
-        with suppress(*self.broken):  # this thread's successor in talking to the broker meets it too
-            while not over.wait(self.heartbeat):
-                self.keep_alive()
 
     def _identified(self, received: D) -> Message | Malformed:
         """Return what identifies a message.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,9 +19,10 @@ from django.utils.functional import Promise
 from django_idempotency import signals
 from django_idempotency.reporting.logs import cause, is_due, log
 from django_idempotency.values.outcomes import Operation, Rejection
+from django_idempotency.values.registry import Registry
 
-# Called with the event and the arguments of its signal: ``operation`` and others, or ``sender``, ``count`` and
-# ``using`` for an event of a family.
+# Called with the event and its family, ``None`` for those of the core, and by name with ``sender`` and the arguments of
+# its signal: ``operation`` and others, or ``count`` and ``using`` for an event of a family.
 Receiver = Callable[..., None]
 
 
@@ -45,11 +46,9 @@ class Event:
         return f"{self.name}.{self.reason}" if self.reason else self.name
 
     @property
-    def is_outcome(self) -> bool:
-        return self.name in OUTCOMES
-
-
-OUTCOMES = ("key_claimed", "key_taken_over", "response_replayed", "request_rejected")
+    def labels(self) -> dict[str, str]:
+        """What metrics tell apart the events of one name by."""
+        return {"reason": str(self.reason)} if self.reason else {}
 
 
 def _event(name: str, meaning: str, level: int | None = None, *, reason: Rejection | None = None) -> Event:
@@ -97,69 +96,41 @@ class Family:
     titles: Mapping[str, str | Promise]
 
 
-_families: list[Family] = []
-_followers: dict[Hashable, tuple[Receiver, Callable[[Family], None]]] = {}
+families: Registry[Family] = Registry()
+register = families.register  # has logs, counters and metrics take in a family
+
+_by_signal: dict[Signal, list[tuple[Event, Family | None]]] = defaultdict(list)
+for _one in EVENTS:
+    _by_signal[_one.signal].append((_one, None))
 
 
-def register(family: Family) -> None:
-    """Have logs, counters and metrics take in ``family``."""
-    if family in _families:  # an AppConfig can get ready again
-        return
-    _families.append(family)
-    for uid, follower in _followers.items():
-        _introduce(family, uid, *follower)
+@families.for_each
+def _take_in(family: Family) -> None:
+    for event in family.events:
+        _by_signal[event.signal].append((event, family))
 
 
-def families() -> list[Family]:
-    return list(_families)
-
-
-_listeners: dict[Signal, dict[Hashable, tuple[Event, Receiver]]] = defaultdict(dict)
-
-
-def listen(receive: Receiver, uid: Hashable, events: Iterable[Event] = EVENTS) -> None:
-    """Call ``receive`` for each of ``events``. Calling this again with the same ``uid`` changes nothing."""
-    for event in events:
-        _listeners[event.signal].setdefault((uid, event.counted_as), (event, receive))
-
-
-def listen_to_families(
-    receive: Receiver, uid: Hashable, introduce: Callable[[Family], None] = lambda _family: None
-) -> None:
-    """Connect ``receive`` to the events of every family, now or once it is registered. ``introduce`` gets it first."""
-    _followers[uid] = receive, introduce
-    for family in _families:
-        _introduce(family, uid, receive, introduce)
-
-
-def _introduce(family: Family, uid: Hashable, receive: Receiver, introduce: Callable[[Family], None]) -> None:
-    introduce(family)
-    listen(partial(receive, family), uid, family.events)
-
-
-def stop_listening(uid: Hashable) -> None:
-    """Undo ``listen`` and ``listen_to_families`` for the same ``uid``."""
-    _followers.pop(uid, None)
-    for event in (*EVENTS, *(event for family in _families for event in family.events)):
-        _listeners[event.signal].pop((uid, event.counted_as), None)
+receivers: Registry[Receiver] = Registry()
+listen = receivers.register
 
 
 def send(signal: Signal, operation: Operation, **named: Any) -> None:
     """Send ``signal``. An error in a listener or a receiver is logged and not raised."""
-    _send(signal, operation.sender, operation, {"operation": operation, **named})
+    _send(signal, operation.sender, {"operation": operation, **named})
 
 
 def send_several(signal: Signal, sender: str, count: int, using: str) -> None:
     """Send a wing's ``signal`` once for ``count`` events, if there are any. Errors are handled as by ``send``."""
     if count:
-        _send(signal, sender, None, {"count": count, "using": using})
+        _send(signal, sender, {"count": count, "using": using})
 
 
-def _send(signal: Signal, sender: object, operation: Operation | None, named: dict[str, Any]) -> None:
+def _send(signal: Signal, sender: object, named: dict[str, Any]) -> None:
     calls: list[Callable[..., object]] = [
-        partial(receive, event, sender=sender)
-        for event, receive in tuple(_listeners.get(signal, {}).values())
+        partial(receive, event, family, sender=sender)
+        for event, family in _by_signal.get(signal, ())
         if event.reason in (None, named.get("reason"))
+        for receive in receivers
     ]
     if signal.receivers:
         calls.append(partial(signal.send_robust, sender=sender))
@@ -167,42 +138,21 @@ def _send(signal: Signal, sender: object, operation: Operation | None, named: di
         try:
             call(**named)
         except Exception as error:  # Django logs an error with the receiver's name, and fails if it has none
-            log(logging.ERROR, "receiver", "error in a receiver of a signal", operation=operation, error=error)
+            message = "error in a receiver of a signal"
+            log(logging.ERROR, "receiver", message, operation=named.get("operation"), error=error)
 
 
-def log_events() -> None:
-    listen(_log, __name__, [event for event in EVENTS if event.level is not None])
-    listen_to_families(_log_several, __name__)
-
-
-def _log(event: Event, *, operation: Operation, **named: Any) -> None:
-    assert event.level is not None
+def log_event(event: Event, family: Family | None, *, sender: Any, **named: Any) -> None:
+    if event.level is None:
+        return
+    if family is not None:
+        wing = (family.name, family.label, sender, event.meaning, named["count"])
+        log(event.level, event.name, "%s: %s %r: %s (events: %d)", *wing)
+        return
+    operation: Operation = named["operation"]
     if event.reason and not is_due(f"{event.counted_as} {operation.id}"):  # a caller can send it without end
         return
-    message = "idempotency record %s: %s" + " (%s)" * bool(details := ", ".join(_details(named)))
-    log(
-        event.level,
-        event.name,
-        message,
-        *(operation.id, event.meaning, details)[: 2 + bool(details)],
-        operation=operation,
-        attempt=named.get("attempt"),
-        reason=event.reason,
-    )
-
-
-def _log_several(family: Family, event: Event, *, sender: str, count: int, **_named: Any) -> None:
-    if event.level is not None:
-        log(
-            event.level,
-            event.name,
-            "%s: %s %r: %s (events: %d)",
-            *(family.name, family.label, sender, event.meaning, count),
-        )
-
-
-def _details(named: Mapping[str, Any]) -> Iterator[str]:
-    if "error" in named:
-        yield cause(named["error"])
-    if "act" in named:
-        yield str(named["act"])
+    detail = cause(named["error"]) if "error" in named else named.get("act")
+    what = (operation.id, event.meaning, f" ({detail})" if detail else "")
+    fields: dict[str, Any] = {"operation": operation, "attempt": named.get("attempt"), "reason": event.reason}
+    log(event.level, event.name, "idempotency record %s: %s%s", *what, **fields)

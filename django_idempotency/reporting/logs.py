@@ -13,7 +13,7 @@ import traceback
 from typing import Any
 from uuid import UUID
 
-from django_idempotency.exceptions import StoreUnavailable
+from django_idempotency.values.exceptions import StoreUnavailable
 from django_idempotency.values.outcomes import Operation
 from django_idempotency.values.printable import printable
 
@@ -71,10 +71,10 @@ MOST = 1000
 _said: dict[str, float] = {}
 
 
-def is_due(what: str) -> bool:
-    """Return whether to log ``what`` now: ``True`` at most once a minute in this process."""
+def is_due(what: str, *, every: float = EVERY) -> bool:
+    """Return whether to log ``what`` now: ``True`` once in ``every`` seconds in this process."""
     now = time.monotonic()
-    if now - _said.get(what, -math.inf) < EVERY:
+    if now - _said.get(what, -math.inf) < every:
         return False
     if len(_said) >= MOST:
         _said.clear()

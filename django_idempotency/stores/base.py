@@ -18,10 +18,9 @@ from uuid import UUID
 from django.core.exceptions import ImproperlyConfigured
 
 from django_idempotency.models import LIVE, TERMINAL, Status, check_move
-from django_idempotency.policy import Policy
 from django_idempotency.stores.codec import EPOCH, Life, encrypted, replayable
-from django_idempotency.stores.transactions import Transaction
 from django_idempotency.values.outcomes import Claimed, Operation, Snapshot, StoredResponse
+from django_idempotency.values.policy import Policy
 
 
 class Unlocked(Enum):
@@ -82,7 +81,7 @@ class Store(ABC):
     schemas: tuple[str, ...] = ()
 
     transactional: ClassVar[bool] = False
-    """Whether atomic mode is possible: this is a ``TransactionalStore``."""
+    """Whether atomic mode is possible: this is a ``DatabaseStore``."""
 
     # --- configuration
 
@@ -99,6 +98,16 @@ class Store(ABC):
     def bind(cls, policy: Policy, operation: Operation | None, alias: str, options: Any) -> Store:
         """Return the store of ``policy`` that keeps the record of ``operation``. Called on every request."""
         return cls(policy, alias, options)
+
+    @classmethod
+    def unfit_for(cls, policy: Policy, alias: str) -> str | None:
+        """Return why this kind of store can't keep what ``policy`` promises; ``None`` if it can."""
+        if not policy.is_atomic or cls.transactional:
+            return None
+        return (
+            f"The policy is in atomic mode, but the store {alias!r} ({cls.__name__}) can't commit a view's effects "
+            'together with the record of its key; set mode="lease", or use a store in the database of the effects.'
+        )
 
     @classmethod
     def forget(cls, ids: Collection[UUID], using: str, options: Any) -> float:
@@ -175,7 +184,7 @@ class Store(ABC):
         """Return whether the key of ``operation`` has a live owner whose claim is a lock."""
         return False
 
-    def look(self, operation: Operation) -> Snapshot | None:
+    def lookup(self, operation: Operation) -> Snapshot | None:
         """Return the record of ``operation``. If it has a response, it may be as it was a short while ago."""
         return self.read(operation.id)
 
@@ -279,35 +288,3 @@ class Store(ABC):
 
         A live owner is not asked: it will find its claim lost.
         """
-
-
-class TransactionalStore(Store):
-    """A store in a database, where a run's effects can be committed together with its record.
-
-    ``lock()`` proves that an owner is alive, and the end of the lock that it is dead, without a clock.
-    """
-
-    transactional = True
-
-    @abstractmethod
-    def transaction(self, claim: Claimed | None = None) -> Transaction:
-        """Return a business transaction: that which ``claim`` has begun, if it is a lock, or else one to begin."""
-
-    @abstractmethod
-    def lock(self, claim: Claimed) -> Claimed | None:
-        """Lock the record until the business transaction ends.
-
-        Return the claim as it is in this transaction, or ``None`` if the claim is lost.
-        """
-
-    @abstractmethod
-    def unlocked(self, claim: Claimed) -> Claimed:
-        """Return a locked claim as it is once its transaction is rolled back."""
-
-    @abstractmethod
-    def look_after_commit(self, claim: Claimed) -> Snapshot | Unlocked:
-        """Return the record of a claim whose COMMIT got no reply; ``BUSY`` while it may still be running."""
-
-    @abstractmethod
-    def has_released(self, claim: Claimed) -> bool:
-        """Return whether the transaction that released the claim, whose COMMIT got no reply, is committed."""

@@ -24,6 +24,10 @@ TABLE_NUMBER = "'django_idempotency_record'::regclass::oid::bigint"
 OWNER_LOCK = f"""('x{OWNER_LOCKS:x}' || left({{id}}::text, 6) || substr({{id}}::text, 25, 6))::bit(64)::bigint
     # {TABLE_NUMBER}"""
 
+# A transaction of this server. After a failover, another server may give its number again.
+SERVER = "extract(epoch FROM pg_postmaster_start_time())::text"
+TRANSACTION = f"(pg_current_xact_id()::text || '@' || {SERVER})"
+
 # Migration 0001 makes this function. A later release that changes it adds a migration that makes it anew. With other
 # columns or parameters it gets a new name and a new file: connections that have the old one prepared could not call
 # it, and a deployment runs both releases for a while.
@@ -39,7 +43,7 @@ OWNER_LOCK = f"""('x{OWNER_LOCKS:x}' || left({{id}}::text, 6) || substr({{id}}::
 # table, and returns no row.
 #
 # The row lock is tried only where the owner's life depends on it, and ends with the call. A caller that gets it because
-# the owner has committed since the look finds the response when it contends for the record.
+# the owner has committed since the lookup finds the response when it locks the record.
 #
 # Where there is no record, the key may be that of a claim by lock (below). A record is made only under a share of its
 # lock, so neither of the two kinds begins while the other is at it. Where the lock is taken, the row that is returned
@@ -53,7 +57,7 @@ FUNCTION = (Path(__file__).parent / "sql" / "claim.sql").read_text()
 # A claim by lock needs no record: the owner's transaction has the key locked, and writes the record when it ends.
 #
 # First the request's lock is taken, then the owner's: CASE fixes their order, AND would not. So the request's is
-# refused where the same request is in flight, and the owner's where another one is, or where another claim just looks.
+# refused where the same request is in flight, and the owner's where another one is, or where another claim just asks.
 # The locks of a transaction that has ended go one after the other. So "other" stands only if the owner's transaction
 # has not ended: its advisory locks go after its virtual one. Whoever asks has the request's lock until then.
 # https://github.com/postgres/postgres/blob/master/src/backend/storage/lmgr/README
@@ -67,12 +71,12 @@ CASE
 END
 """
 MEET = f"SELECT pg_backend_pid(), current_schemas(false), {TABLE_NUMBER}::text, {TRY_LOCKS}"
-# The look comes last, with a snapshot that has all that was committed before the locks were let go.
-LOOK = f"""
+# The lookup comes last, with a snapshot that has all that was committed before the locks were let go.
+LOOKUP = f"""
 SELECT
     {TABLE_NUMBER}::text, to_char(statement_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US"+00"'),
     CASE WHEN record.id IS NULL AND current_setting('transaction_read_only') = 'off'
-    THEN pg_current_xact_id()::text END,
+    THEN {TRANSACTION} END AS transaction,
     {", ".join(f"record.{name}" for name in COLUMNS)}, statement_timestamp()
 FROM (SELECT) AS one LEFT JOIN django_idempotency_record AS record ON record.id = %s
 """
@@ -123,11 +127,6 @@ def request_lock(operation: Operation) -> int:
 def can_claim(connection: BaseDatabaseWrapper) -> bool:
     """False where the table is there, but not the functions, or not for this role."""
     return not _has_table(connection) or _ask(connection, MAY_CALL) is True
-
-
-def is_partitioned(connection: BaseDatabaseWrapper) -> bool:
-    """Whether the table of the records is partitioned, so that no constraint makes a key unique in it."""
-    return connection.vendor == "postgresql" and _ask(connection, PARTITIONED) is True
 
 
 def create_after_migrate(using: str, **_named: Any) -> None:

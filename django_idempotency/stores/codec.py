@@ -18,18 +18,17 @@ from uuid import UUID
 
 from django_idempotency.conf import conf
 from django_idempotency.models import IdempotencyRecord, in_utc
-from django_idempotency.policy import REQUIRE, Policy
 from django_idempotency.reporting.logs import is_due, log_lost_response
 from django_idempotency.values.fingerprints import digest
 from django_idempotency.values.outcomes import Operation, Snapshot, StoredResponse
+from django_idempotency.values.policy import REQUIRE, Policy
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 # Replaces the headers, with the id of the key. No header has this name, because a name can't contain a colon.
 ENCRYPTED = ":encrypted"
-LENGTH = 4
-VERSION = b"2"
+VERSION = b"3"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -136,16 +135,14 @@ def key_id(key: bytes) -> str:
 
 
 def _packed(response: StoredResponse) -> bytes:
-    size = None if response.body is None else len(response.body)
-    head = json.dumps([response.headers, size]).encode()
-    return len(head).to_bytes(LENGTH, "big") + head + (response.body or b"")
+    head = json.dumps([response.headers, response.body is not None])  # in one line
+    return head.encode() + b"\n" + (response.body or b"")
 
 
 def _unpacked(status: int, packed: bytes) -> StoredResponse:
-    end = LENGTH + int.from_bytes(packed[:LENGTH], "big")
-    headers, size = json.loads(packed[LENGTH:end])
-    pairs = tuple((name, value) for name, value in headers)
-    return StoredResponse(status, pairs, None if size is None else packed[end : end + size])
+    head, _newline, body = packed.partition(b"\n")
+    headers, has_body = json.loads(head)
+    return StoredResponse(status, tuple(map(tuple, headers)), body if has_body else None)
 
 
 def _bound(response: StoredResponse, life: Life) -> bytes:

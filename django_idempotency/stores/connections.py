@@ -7,8 +7,8 @@ from django.db import router
 
 from django_idempotency.conf import conf
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Policy
 from django_idempotency.values.outcomes import Operation
+from django_idempotency.values.policy import Policy
 
 
 def alias(policy: Policy, operation: Operation | None = None) -> str:
@@ -17,14 +17,21 @@ def alias(policy: Policy, operation: Operation | None = None) -> str:
     ``operation``: may be left out if the policy keeps all records in one database. Raises ``ImproperlyConfigured`` if
     it is left out but needed, and for a database that ``SHARDS`` does not name.
     """
+    if operation is not None and operation.database is not None:
+        return operation.database
     if not callable(policy.using):
         return policy.using or router.db_for_write(IdempotencyRecord)
     if operation is None:
         raise ImproperlyConfigured("`using` chooses a database for each operation, but there is no operation here.")
-    chosen, shards = operation.database or policy.using(operation), conf().shards
+    chosen, shards = policy.using(operation), conf().shards
     if chosen not in shards:  # no maintenance would ever look there
         raise ImproperlyConfigured(f"`using` chose the database {chosen!r}, which is not in SHARDS {list(shards)!r}.")
     return chosen
+
+
+def routed(policy: Policy) -> str | None:
+    """Return the database that the routers choose now, for an operation to keep; ``None`` if ``policy`` chooses one."""
+    return router.db_for_write(IdempotencyRecord) if policy.using is None else None
 
 
 def aliases(policy: Policy) -> tuple[str, ...]:

@@ -17,17 +17,16 @@ from django.db.models.expressions import Combinable
 from django.db.models.sql import InsertQuery
 from django.utils.translation import gettext_noop
 
-from django_idempotency.exceptions import StoreConflict, TransactionEnded
 from django_idempotency.models import DatabaseNow, IdempotencyRecord, Status, check_move, in_utc
-from django_idempotency.policy import Policy
-from django_idempotency.stores.base import Found, Seen, Store, TransactionalStore, Unlocked
+from django_idempotency.stores.base import Found, Seen, Store, Unlocked
 from django_idempotency.stores.connections import alias as database_of
 from django_idempotency.stores.errors import is_missing_savepoint, store_errors
 from django_idempotency.stores.own_connections import own_connection
-from django_idempotency.stores.sharding import in_shards
 from django_idempotency.stores.transactions import Transaction, noted, recover
-from django_idempotency.values.options import Options, one_of, option
+from django_idempotency.values.exceptions import StoreConflict, TransactionEnded
 from django_idempotency.values.outcomes import Claimed, Operation, Snapshot, StoredResponse
+from django_idempotency.values.policy import Policy
+from django_idempotency.values.rules import Options, one_of, option
 
 # The reason in a record from the moment its row is locked until it is completed. Others see it only if the application
 # commits the transaction in between.
@@ -46,10 +45,6 @@ def ahead(seconds: float) -> Combinable:
     return DatabaseNow() + Value(timedelta(seconds=seconds))
 
 
-BY_VENDOR: dict[str, type[DatabaseStore]] = {}
-BY_LOCK: dict[str, type[DatabaseStore]] = {}  # the same, for policies whose claims are locks
-
-
 @dataclass(frozen=True, kw_only=True)
 class DatabaseOptions(Options):
     """The ``OPTIONS`` of a store in a database.
@@ -63,18 +58,14 @@ class DatabaseOptions(Options):
 DEFAULTS = DatabaseOptions()
 
 
-def database_store(
-    policy: Policy, operation: Operation | None = None, options: DatabaseOptions = DEFAULTS
-) -> DatabaseStore:
-    """Return the store for the database of the record of ``operation``, chosen by the database's vendor."""
-    using = database_of(policy, operation)
-    vendor = connections[using].vendor
-    kind = BY_VENDOR.get(vendor, DatabaseStore)
-    return (BY_LOCK.get(vendor, kind) if policy.claims_by_lock else kind)(policy, using, options)
+class DatabaseStore(Store):
+    """The portable store: a lookup, then an insert, with the same outcomes as the one-statement claim on PostgreSQL.
 
+    A run's effects can be committed together with its record. ``lock()`` proves that an owner is alive, and the end of
+    the lock that it is dead, without a clock.
+    """
 
-class DatabaseStore(TransactionalStore):
-    """The portable store: a look, then an insert, with the same outcomes as the one-statement claim on PostgreSQL."""
+    transactional = True
 
     @classmethod
     def configure(cls, **options: Any) -> DatabaseOptions:
@@ -82,7 +73,7 @@ class DatabaseStore(TransactionalStore):
 
     @classmethod
     def bind(cls, policy: Policy, operation: Operation | None, alias: str, options: Any) -> Store:
-        return database_store(policy, operation, options)
+        return cls(policy, database_of(policy, operation), options)
 
     @property
     def connection(self) -> BaseDatabaseWrapper:
@@ -102,6 +93,7 @@ class DatabaseStore(TransactionalStore):
         recover(self.connection)
 
     def transaction(self, claim: Claimed | None = None) -> Transaction:
+        """Return a business transaction: that which ``claim`` has begun, if it is a lock, or else one to begin."""
         if claim is None or not claim.by_lock:
             return Transaction(self.name, durable=True)
         found = noted(self.connection)
@@ -174,7 +166,10 @@ class DatabaseStore(TransactionalStore):
             return _first(self.rows.filter(pk=id))
 
     def lock(self, claim: Claimed) -> Claimed | None:
-        """Lock by an UPDATE: the row, or the whole database if it has no row locks. Either is the proof of life."""
+        """Lock the record until the business transaction ends, or the whole database if it has no row locks.
+
+        Return the claim as it is in this transaction, or ``None`` if the claim is lost.
+        """
         try:
             with store_errors():
                 if self._owned_by(claim).update(reason=COMMITTED_EARLY) != 1:
@@ -185,9 +180,11 @@ class DatabaseStore(TransactionalStore):
         return claim.with_receipt(SAVEPOINT)
 
     def unlocked(self, claim: Claimed) -> Claimed:
+        """Return a locked claim as it is once its transaction is rolled back."""
         return claim.with_receipt(None)
 
-    def look_after_commit(self, claim: Claimed) -> Snapshot | Unlocked:
+    def read_after_commit(self, claim: Claimed) -> Snapshot | Unlocked:
+        """Return the record of a claim whose COMMIT got no reply; ``BUSY`` while it may still be running."""
         with self.try_lock(claim.id) as record:
             return record
 
@@ -228,6 +225,7 @@ class DatabaseStore(TransactionalStore):
         return Q(reason=COMMITTED_EARLY)
 
     def has_released(self, claim: Claimed) -> bool:
+        """Return whether the transaction that released the claim, whose COMMIT got no reply, is committed."""
         return self.read(claim.id) is None
 
     def _end(self, claim: Claimed, **values: Any) -> bool:
@@ -242,16 +240,11 @@ class DatabaseStore(TransactionalStore):
             return rows._raw_delete(rows.db) == 1
 
     def renew(self, claims: Iterable[Claimed]) -> set[UUID]:
-        tokens = {claim.id: claim.token for claim in claims}
-        renewed: set[UUID] = set()
-        with store_errors():
-            for part in in_shards(tokens, self.name):
-                rows = self._of({tokens[id]: id for id in part})
-                with transaction.atomic(using=self.name):
-                    free = {token: id for token, id in _for_update(rows).values_list("token", "pk") if token}
-                    self._of(free).update(locked_until=ahead(self.policy.mode.seconds))
-                renewed.update(free)
-        return renewed
+        rows = self._of({claim.token: claim.id for claim in claims})
+        with store_errors(), transaction.atomic(using=self.name):
+            free = {token: id for token, id in _for_update(rows).values_list("token", "pk") if token}
+            self._of(free).update(locked_until=ahead(self.policy.mode.seconds))
+        return set(free)
 
     def leases_left(self, records: Mapping[UUID, UUID]) -> dict[UUID, timedelta]:
         left = ExpressionWrapper(F("locked_until") - DatabaseNow(), output_field=DurationField())
@@ -262,7 +255,8 @@ class DatabaseStore(TransactionalStore):
 
     def expire(self, records: Mapping[UUID, UUID]) -> None:
         with store_errors():
-            self._of(records).filter(locked_until__lt=DatabaseNow()).update(locked_until=F("locked_at"))
+            lapsed = self._of(records).filter(locked_until__gt=F("locked_at"), locked_until__lt=DatabaseNow())
+            lapsed.update(locked_until=F("locked_at"))
 
     def own_connection(self, *, seconds: float) -> AbstractContextManager[None]:
         return own_connection(self.name, seconds=seconds, schemas=self.schemas)

@@ -7,7 +7,8 @@ from typing import Any
 
 from django.db import IntegrityError, InterfaceError, OperationalError
 
-from django_idempotency.exceptions import StoreConflict, StoreRefused, StoreUnavailable
+from django_idempotency.values.exceptions import StoreConflict, StoreRefused, StoreUnavailable
+from django_idempotency.values.registry import Registry
 
 # PostgreSQL: there is no such function, or not for this role.
 NO_FUNCTION_STATES = ("42883", "42501")
@@ -45,17 +46,9 @@ def sqlstate(error: Exception) -> str | None:
     return code
 
 
-Meaning = Callable[[IntegrityError], StoreUnavailable | None]
-_meanings: list[Meaning] = []
-
-
-def register(meaning: Meaning) -> None:
-    """Let ``meaning`` say which violations of constraints don't come from a record but from what a wing does to it.
-
-    Call this in the ``ready()`` of an app.
-    """
-    if meaning not in _meanings:  # an AppConfig can get ready again
-        _meanings.append(meaning)
+# These say which violations of constraints don't come from a record but from what a wing does to it.
+meanings: Registry[Callable[[IntegrityError], StoreUnavailable | None]] = Registry()
+register = meanings.register
 
 
 class store_errors:  # a generator would cost more than everything else around a statement
@@ -75,7 +68,7 @@ def _as_failure(error: Exception) -> StoreUnavailable | None:
         case OperationalError() | InterfaceError():
             return _kind(error)(str(error).strip())
         case IntegrityError():
-            return next(filter(None, (meaning(error) for meaning in _meanings)), None)
+            return next(filter(None, (meaning(error) for meaning in meanings)), None)
         case _:  # psycopg and libpq also raise errors of their own, which Django does not wrap
             return StoreUnavailable(str(error).strip()) if _is_stale(error) else None
 

@@ -13,14 +13,13 @@ from uuid import UUID
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.models import Status
 from django_idempotency.stores.base import Found, Owned, Seen, Unlocked
-from django_idempotency.stores.claim_function import LOOK, PARTITIONED, TABLE_NUMBER, TRY_LOCKS, request_lock
-from django_idempotency.stores.database import BY_LOCK, COMMITTED_EARLY
-from django_idempotency.stores.drivers import learn, together
+from django_idempotency.stores.claim_function import LOOKUP, PARTITIONED, TABLE_NUMBER, TRY_LOCKS, request_lock
+from django_idempotency.stores.database import COMMITTED_EARLY
 from django_idempotency.stores.errors import store_errors
 from django_idempotency.stores.handled_errors import ACTIVE, LOST, libpq_status
+from django_idempotency.stores.pipeline import learn, together
 from django_idempotency.stores.postgresql import (
     SAME_TRANSACTION,
     TABLE,
@@ -29,10 +28,11 @@ from django_idempotency.stores.postgresql import (
     receipt_of,
     stated,
 )
+from django_idempotency.values.exceptions import StoreUnavailable
 from django_idempotency.values.outcomes import Claimed, EntryPoint, Operation, Snapshot, StoredResponse
 
-# Above READ COMMITTED the look has a snapshot as old as the locks. There a unique index finds the duplicate when the
-# record is written. Where there is none, in a partitioned table, and under SERIALIZABLE, where the look would make
+# Above READ COMMITTED the lookup has a snapshot as old as the locks. There a unique index finds the duplicate when the
+# record is written. Where there is none, in a partitioned table, and under SERIALIZABLE, where the lookup would make
 # requests with different keys fail, nothing is locked, and the claim becomes a record.
 CLAIM = f"""
 SELECT pg_backend_pid(), current_schemas(false), {TABLE_NUMBER}::text,
@@ -74,14 +74,12 @@ class LockClaimStore(PostgreSQLStore):
 
     def _claim_by_lock(self, operation: Operation, token: UUID) -> ByLock:
         """Claim in the business transaction. Leave it open for the run, but in no other case."""
-        if self.is_distributed:
-            return "record"
         business = self.transaction()
         try:
             with store_errors():
                 connection = self._sound_connection()
                 business.begin()
-                met = self._lock_and_look(operation, token, connection)
+                met = self._lock_and_read(operation, token, connection)
                 if not isinstance(met, Claimed):
                     business.commit()
         except BaseException as error:
@@ -89,9 +87,9 @@ class LockClaimStore(PostgreSQLStore):
             raise
         return met
 
-    def _lock_and_look(self, operation: Operation, token: UUID, connection: Any) -> ByLock:
+    def _lock_and_read(self, operation: Operation, token: UUID, connection: Any) -> ByLock:
         id = operation.id
-        asked, found = together([(CLAIM, (request_lock(operation), id, id)), (LOOK, (id,))], connection)
+        asked, found = together([(CLAIM, (request_lock(operation), id, id)), (LOOKUP, (id,))], connection)
         (process, schemas, table, owner), (same_table, created, number, *old) = asked.row or (), found.row or ()
         learn(process, connection)
         if owner == "record":
@@ -100,7 +98,9 @@ class LockClaimStore(PostgreSQLStore):
             return self._met(operation, asked.row, found.row)
         if number is None:
             raise StoreUnavailable("cannot claim in a read-only transaction")
-        return Claimed(operation, token, by_lock=True, receipt=Receipt(tuple(schemas), created, table, number))
+        return Claimed(
+            operation, token, by_lock=True, receipt=Receipt(tuple(schemas), created, transaction=number, table=table)
+        )
 
     def _sound_connection(self) -> BaseDatabaseWrapper:
         """Return the connection, able to begin a transaction. In a claim by record, the first statement finds that out.
@@ -150,8 +150,7 @@ class LockClaimStore(PostgreSQLStore):
         if again is None:
             return False
         # The record says when the run was claimed first.
-        schemas, created, place, _none = receipt_of(claim)
-        again = claim.with_receipt(Receipt(schemas, created, place, receipt_of(again).transaction))
+        again = claim.with_receipt(receipt_of(claim)._replace(transaction=receipt_of(again).transaction))
         business = self.transaction(again)
         try:
             written = self._write_here(again, columns)
@@ -163,7 +162,7 @@ class LockClaimStore(PostgreSQLStore):
         return written
 
     def _claim_again(self, claim: Claimed) -> Claimed | None:
-        """Claim once more, and repeat that while another caller is only looking."""
+        """Claim once more, and repeat that while another caller only asks."""
         deadline = time.monotonic() + PATIENCE
         while True:
             met = self._claim_by_lock(claim.operation, claim.token)
@@ -173,18 +172,15 @@ class LockClaimStore(PostgreSQLStore):
 
     def _write_here(self, claim: Claimed, columns: Columns) -> bool:
         o = claim.operation
-        _schemas, created, place, number = receipt_of(claim)
-        what = (o.id, o.scope, o.key, o.method, o.path, o.fingerprint, created)
-        return self._end_by(stated(INSERT, self.policy), (*what, *columns, number, place))
+        receipt = receipt_of(claim)
+        what = (o.id, o.scope, o.key, o.method, o.path, o.fingerprint, receipt.created)
+        return self._end_by(stated(INSERT, self.policy), (*what, *columns, receipt.transaction, receipt.table))
 
-    def look_after_commit(self, claim: Claimed) -> Snapshot | Unlocked:
-        """Look once the locks of the claim are free, as they are once the server is done with its transaction."""
+    def read_after_commit(self, claim: Claimed) -> Snapshot | Unlocked:
+        """Read once the locks of the claim are free, as they are once the server is done with its transaction."""
         if not claim.by_lock:
-            return super().look_after_commit(claim)
+            return super().read_after_commit(claim)
         met = self._meet_owner(claim.operation)
         if isinstance(met, Seen):
             return met.record
         return Unlocked.BUSY if met else Unlocked.ABSENT
-
-
-BY_LOCK["postgresql"] = LockClaimStore

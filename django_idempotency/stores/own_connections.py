@@ -22,10 +22,16 @@ def own_connection(name: str, *, seconds: float, schemas: Sequence[str] = ()) ->
     database were away. ``schemas``: where PostgreSQL looks for the tables first.
     """
     connection = _own(name, seconds)
-    with _cut_off_after(seconds, connection):
+    timer = threading.Timer(seconds, _cut_off, [connection])
+    timer.daemon = True
+    with suppress(RuntimeError):  # no thread can be started: TCP's own timeouts remain
+        timer.start()
+    try:
         connection.close_if_unusable_or_obsolete()
         with connection.execute_wrapper(_limiting(connection, seconds, schemas)):
             yield
+    finally:
+        timer.cancel()
 
 
 def _own(name: str, seconds: float) -> Any:
@@ -86,26 +92,8 @@ def _limiting(connection: BaseDatabaseWrapper, seconds: float, schemas: Sequence
     return limited
 
 
-# --- When nothing comes back -----------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _cut_off_after(seconds: float, connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """Cut the connection off after ``seconds``.
-
-    A frozen server, or a proxy that has lost it, confirms each packet, so that no TCP timeout expires.
-    """
-    timer = threading.Timer(seconds, _cut_off, [connection])
-    timer.daemon = True
-    with suppress(RuntimeError):  # no thread can be started: TCP's own timeouts remain
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 def _cut_off(connection: BaseDatabaseWrapper) -> None:
+    # A frozen server, or a proxy that has lost it, confirms each packet, so that no TCP timeout expires.
     with suppress(Exception):
         inner: Any = connection.connection
         with socket.socket(fileno=os.dup(inner.fileno())) as wire:

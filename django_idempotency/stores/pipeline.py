@@ -1,4 +1,4 @@
-"""Send the statements of every request to PostgreSQL: those that follow each other in one round trip, by a pipeline.
+"""Send the statements of every request: with psycopg 3, those that follow each other in one round trip, by a pipeline.
 
 psycopg's cursors cost the application more than a short statement does. So libpq is called without them, with prepared
 statements where that is safe. The wait is psycopg's own: other threads, and gevent's greenlets, run meanwhile.
@@ -13,25 +13,45 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import count
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
-import psycopg
 from django.db import Error
-from django.db.backends.postgresql.base import DatabaseWrapper
-from psycopg import pq
-from psycopg.abc import PQGen
-from psycopg.adapt import PyFormat, Transformer
-from psycopg.errors import error_from_result
-from psycopg.waiting import Ready, Wait
 
-from django_idempotency.stores import cursors
-from django_idempotency.stores.cursors import Ending, Result, Statement
 from django_idempotency.stores.handled_errors import ACTIVE, libpq_status
 
-DONE = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
+try:
+    import psycopg
+    from django.db.backends.postgresql.base import DatabaseWrapper
+    from psycopg import pq
+    from psycopg.abc import PQGen
+    from psycopg.adapt import PyFormat, Transformer
+    from psycopg.errors import error_from_result
+    from psycopg.generators import fetch, send
+except ImportError:  # psycopg 3, which Django prefers to psycopg2, is not installed
+    HAS_PSYCOPG = False
+else:
+    HAS_PSYCOPG = True
+    DONE = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
+
 # A prepared statement is gone, or a migration has changed the type of a column that it returns.
 GONE = ("26000", "0A000")
+
+Statement = tuple[str, Sequence[Any]]
+
+
+class Result(NamedTuple):
+    """The first row, if there is one, and how many rows were found or changed."""
+
+    row: tuple[Any, ...] | None
+    rows: int
+
+
+class Ending(Protocol):
+    """A transaction that ends with a statement: whether COMMIT was sent with it, and the error instead of a reply."""
+
+    committing: bool
+    error: BaseException | None
 
 
 def execute(statement: str, values: Sequence[Any], connection: Any, ends: Ending | None = None) -> Result:
@@ -49,7 +69,7 @@ def together(statements: Sequence[Statement], connection: Any, ends: Ending | No
     connection.close_if_health_check_failed()
     connection.ensure_connection()
     if _needs_cursor(connection):
-        return cursors.together(statements, connection)
+        return [_by_cursor(*statement, connection) for statement in statements]
     connection.validate_thread_sharing()
     connection.validate_no_broken_transaction()
     inner = connection.connection
@@ -74,6 +94,12 @@ def together(statements: Sequence[Statement], connection: Any, ends: Ending | No
         if not (begins or inner.autocommit):  # earlier statements of the transaction are lost
             raise
     return _by_pipeline(statements, connection, begins, ends)
+
+
+def _by_cursor(statement: str, values: Sequence[Any], connection: Any) -> Result:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, values)
+        return Result(cursor.fetchone() if cursor.description else None, cursor.rowcount)
 
 
 # --- May it be prepared? ---------------------------------------------------------------------------------------------
@@ -107,6 +133,8 @@ def _session(connection: psycopg.Connection[Any]) -> _Session:
 
 def learn(process: int, connection: Any) -> None:
     """Note that the server's ``process`` answered just now."""
+    if not HAS_PSYCOPG:
+        return
     inner = connection.connection
     session = _session(inner)
     session.direct = min(session.direct + 1, THRESHOLD) if inner.pgconn.backend_pid == process else 0
@@ -135,7 +163,7 @@ def _needs_cursor(connection: Any) -> bool:
     - Transactions begin in another way than by ``BEGIN``.
     - The application has opened a pipeline, or an exception from a signal's handler has interrupted a statement.
     """
-    if not _has_djangos_cursors(connection.__class__):
+    if not HAS_PSYCOPG or not _has_djangos_cursors(connection.__class__):
         return True
     inner = connection.connection
     replaced = any(map(vars(connection).__contains__, REPLACED))
@@ -183,7 +211,7 @@ def _by_pipeline(statements: Sequence[Statement], connection: Any, begins: bool,
         session.names.update(known for number, known in made.items() if results[number].status in DONE)
         if results[-1].status == pq.ExecStatus.PIPELINE_ABORTED and ends is not None:
             ends.committing = False
-        if (error := _first_error(results, inner)) is not None:
+        if (error := _first_error(results, inner, psycopg.Error)) is not None:
             raise error
         return [_read(results[number], transformer) for number in asked]
 
@@ -205,19 +233,14 @@ def _exchange(connection: Any, to_send: Sequence[Callable[[], None]]) -> list[pq
 
 
 def _receive(connection: psycopg.Connection[Any]) -> PQGen[list[pq.abc.PGresult]]:
-    """Return a result for each statement, up to that of Sync. ``get_result()`` is not called where it would block."""
+    """Return a result for each statement, up to that of Sync."""
     pgconn, results = connection.pgconn, list[pq.abc.PGresult]()
-    while pgconn.flush():
-        if (yield Wait.RW) & Ready.R:
-            pgconn.consume_input()
+    yield from send(pgconn)
     while True:
-        while pgconn.is_busy():
-            yield Wait.R
-            try:
-                pgconn.consume_input()
-            except psycopg.OperationalError as lost:
-                raise _first_error(results, connection, psycopg.OperationalError) or lost from None
-        result = pgconn.get_result()
+        try:
+            result = yield from fetch(pgconn)
+        except psycopg.OperationalError as lost:
+            raise _first_error(results, connection, psycopg.OperationalError) or lost from None
         if result is None:
             if pgconn.status != pq.ConnStatus.OK:
                 raise psycopg.OperationalError("the connection is lost")
@@ -235,7 +258,7 @@ def _read(result: pq.abc.PGresult, transformer: Any) -> Result:
 
 
 def _first_error(
-    results: Sequence[pq.abc.PGresult], connection: psycopg.Connection[Any], kind: type[psycopg.Error] = psycopg.Error
+    results: Sequence[pq.abc.PGresult], connection: psycopg.Connection[Any], kind: type[psycopg.Error]
 ) -> psycopg.Error | None:
     """Return the first error among ``results``: ``OperationalError`` if it is not of this ``kind``."""
     for result in results:

@@ -15,22 +15,28 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import DataError, IntegrityError, ProgrammingError, transaction
-from django.db.models import BooleanField, Value
+from django.db.models import BooleanField
 from django.db.models.expressions import RawSQL
 
-from django_idempotency.exceptions import StoreConflict, StoreRefused, TransactionEnded
 from django_idempotency.models import IdempotencyRecord, Status
-from django_idempotency.policy import Policy
 from django_idempotency.reporting.logs import cause, is_due, log
 from django_idempotency.stores.base import Found, Owned, Seen
-from django_idempotency.stores.claim_function import IS_RUNNING, LOOK, MEET, OWNER_LOCK, request_lock
-from django_idempotency.stores.cursors import Result
-from django_idempotency.stores.database import BY_VENDOR, DatabaseStore, snapshot
-from django_idempotency.stores.drivers import execute, learn, together
+from django_idempotency.stores.claim_function import (
+    IS_RUNNING,
+    LOOKUP,
+    MEET,
+    OWNER_LOCK,
+    SERVER,
+    TRANSACTION,
+    request_lock,
+)
+from django_idempotency.stores.database import DatabaseStore, snapshot
 from django_idempotency.stores.errors import NO_FUNCTION, NO_FUNCTION_STATES, UNIQUE_VIOLATION, sqlstate, store_errors
-from django_idempotency.stores.sharding import in_shards, is_distributed
+from django_idempotency.stores.pipeline import Result, execute, learn, together
 from django_idempotency.stores.transactions import Transaction, ending
+from django_idempotency.values.exceptions import StoreConflict, StoreRefused, TransactionEnded
 from django_idempotency.values.outcomes import Claimed, Operation, StoredResponse
+from django_idempotency.values.policy import Policy
 
 TABLE = IdempotencyRecord._meta.db_table
 Values = tuple[Any, ...]
@@ -55,7 +61,7 @@ HAS_OWNER = f"SELECT NOT pg_try_advisory_xact_lock_shared({OWNER_LOCK.format(id=
 # The statement that completes the record needs the number of the transaction, because other code may end the
 # transaction in between without Django knowing.
 LOCK = f"""
-SELECT pg_current_xact_id()::text, current_setting('transaction_isolation') = 'serializable'
+SELECT {TRANSACTION} AS transaction, current_setting('transaction_isolation') = 'serializable'
 FROM {TABLE} WHERE id = %s AND token = %s{{known}} FOR NO KEY UPDATE
 """
 
@@ -73,22 +79,22 @@ RELEASE = f"DELETE FROM {TABLE} WHERE id = %s AND token = %s{{known}}"
 
 # The write that ends a run may have COMMIT behind it in the same message. So it must fail, not change nothing, if the
 # transaction is another one by now, or if a claim is lost. The planner can evaluate neither expression in advance.
-SAME_TRANSACTION = "1 / (pg_current_xact_id() = %s::xid8)::int"
+SAME_TRANSACTION = f"1 / ({TRANSACTION} = %s)::int"
 OTHER_TRANSACTION, CLAIM_LOST = "22012", "2201F"  # division by zero, square root of a negative number
 ENDING = f"WITH written AS ({{}} RETURNING 1) SELECT {SAME_TRANSACTION}, sqrt(count(*) - 1) FROM written"
 ENDING_MANY = "WITH written AS ({} RETURNING 1) SELECT sqrt(count(*) - %s) FROM written"
-TRANSACTION = "SELECT pg_current_xact_id_if_assigned()::text"
-OWN_TRANSACTION = "SELECT pg_current_xact_id()::text"
+OPEN_TRANSACTION = f"SELECT pg_current_xact_id_if_assigned()::text || '@' || {SERVER} AS transaction"
 # After a crash, PostgreSQL may give the number of a lost transaction to another one. So a number means nothing if the
-# server was started after the claim: the run is then taken for lost, as one whose process has died. Until the number is
-# given to another one, it is an error to ask for its status.
-COMMITTED = """coalesce((
-    SELECT CASE WHEN own.number < pg_snapshot_xmax(pg_current_snapshot())
-        THEN pg_xact_status(own.number) = 'committed' END
-    FROM (SELECT %s::xid8) AS own (number)
+# server has crashed since the claim, which resets its statistics: the run is then taken for lost, as one whose process
+# has died. Until the number is given to another one, it is an error to ask for its status.
+COMMITTED = f"""coalesce((
+    SELECT CASE WHEN own.parts[2] = {SERVER} AND own.parts[1]::xid8 < pg_snapshot_xmax(pg_current_snapshot())
+        THEN pg_xact_status(own.parts[1]::xid8) = 'committed'
+            AND coalesce((SELECT stats_reset FROM pg_stat_archiver) < own.claimed_at, true) END
+    FROM (SELECT string_to_array(%s, '@'), {{}}) AS own (parts, claimed_at)
 ), false)"""
-WAS_COMMITTED = f"{COMMITTED} AND pg_postmaster_start_time() < {TABLE}.locked_at"
-HAS_COMMITTED = f"SELECT {COMMITTED} AND coalesce(pg_postmaster_start_time() < %s::timestamptz, true)"
+WAS_COMMITTED = COMMITTED.format(f"{TABLE}.locked_at")
+HAS_COMMITTED = f"SELECT {COMMITTED.format('%s::timestamptz')}"
 
 # In the order of the advisory locks that the function takes, so that two batches can't wait for each other.
 CLAIM_MANY = """
@@ -104,7 +110,7 @@ SELECT wanted.number, current_schemas(false), made.* FROM (
 """
 
 LOCK_MANY = f"""
-SELECT token, pg_current_xact_id()::text FROM {TABLE} WHERE id = ANY(%s) AND token = ANY(%s)
+SELECT token, {TRANSACTION} AS transaction FROM {TABLE} WHERE id = ANY(%s) AND token = ANY(%s)
 ORDER BY id FOR NO KEY UPDATE
 """
 
@@ -145,14 +151,15 @@ class Receipt(NamedTuple):
     """What PostgreSQL has said about a record.
 
     ``schemas``: where it looked for the table. ``created``, ``place``: when the record was made, and where it was put
-    (its ctid; for a claim by lock, the number of the table). ``transaction``: the number of the business transaction
-    that has locked it.
+    (its ctid). ``transaction``: the business transaction that has locked it, as ``TRANSACTION`` says. ``table``: for a
+    claim by lock, the number of the table.
     """
 
     schemas: tuple[str, ...] = ()
     created: str | None = None
     place: str | None = None
     transaction: str | None = None
+    table: str | None = None
 
 
 def receipt_of(claim: Claimed) -> Receipt:
@@ -201,13 +208,13 @@ class PostgreSQLStore(DatabaseStore):
     def _meet_owner(self, operation: Operation) -> Seen | Owned | None:
         """Ask whose lock was in the way of a record. Locks taken to ask are free again once the database replies."""
         lock, id = request_lock(operation), operation.id
-        asking = [(READ_COMMITTED, ()), (MEET, (lock, id, id)), (LOOK, (id,))]
+        asking = [(READ_COMMITTED, ()), (MEET, (lock, id, id)), (LOOKUP, (id,))]
         with store_errors(), Transaction(self.name):
-            _set, met, looked = together(asking, self.connection)
-            return self._met(operation, met.row, looked.row)
+            _set, met, found = together(asking, self.connection)
+            return self._met(operation, met.row, found.row)
 
-    def _met(self, operation: Operation, met: Any, looked: Any) -> Seen | Owned | None:
-        (_process, schemas, table, owner), (same_table, _time, _number, *old) = met, looked
+    def _met(self, operation: Operation, met: Any, found: Any) -> Seen | Owned | None:
+        (_process, schemas, table, owner), (same_table, _time, _number, *old) = met, found
         if table != same_table:
             return Owned(None)
         if old[0] is not None:
@@ -219,10 +226,10 @@ class PostgreSQLStore(DatabaseStore):
     def has_owner(self, operation: Operation) -> bool:
         return bool(self._ask(HAS_OWNER, (operation.id, operation.id)) == (True,))
 
-    # --- several at once
+    # --- several at once: claimed, locked and completed by record
 
     def claim_many(self, wanted: Sequence[tuple[Operation, UUID]]) -> Sequence[Found]:
-        """Claim each of several operations with its token, always by record."""
+        """Do for each of several operations, with its token, what ``claim`` does."""
         columns = zip(*starmap(_asked, wanted), strict=True)
         found: list[Found] = [None] * len(wanted)
         try:
@@ -235,22 +242,12 @@ class PostgreSQLStore(DatabaseStore):
             _expect_made_meanwhile(error)
         return found
 
-    @property
-    def is_distributed(self) -> bool:
-        with store_errors():
-            return is_distributed(self.name)
-
     def lock_many(self, claims: Sequence[Claimed]) -> list[Claimed]:
         """Lock each of several records; return the claims that still own theirs, as they are in this transaction."""
         by_token = {claim.token: claim for claim in claims}
-        ids = [claim.id for claim in claims]
         with store_errors(), self.connection.cursor() as cursor:
-            found: list[tuple[UUID, str]] = []
-            for part in in_shards(ids, self.name):
-                cursor.execute(LOCK_MANY, (part, list(by_token)))
-                found += cursor.fetchall()
-        number = found and self._number(found[0][1])
-        return [self._locked(by_token[token], number) for token, _number in found]
+            cursor.execute(LOCK_MANY, ([claim.id for claim in claims], list(by_token)))
+            return [self._locked(by_token[token], number) for token, number in cursor.fetchall()]
 
     def complete_many(self, results: Sequence[tuple[Claimed, StoredResponse]]) -> int:
         """Complete each of the claims that ``lock_many`` has returned; return how many still owned their record.
@@ -263,15 +260,14 @@ class PostgreSQLStore(DatabaseStore):
             raise TransactionEnded
         done = [(c.id, c.token, r.status, json.dumps(r.headers), r.body) for c, r in results]
         values = (Status.COMPLETED.value, *map(list, zip(*done, strict=True)))
-        statement = stated(COMPLETE_MANY, self.policy)
-        if self.is_distributed:
-            with store_errors():
-                return execute(statement, values, self.connection).rows
-        return len(done) if self._end_by(ENDING_MANY.format(statement), (*values, len(done))) else 0
+        return self._end_many(stated(COMPLETE_MANY, self.policy), values, len(done))
+
+    def _end_many(self, statement: str, values: Values, count: int) -> int:
+        """Execute the write that ends ``count`` runs; return how many still owned their record."""
+        return count if self._end_by(ENDING_MANY.format(statement), (*values, count)) else 0
 
     def _is_open(self, transaction: str | None) -> bool:
-        with store_errors():
-            return execute(TRANSACTION, (), self.connection).row == (transaction,)
+        return bool(self._ask(OPEN_TRANSACTION, ()) == (transaction,))
 
     def _ask(self, statement: str, values: Any) -> Any:
         with store_errors():
@@ -288,15 +284,12 @@ class PostgreSQLStore(DatabaseStore):
         if not locked or not locked.row:
             return None
         number, serializable = locked.row
-        return self._locked(claim, self._number(number), at_place=serializable)
-
-    def _number(self, on_its_server: str) -> Any:
-        """Return the number of the transaction. Where records are on several servers, a lock tells another."""
-        return self._ask(OWN_TRANSACTION, ())[0] if self.is_distributed else on_its_server
+        return self._locked(claim, number, at_place=serializable)
 
     def _locked(self, claim: Claimed, number: Any, *, at_place: bool = False) -> Claimed:
-        schemas, created, place, _none = receipt_of(claim)
-        return claim.with_receipt(Receipt(schemas, created, place if at_place else None, number))
+        receipt = receipt_of(claim)
+        place = receipt.place if at_place else None
+        return claim.with_receipt(receipt._replace(place=place, transaction=number))
 
     def unlocked(self, claim: Claimed) -> Claimed:
         return claim.with_receipt(receipt_of(claim)._replace(transaction=None))
@@ -313,12 +306,12 @@ class PostgreSQLStore(DatabaseStore):
         return self._end_owned(RELEASE, (), claim)
 
     def _end_owned(self, statement: str, values: Values, claim: Claimed) -> bool:
-        _schemas, created, place, number = receipt_of(claim)
-        if not number or place or self.is_distributed:
+        receipt = receipt_of(claim)
+        if not receipt.transaction or receipt.place:
             return self._owned(statement, values, claim) is not None
-        known = {"created_at": created} if created else {}
+        known = {"created_at": receipt.created} if receipt.created else {}
         guarded = ENDING.format(stated(statement, self.policy, *known))
-        return self._end_by(guarded, (*values, claim.id, claim.token, *known.values(), number))
+        return self._end_by(guarded, (*values, claim.id, claim.token, *known.values(), receipt.transaction))
 
     def _end_by(self, statement: str, values: Values) -> bool:
         """Execute the write that ends a run, with COMMIT if that is due. Return false if the claim is lost."""
@@ -335,16 +328,13 @@ class PostgreSQLStore(DatabaseStore):
         return True
 
     def _was_committed(self, claim: Claimed) -> Any:
-        if self.is_distributed:
-            return Value(self._has_committed(claim), output_field=BooleanField())
         number = receipt_of(claim).transaction
         return RawSQL(WAS_COMMITTED, [number], output_field=BooleanField())  # nosec B611  # a constant
 
     def _has_committed(self, claim: Claimed) -> bool:
         """Whether a run's transaction is committed. If the run failed, Django did not know of that COMMIT."""
-        _schemas, created, _place, number = receipt_of(claim)
-        with store_errors():
-            return execute(HAS_COMMITTED, (number, created), self.connection).row == (True,)
+        receipt = receipt_of(claim)
+        return bool(self._ask(HAS_COMMITTED, (receipt.transaction, receipt.created)) == (True,))
 
     def has_released(self, claim: Claimed) -> bool:
         with store_errors():
@@ -355,9 +345,6 @@ class PostgreSQLStore(DatabaseStore):
         return datetime.fromisoformat(created) if created else None
 
     def count_replays(self, counts: dict[UUID, int]) -> None:
-        if self.is_distributed:  # Citus locks rows of several shards in no query
-            super().count_replays(counts)
-            return
         with store_errors(), self.connection.cursor() as cursor:
             cursor.execute(COUNT_REPLAYS, {"ids": list(counts), "counts": list(counts.values())})
 
@@ -373,12 +360,11 @@ class PostgreSQLStore(DatabaseStore):
 
         Return ``None`` if the claim is lost. Raises ``TransactionEnded`` if its transaction is not the open one.
         """
-        _schemas, created_at, place, number = receipt_of(claim)
-        created = {"created_at": created_at} if created_at else {}
-        same = {"pg_current_xact_id()": number} if number else {}
+        _schemas, created, place, number, _table = receipt_of(claim)
+        same = ({"created_at": created} if created else {}) | ({TRANSACTION: number} if number else {})
         with store_errors():
             for found_at in [{"ctid": place}, {}] if place else [{}]:
-                known = {**found_at, **created, **same}
+                known = found_at | same
                 parameters = (*values, claim.id, claim.token, *known.values())
                 result = execute(stated(statement, self.policy, *known), parameters, self.connection)
                 if result.rows:
@@ -386,6 +372,3 @@ class PostgreSQLStore(DatabaseStore):
         if number and not self._is_open(number):
             raise TransactionEnded
         return None
-
-
-BY_VENDOR["postgresql"] = PostgreSQLStore

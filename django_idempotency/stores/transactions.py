@@ -12,10 +12,10 @@ from django.db import Error, InterfaceError, OperationalError, connections, tran
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import TransactionManagementError
 
-from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.reporting.logs import log
-from django_idempotency.stores import drivers
+from django_idempotency.stores import pipeline
 from django_idempotency.stores.handled_errors import ACTIVE, IN_ERROR, HandledErrors, libpq_status
+from django_idempotency.values.exceptions import StoreUnavailable
 
 NOTE = "_django_idempotency_transaction"
 SAVEPOINT = "django_idempotency"
@@ -74,7 +74,7 @@ class Transaction:
         """
         connection, hooks = self.connection, len(self.connection.run_on_commit)
         release = [(connection.ops.savepoint_commit_sql(SAVEPOINT), ())] if self.has_savepoint else []
-        drivers.together([*release, (connection.ops.savepoint_create_sql(SAVEPOINT), ())], connection)
+        pipeline.together([*release, (connection.ops.savepoint_create_sql(SAVEPOINT), ())], connection)
         self.has_savepoint = True
         try:
             with transaction.atomic(using=connection.alias, savepoint=False):
@@ -93,7 +93,7 @@ class Transaction:
         del connection.run_on_commit[hooks:]
         transaction.set_rollback(False, using=using)  # else Django lets no statement through
         try:
-            drivers.execute(connection.ops.savepoint_rollback_sql(SAVEPOINT), (), connection)
+            pipeline.execute(connection.ops.savepoint_rollback_sql(SAVEPOINT), (), connection)
         except BaseException as error:
             transaction.set_rollback(True, using=using)
             if not isinstance(error, Error):  # the exception that ``work`` raised says more than an ``Error`` does

@@ -15,7 +15,7 @@ from copy import copy
 from functools import reduce
 from itertools import chain
 from operator import getitem, itemgetter
-from typing import Any
+from typing import Any, AnyStr
 from urllib.parse import parse_qsl
 
 from django.core.files.uploadedfile import UploadedFile
@@ -23,14 +23,14 @@ from django.http import HttpRequest
 from django.utils.datastructures import MultiValueDict
 
 VERSION = b"1"
-CHUNK = 64 * 1024
 MAX_FIELDS = 1000  # Django's default for DATA_UPLOAD_MAX_NUMBER_FIELDS
 MAX_DEPTH = 100  # levels of nested arrays and objects; far below the limit of Python's stack
 MAX_FRACTIONS = 1000
 VISITS = 1000  # elements that may be looked at one by one, and more in a long body:
 PER_VISIT = 6  # bytes; shorter elements are parsed much faster than they are looked at
 LONGEST_NAME = 100  # characters of a form's field that may name a nested one
-FEW = 1000
+LONG = 10_000  # characters
+FEW = MAX_DEPTH
 
 Fields = Iterable[tuple[str, bytes]]
 
@@ -49,17 +49,17 @@ def fingerprint(
     query or a form with more than ``max_fields`` fields is compared by its bytes; ``None`` means no limit. Errors that
     Django raises while it reads the body (too large, malformed multipart) are not caught.
     """
-    media_type = request.content_type or ""
+    media_type, selection = request.content_type or "", Selection(only, exclude)
     if media_type == "multipart/form-data":
-        parts = _form_parts(_multipart_fields(_posted(request)), only, exclude)
+        parts = _form_parts(_multipart_fields(_posted(request)), selection)
     elif media_type == "application/x-www-form-urlencoded":
-        parts = _urlencoded_parts(request.body, max_fields, only, exclude)
+        parts = _urlencoded_parts(request.body, max_fields, selection)
     elif media_type == "application/json" or media_type.endswith("+json"):
-        parts = _json_parts(request.body, only, exclude)
+        parts = _json_parts(request.body, selection)
     else:
         parts = [b"raw", request.body]
     encoded = request.META.get("QUERY_STRING", "").encode("utf-8", "surrogatepass")
-    query = _urlencoded_parts(encoded, max_fields, None, ())
+    query = _urlencoded_parts(encoded, max_fields, EVERYTHING)
     return digest([*_request_line(request), str(len(query)).encode(), *query, *parts])
 
 
@@ -81,26 +81,23 @@ def _request_line(request: HttpRequest) -> list[bytes]:
     return [(request.method or "").encode(), request.path.encode("utf-8", "surrogatepass")]
 
 
-def _json_parts(body: bytes, only: Collection[str] | None, exclude: Collection[str]) -> list[bytes]:
+def _json_parts(body: bytes, selection: Selection) -> list[bytes]:
     try:
-        return [b"json", canonical_json(body, Selection(only, exclude))]
+        return [b"json", canonical_json(body, selection)]
     except ValueError:
         return [b"raw", body]
 
 
-def _urlencoded_parts(
-    encoded: bytes, max_fields: int | None, only: Collection[str] | None, exclude: Collection[str]
-) -> list[bytes]:
+def _urlencoded_parts(encoded: bytes, max_fields: int | None, selection: Selection) -> list[bytes]:
     text = encoded.decode("utf-8", "surrogateescape")
     try:
         pairs = parse_qsl(text, keep_blank_values=True, errors="surrogateescape", max_num_fields=max_fields)
     except ValueError:  # more than max_fields
         return [b"raw", encoded]
-    return _form_parts([(name, value.encode("utf-8", "surrogateescape")) for name, value in pairs], only, exclude)
+    return _form_parts([(name, value.encode("utf-8", "surrogateescape")) for name, value in pairs], selection)
 
 
-def _form_parts(fields: Fields, only: Collection[str] | None, exclude: Collection[str]) -> list[bytes]:
-    selection = Selection(only, exclude)
+def _form_parts(fields: Fields, selection: Selection) -> list[bytes]:
     parts = [b"form"]
     counting = [(name, value) for name, value in fields if selection.has_field(name)]
     for name, value in sorted(counting, key=itemgetter(0)):  # the values of one field keep their order
@@ -140,8 +137,7 @@ def _fields(name: str, value: Any, depth: int = 0) -> Fields:
 
 def _file_digest(file: UploadedFile[Any]) -> bytes:
     total = hashlib.sha256()
-    file.seek(0)
-    while chunk := file.read(CHUNK):
+    for chunk in file.chunks():
         total.update(chunk)
     file.seek(0)
     return total.digest()
@@ -153,7 +149,7 @@ def _file_digest(file: UploadedFile[Any]) -> bytes:
 class Selection:
     """Which fields count: those that ``only`` names, with everything in them, except those that ``exclude`` names."""
 
-    def __init__(self, only: Collection[str] | None, exclude: Collection[str]) -> None:
+    def __init__(self, only: Collection[str] | None = None, exclude: Collection[str] = ()) -> None:
         self.only = only
         self.exclude = exclude
         self._above_only = tuple(f"{path}." for path in only or ())
@@ -186,6 +182,9 @@ class Selection:
                 if not left:
                     _at(value, way[:-1]).pop(way[-1])
         return value
+
+
+EVERYTHING = Selection()
 
 
 def _ways(value: Any, path: str) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -226,7 +225,7 @@ def _at(value: Any, way: tuple[str, ...]) -> Any:
 _encode = json.JSONEncoder(ensure_ascii=False, check_circular=False, sort_keys=True, separators=(",", ":")).encode
 
 
-def canonical_json(body: bytes, selection: Selection | None = None) -> bytes:
+def canonical_json(body: bytes, selection: Selection = EVERYTHING) -> bytes:
     """Return the same bytes for JSON texts with the same meaning, in time linear in their length.
 
     Numbers are the same without the zeros at the end of a fraction. An exponent counts as it is written.
@@ -243,33 +242,37 @@ def canonical_json(body: bytes, selection: Selection | None = None) -> bytes:
     try:
         value = json.loads(text, parse_float=fractions.read, parse_constant=_refuse_constant)
         _refuse_depth(body, value)
-        if not fractions.count and not any(part in text for part in _VARYING):  # the encoder would reproduce it
-            return text.encode("utf-8", "surrogatepass")
         canonical = _encode(value)
-        # The parser drops a name that is repeated in an object, so its quotation marks are missing.
-        expected = _count_quotes(text) + ("\\" in text and text.count("\\u0022")) + fractions.quotes
-        if "{" in text and _count_quotes(canonical) != expected:
-            raise ValueError("a name occurs twice in one object")
-        if selection is not None and selection.is_partial:
+        if "{" in text:
+            # The parser drops a name that is repeated in an object, so its quotation marks are missing.
+            expected = _count_quotes(text) + ("\\" in text and text.count("\\u0022")) + fractions.quotes
+            if _count_quotes(canonical) != expected:
+                raise ValueError("a name occurs twice in one object")
+        if selection.is_partial:
             canonical = _encode(selection.of_json(value))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     return canonical.encode("utf-8", "surrogatepass")
 
 
-# The parts of valid JSON without fractions that can be written in several ways: objects, escapes, white space, zero.
-_VARYING = ("{", "\\", " ", "\n", "\t", "\r", "-0")
-
-
 def _count_quotes(text: str) -> int:
-    """Count the quotation marks, which Python finds faster by splitting if they are rare in a long text."""
-    found = len(text.split('"', FEW)) - 1
-    return found if found < FEW else text.count('"')
+    found = _count_few(text, '"')
+    return found if found <= FEW else text.count('"')
+
+
+def _count_few(text: AnyStr, character: AnyStr) -> int:
+    """Count, in a long text to one more than ``FEW`` at most: finding a few is far faster than counting."""
+    if len(text) < LONG:
+        return text.count(character)
+    found, place = 0, text.find(character)
+    while place >= 0 and found <= FEW:
+        found, place = found + 1, text.find(character, place + 1)
+    return found
 
 
 def _refuse_depth(body: bytes, value: Any) -> None:
     """Enforce a fixed limit: how much of the stack is left differs between a request and its retry."""
-    if sum(len(body.split(bracket, MAX_DEPTH + 1)) - 1 for bracket in (b"[", b"{")) <= MAX_DEPTH:
+    if _count_few(body, b"[") + _count_few(body, b"{") <= MAX_DEPTH:
         return
     visits, level = VISITS + len(body) // PER_VISIT, [value]
     for _depth in range(MAX_DEPTH + 1):

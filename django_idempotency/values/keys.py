@@ -12,7 +12,7 @@ from uuid import UUID
 import http_sf
 from django.utils.translation import gettext_noop
 
-from django_idempotency.exceptions import MalformedKey
+from django_idempotency.values.exceptions import MalformedKey
 
 MAX_LENGTH = 255
 

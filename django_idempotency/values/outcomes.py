@@ -112,6 +112,7 @@ class Operation:
     """What a caller wants to be done once: its identity (scope and key) and its content (fingerprint).
 
     ``fingerprint``: as a store keeps it. ``digest``: that of the request, without a digest key; ``None`` if unknown.
+    ``database``: the alias of the record's database, if the routers or a callable ``using`` have chosen it for the run.
     """
 
     scope: str
@@ -121,7 +122,7 @@ class Operation:
     path: str = ""
     sender: object = field(default=None, compare=False)  # the view or consumer, for signals
     entry_point: EntryPoint | None = field(default=None, compare=False)
-    database: str | None = field(default=None, compare=False)  # the alias that a callable ``using`` chose for its claim
+    database: str | None = field(default=None, compare=False)
     permits: Callable[[StoredRecord], object] | None = field(default=None, compare=False, repr=False)
     digest: bytes | None = field(default=None, compare=False, repr=False)
     id: UUID = field(init=False, compare=False)

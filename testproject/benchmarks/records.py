@@ -81,7 +81,7 @@ def _new_operation() -> Any:
 
 
 def _store(name: str) -> Any:
-    from django_idempotency.policy import Policy
     from django_idempotency.stores import store_for
+    from django_idempotency.values.policy import Policy
 
     return store_for(Policy(using=name))

@@ -104,16 +104,18 @@ def _written() -> dict[str, float]:
 def _clean(rows: int) -> dict[str, Any]:
     """Delete this many ``rows``, and let autovacuum do the work that this leaves."""
     from django_idempotency.conf import conf
-    from django_idempotency.maintenance.cleaner import cleanup
+    from django_idempotency.maintenance import Swept, cleanup
 
     pause = conf().sweep_pause
-    deleted = batches = 0
+    batches = 1
+
+    def go_on(swept: Swept) -> bool:
+        nonlocal batches
+        batches += swept.rows < rows
+        return swept.rows < rows
+
     begun = time.monotonic()
-    for batch in cleanup.in_steps():
-        deleted += batch.rows
-        batches += 1
-        if deleted >= rows or batch.finished:
-            break
+    deleted = cleanup(go_on=go_on).rows
     ended = time.monotonic()
     with connection.cursor() as cursor:
         autovacuum.settle(cursor)

@@ -7,9 +7,9 @@ from django.contrib.auth.models import Permission
 from django_idempotency import engine
 from django_idempotency.maintenance.decisions import version
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Lease, Policy
 from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import Operation
+from django_idempotency.values.policy import Lease, Policy
 
 LIST = "/admin/django_idempotency/idempotencyrecord/"
 LEASE = Policy(mode=Lease(seconds=60))

@@ -11,9 +11,9 @@ from selenium.webdriver.common.keys import Keys
 from django_idempotency import engine
 from django_idempotency.maintenance.decisions import version
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Lease, Policy
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.outcomes import Keep, Operation, StoredResponse
+from django_idempotency.values.policy import Lease, Policy
 from tests.admin.pages import LIST, found
 from tests.support.browser import NARROW
 from tests.support.happening import happen

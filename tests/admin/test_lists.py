@@ -1,21 +1,26 @@
-"""The lists and the search find what is stuck by an index."""
+"""The lists and the search find what is stuck by an index, and the strip above them says what to look at now."""
 
 from __future__ import annotations
 
 import re
+from html import unescape
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_idempotency import engine
-from django_idempotency.admin import lists
+from django_idempotency.admin import lists, pages
+from django_idempotency.admin.alarms import alarms_shown
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Policy
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import Keep, Operation, StoredResponse
+from django_idempotency.values.policy import Policy
 from tests.admin.pages import LIST, claimed, ended
+from tests.support.maintained import run_sql
+from tests.support.statements import explaining, nodes
+from tests.support.threads import locked
 
 
 def listed(client, query=""):
@@ -153,21 +158,58 @@ def test_a_key_that_looks_like_an_id_is_found_as_a_key(client, staff, db):
 @pytest.mark.postgresql
 @pytest.mark.plain_table
 def test_the_search_is_a_range_of_the_primary_key(client, staff, records):
-    with connection.cursor() as cursor:
-        cursor.execute("SET LOCAL enable_seqscan = off")
-    with CaptureQueriesContext(connection) as captured:
+    run_sql("SET LOCAL enable_seqscan = off")
+    with explaining("BETWEEN", only=("SELECT",)) as plans:
         listed(client, "?q=done")
-    searches = [query["sql"] for query in captured if "BETWEEN" in query["sql"]]
-    assert searches
-    for search in searches:
-        with connection.cursor() as cursor:
-            cursor.execute(f"EXPLAIN {search}")
-            plan = "\n".join(row[0] for row in cursor.fetchall())
-        assert "django_idempotency_record_pkey" in plan
-        assert "Index Cond: ((id >= " in plan
+    assert plans
+    for plan in plans:
+        (scan,) = (node for node in nodes(plan) if node.get("Index Name") == "django_idempotency_record_pkey")
+        assert scan["Index Cond"].startswith("((id >= ")
 
 
 def test_the_list_does_not_fetch_bodies(client, staff, records):
     with CaptureQueriesContext(connection) as captured:
         listed(client)
     assert not [query for query in captured if "response_body" in query["sql"]]
+
+
+PAGES = [f"{LIST}dashboard/", LIST, f"{LIST}?situation=done", f"{LIST}?q=done"]
+STRIP = re.compile(r'<p class="idempotency-alarms.*?</p>', re.DOTALL)
+LATE = "did not respond"
+
+
+def strip(html):
+    """What the strip says, and the pages that it leads to."""
+    (found,) = STRIP.findall(html)
+    return " ".join(re.sub(r"<[^>]+>", " ", found).split()), re.findall(r'href="([^"]+)"', unescape(found))
+
+
+def test_an_alarm_is_worded_with_its_number_and_age():
+    found = alarms_shown({"stuck": 12, "stuck_oldest": 1200.4, "on_hold": 10_000, "on_hold_oldest": 2 * 86400})
+    assert [alarm.text for alarm in found] == ["12 stuck, oldest 20 min", "10,000 or more on hold, oldest 2 d"]
+    assert alarms_shown({"stuck": 0, "stuck_oldest": 0, "on_hold": 0, "on_hold_oldest": 0}) == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_strip_shows_what_is_stuck_and_links_to_it(client, staff, records, page):
+    IdempotencyRecord.objects.filter(key="on_hold").update(updated_at=ahead(-2 * 86400))
+    said, links = strip(client.get(page).content.decode())
+    assert said == "▲ 1 stuck, oldest 3 h 7 min · 1 on hold, oldest 2 d"
+    assert [[each.key for each in client.get(link).context["cl"].result_list] for link in links] == [
+        ["stuck"],
+        ["on_hold"],
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_strip_says_when_there_is_nothing_to_do(client, staff, db, page):
+    assert strip(client.get(page).content.decode()) == ("✓ Nothing is stuck, and nothing is on hold.", [])
+
+
+@pytest.mark.postgresql
+def test_a_strip_that_is_not_in_time_says_so(client, superuser, records, transactional_db, monkeypatch):
+    monkeypatch.setattr(pages, "SECONDS", 0.1)
+    with locked("django_idempotency_record"):
+        response = client.get(f"{LIST}dashboard/")
+    assert response.status_code == 200
+    assert LATE in response.content.decode()

@@ -1,25 +1,31 @@
-"""A record's page shows what it can tell, and bodies to a few."""
+"""A record's page shows what it can tell, and bodies to a few; what a client sent deceives nobody there."""
 
 from __future__ import annotations
 
 import base64
+import json
+import logging
 import re
 from datetime import timedelta
 from html import unescape
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.core.management import CommandError, call_command
 from django.db import DatabaseError
 from django.utils import timezone
 from django.utils.html import strip_tags
 
 from django_idempotency import signals
 from django_idempotency.models import DatabaseNow, IdempotencyRecord
-from django_idempotency.policy import Body
+from django_idempotency.reporting.logs import log
 from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import Fail, Keep, StoredResponse
+from django_idempotency.values.policy import Body
+from django_idempotency.values.printable import printable, printable_lines
 from tests.admin.pages import BODY, LIST, act, allow, ended, found, page
 from tests.support.callers import heard
+from tests.support.maintained import RecordFactory
 
 
 def test_a_body_is_shown_only_with_its_own_permission(client, staff, records):
@@ -57,14 +63,6 @@ def test_only_that_permission_shows_a_decrypted_response(client, staff, db, sett
     assert not [word for word in ("secret", "hush") if word not in page(client, "k")]
 
 
-def test_the_timeline_shows_what_an_operator_did(client, staff, records):
-    allow(staff, "allow_retry_idempotencyrecord")
-    act(client, "allow_retry", "on_hold", note="asked the bank")
-    shown = page(client, "on_hold")
-    assert "Retry allowed. asked the bank" in shown
-    assert "by staff" in strip_tags(shown)
-
-
 def test_the_timeline_is_of_one_life_of_the_key(client, superuser, db):
     """The clock of the application may be anywhere: it is the database's that counts."""
     for note in ("in an earlier life", "in this life"):
@@ -73,6 +71,7 @@ def test_the_timeline_is_of_one_life_of_the_key(client, superuser, db):
         act(client, "allow_retry", "on_hold", note=note)
     shown = page(client, "on_hold")
     assert ("in this life" in shown, "in an earlier life" in shown) == (True, False)
+    assert "by staff" in strip_tags(shown)
     history = client.get(f"{LIST}{record_id('user:1', 'on_hold')}/history/").content.decode()
     assert "in this life" in history
     assert "in an earlier life" in history
@@ -176,3 +175,78 @@ def test_nothing_can_be_added_changed_or_deleted(client, staff, records, superus
     chosen = {"action": "delete_selected", "_selected_action": [str(record_id("user:1", "stuck"))], "post": "yes"}
     client.post(LIST, chosen)
     assert list(IdempotencyRecord.objects.order_by("pk").values()) == before
+
+
+ESCAPE, C1 = "\x1b]0;pwned\x07", "\x9b2J"
+INVISIBLE = "\u202e\u2066\u200b\u2028\ufeff"  # override, isolate, zero width, line separator, byte order mark
+HOSTILE = f"{ESCAPE}{INVISIBLE}{C1}\r"
+
+
+def is_harmless(text):
+    return not {character for character in text if character in set(HOSTILE) and not character.isprintable()}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain é 漢 😀 <b>", "plain é 漢 😀 <b>"),
+        ("\x1b[31m", "\\x1b[31m"),
+        ("\x9b2J", "\\x9b2J"),
+        ("a\u202eb\u2066", "a\\u202eb\\u2066"),
+        ("\r\n\t\0", "\\r\\n\\t\\x00"),
+        ("\ud800\U000e0001", "\\ud800\\U000e0001"),
+        ("", ""),
+    ],
+)
+def test_invisible_characters_are_written_as_escapes(text, shown):
+    assert printable(text) == shown
+    assert printable(shown) == shown
+
+
+def test_lines_and_tabs_can_be_kept():
+    assert printable_lines("a\tb\n\x1bc\r") == "a\tb\n\\x1bc\\r"
+
+
+@pytest.fixture
+def hostile(db):
+    """A record on hold, of a scope, a key, a path and a response that could deceive."""
+    texts = {name: f"{name} {HOSTILE}" for name in ("scope", "key", "reason")}
+    return RecordFactory.create(held=True, path=f"/pay/{HOSTILE}", **texts)
+
+
+def completed(record):
+    body = json.dumps({"text": INVISIBLE}, ensure_ascii=False).encode()
+    headers = [["Content-Type", "application/json"], ["X-Echo", HOSTILE]]
+    answered = {"response_status": 201, "response_headers": headers, "response_body": body}
+    IdempotencyRecord.objects.filter(pk=record.pk).update(status="completed", on_hold=False, reason="", **answered)
+
+
+def test_the_pages_of_the_admin_show_hostile_text_as_escapes(superuser, client, hostile):
+    change = f"{LIST}{hostile.pk}/change/"
+    confirm = f"{LIST}intervene/allow_retry/?id={hostile.pk}"
+    pages = [client.get(url) for url in (LIST, f"{LIST}?situation=on_hold", change, confirm)]
+    completed(hostile)
+    pages += [client.get(url) for url in (f"{LIST}?situation=done", change)]
+    assert [page.status_code for page in pages] == [200] * 6
+    contents = [page.content.decode() for page in pages]
+    assert all(map(is_harmless, contents))
+    assert sum("\\x1b]0;pwned\\x07\\u202e" in content for content in contents) >= 4, "it is shown, though"
+    assert is_harmless(str(hostile))
+
+
+def test_commands_print_hostile_text_as_escapes(hostile, admin_user):
+    other = IdempotencyRecord.objects.get(pk=hostile.pk)
+    other.scope = f"other {HOSTILE}"
+    other.id = record_id(other.scope, other.key)
+    other.save(force_insert=True)
+    with pytest.raises(CommandError, match="several scopes") as refused:
+        call_command("idempotency_keys", "allow-retry", hostile.key, by="admin")
+    assert is_harmless(str(refused.value))
+
+
+def test_log_records_hold_hostile_text_as_escapes(caplog):
+    log(logging.ERROR, "an_event", "for %s, %s times", f"scope {HOSTILE}", 3, reason=HOSTILE)
+    (record,) = caplog.records
+    assert is_harmless(record.getMessage())
+    assert is_harmless(record.reason)
+    assert record.getMessage().endswith("3 times")

@@ -1,12 +1,15 @@
-"""What the projects have in common; each adds its package to it."""
+"""What the projects have in common; each adds its package to it, and has its views in ``urls`` beside its settings."""
 
 from __future__ import annotations
+
+import os
 
 from environ import Env
 
 SECRET_KEY = "not a secret, and long enough for tokens: tests"
 ALLOWED_HOSTS = ["*"]
 USE_TZ = True
+ROOT_URLCONF = f"{os.environ['DJANGO_SETTINGS_MODULE'].rpartition('.')[0]}.urls"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 DATABASES = {"default": Env().db("DATABASE_URL")}
 INSTALLED_APPS = [

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
+from django_idempotency.contrib.client import Retries
 from django_idempotency.contrib.client.httpx import IdempotentTransport
-from django_idempotency.contrib.client.retries import Retries
 from tests.support.generated import generated_client
 from tests.support.pages import FENCE, text
 from tests.support.reader import reader_with_postgresql

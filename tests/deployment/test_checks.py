@@ -10,17 +10,19 @@ from django.core.management.base import SystemCheckError
 from django.db import connections
 from django.utils.decorators import method_decorator
 
+from django_idempotency import engine
+from django_idempotency.checks.catalogue import CHECKS
 from django_idempotency.checks.registry import DOCS, TAG
-from django_idempotency.checks.table import CHECKS
-from django_idempotency.decorators import idempotent
-from django_idempotency.policy import Lease, Policy
+from django_idempotency.http.placement import idempotent
+from django_idempotency.values.outcomes import Keep, StoredResponse
+from django_idempotency.values.policy import Lease, Policy
 from tests.deployment.wrong import WRONG, Page, Project, aview, view
 from tests.deployment.wrong import databases as _databases  # noqa: F401 (registers)
 from tests.deployment.wrong import settings as _settings  # noqa: F401 (registers)
 from tests.deployment.wrong.databases import HOUR
 from tests.deployment.wrong.views import Adding, Policed
 from tests.support.aliases import another_alias
-from tests.support.callers import Gate, claim, shift
+from tests.support.callers import claim, shift
 from tests.support.checks import CORE, found, ids_found
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -108,11 +110,12 @@ def test_a_project_without_urls_passes_the_checks(project):
 
 
 @pytest.mark.postgresql
-def test_w035_does_not_report_a_live_owner_in_atomic_mode():
-    gate = Gate()
-    with gate.running():
-        shift(locked_until=-2 * HOUR)
-        assert ids_found("W035") == []
+def test_w035_does_not_report_a_live_owner_in_atomic_mode(other_thread):
+    claimed = claim(policy=Policy())
+    shift(locked_until=-2 * HOUR)
+    with engine.execution(claimed, Policy()) as run:
+        assert other_thread(ids_found, "W035") == []
+        run.verdict = Keep(StoredResponse(201))
     claim("dead", policy=Policy())
     shift("dead", locked_until=-2 * HOUR)
     assert ids_found("W035") == ["W035"]

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlencode
 
 import httpx
 import pytest
-from django.contrib.auth import get_user_model
-from django.core.handlers.base import BaseHandler
 from django.db import connection
-from django.http import HttpResponse
-from django.test import RequestFactory, override_settings
 
-from django_idempotency.decorators import idempotent
-from testproject.models import LedgerEntry
-from tests.support.callers import payment
-from tests.support.servers import Server, running_server, running_uvicorn, unless_in_flight
+from tests.support.callers import effects, entry_point, paying, payment
+from tests.support.servers import ROOT, Server, children, running_server, running_uvicorn, unless_in_flight
 from tests.support.threads import OtherThread, in_threads
+from tests.support.views_of_laws import in_each_mode
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -102,19 +98,12 @@ def test_concurrent_retries_after_a_kill_take_effect_once(deployed, name):
 
 @pytest.mark.server
 @under(*DEPLOYMENTS)
-def test_different_keys_all_take_effect_at_the_latest_when_retried(deployed, name):
-    def pay(index: int) -> list[int]:
-        answers = [deployed.post("/api/charges/", payment(name), key=f"{name}-{index}").status_code]
-        eventually(lambda: answers[-1] == 201 or answers.append(_retried(deployed, name, index)))
-        return answers
+def test_different_keys_all_take_effect(deployed, name):
+    def pay(index: int) -> int:
+        return deployed.post("/api/charges/", payment(name), key=f"{name}-{index}").status_code
 
-    answers = in_threads(MANY, pay)
-    assert answers == [[201]] * MANY
+    assert in_threads(MANY, pay) == [201] * MANY
     assert deployed.ledger(name) == MANY
-
-
-def _retried(deployed: Server, name: str, index: int) -> int:
-    return deployed.post("/api/charges/", payment(name), key=f"{name}-{index}").status_code
 
 
 @pytest.mark.server
@@ -140,92 +129,35 @@ def test_under_asgi_a_caller_that_hangs_up_can_come_back(deployed, name):
     assert deployed.ledger(name) == 1
 
 
-@pytest.fixture
-def carol():
-    return get_user_model().objects.create_user("carol")
+@pytest.mark.server
+def test_serve_runs_as_many_workers_as_the_environment_says(server_database):
+    given = {"DATABASE_URL": server_database, "DEBUG": "1", "PORT": "0", "WORKERS": "3"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "testproject", "serve"], cwd=ROOT, env=os.environ | given, stdout=subprocess.DEVNULL
+    ) as serve:
+        try:
+            eventually(lambda: len([worker for server in children(serve.pid) for worker in children(server)]) == 3)
+        finally:
+            serve.terminate()
 
 
-def ask(view: Callable[..., Any], user: Any, **headers: str) -> HttpResponse:
-    """Call a view as Django's handler does."""
-    request = RequestFactory().post("/", headers=headers)
-    request.user = user
-    return BaseHandler().make_view_atomic(view)(request)
-
-
-@pytest.fixture
-def tell() -> Callable[..., HttpResponse]:
-    """A view, a new one for each test: Django marks views by attributes."""
-    return lambda request: HttpResponse("in a transaction" if connection.in_atomic_block else "in none")
-
-
-def test_a_request_without_a_key_is_in_djangos_transaction_or_none(atomic_requests, carol, tell):
-    expected = b"in a transaction" if atomic_requests else b"in none"
-    assert ask(tell, carol).content == expected
-    assert ask(idempotent(tell), carol).content == expected
-
-
-def test_a_keyed_request_is_in_the_one_transaction_of_its_mode(atomic_requests, carol, tell):
-    assert ask(idempotent(tell), carol, idempotency_key="k").content == b"in a transaction"
-    lease = ask(idempotent(mode="lease")(tell), carol, idempotency_key="other").content
-    assert lease == (b"in a transaction" if atomic_requests else b"in none")
-
-
-PATHS_OF_ENTRY_POINTS = ["/api/charges/", "/orders/", "/legacy/refunds/", "/legacy/api/refunds/", "/v1/charges"]
-
-
-@pytest.fixture
-def caller(client, carol):
-    """POSTs with carol's token, and with faults."""
-    from rest_framework.authtoken.models import Token
-
-    Token.objects.create(user=carol, key="sk-token")
-
-    def post(path: str, *, simulate: dict[str, Any] | None = None, **headers: str):
-        bearer = path.startswith("/v1")
-        headers["authorization"] = "Bearer sk_test_sk" if bearer else "Token sk-token"
-        body = urlencode({"amount": 5, "currency": "eur", "description" if bearer else "reference": "r"})
-        headers["X-Simulate"] = json.dumps(simulate or {})
-        return client.post(path, body, "application/x-www-form-urlencoded", headers=headers)
-
-    client.raise_request_exception = False
-    with override_settings(SIMULATE=True):
-        yield post
-
-
-@pytest.mark.drf
-@pytest.mark.parametrize("path", PATHS_OF_ENTRY_POINTS)
-def test_every_entry_point_keeps_its_promises(atomic_requests, caller, path):
-    assert caller(path, simulate={"raise": True}, idempotency_key="k").status_code == 500
-    assert LedgerEntry.objects.count() == 0
-    first = caller(path, idempotency_key="k")
-    assert first.status_code in (200, 201)
-    assert caller(path, idempotency_key="k").content == first.content
-    assert LedgerEntry.objects.count() == 1
-    assert caller(path).status_code == first.status_code
-    assert LedgerEntry.objects.count() == 2
-    assert caller(path, simulate={"raise": True}).status_code == 500
-    assert LedgerEntry.objects.count() == (2 if atomic_requests else 3)
+@pytest.mark.row_locks
+@in_each_mode
+@pytest.mark.usefixtures("payer")
+def test_a_server_that_hung_up_between_requests_is_not_noticed(other_thread, mode):
+    send = entry_point(paying, mode=mode)
+    for number in range(5):  # until all is prepared
+        assert send(f"before-{number}").status_code == 201
+    for key, count in [("k", 6), ("other", 7), ("k", 7)]:
+        hang_up(other_thread)
+        assert send(key).status_code == 201
+        assert effects() == count
 
 
 KILL = {
     "postgresql": "SELECT pg_terminate_backend(%s)",
     "mysql": "KILL %s",
 }
-
-
-@pytest.mark.row_locks
-@pytest.mark.parametrize("mode", ["atomic", "lease"])
-@pytest.mark.usefixtures("transactional_db")
-def test_a_server_that_hung_up_between_requests_is_not_noticed(carol, other_thread, mode):
-    def pay(request):
-        LedgerEntry.objects.create(user=request.user, amount=1, reference="r")
-        return HttpResponse("paid")
-
-    view = idempotent(mode=mode)(pay)
-    for key, effects in [("k", 1), ("other", 2), ("k", 2)]:
-        hang_up(other_thread)
-        assert ask(view, carol, idempotency_key=key).content == b"paid"
-        assert LedgerEntry.objects.count() == effects
 
 
 def hang_up(other_thread: OtherThread) -> None:

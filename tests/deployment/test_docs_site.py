@@ -65,17 +65,6 @@ def test_search_finds_every_page(site):
     assert found == {f"{page.rstrip('/')}/" if page else "" for page in pages}
 
 
-def test_the_changelog_is_a_page(site):
-    headings = re.findall(r"^## \[?(\w+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
-    shown = (site / "changelog" / "index.html").read_text()
-    assert headings
-    assert [heading for heading in headings if not re.search(rf"<h2[^>]*>(<a[^>]*>|\[)?{heading}", shown)] == []
-
-
-def test_code_is_coloured_when_the_site_is_built(site):
-    assert '<span class="kn">import</span>' in (site / "quickstart" / "index.html").read_text()
-
-
 @pytest.mark.parametrize("name", ["protocol", "claim", "atomic", "states"])
 def test_a_diagram_is_described_and_has_colours_for_the_dark(name):
     drawing = DOCS / "img" / f"{name}.svg"
@@ -85,15 +74,3 @@ def test_a_diagram_is_described_and_has_colours_for_the_dark(name):
     assert len(described["desc"]) > len(described["title"])
     assert "prefers-color-scheme: dark" in drawing.read_text()
     assert any(f"img/{name}.svg" in page.read_text() for page in DOCS.rglob("*.md"))
-
-
-def test_the_list_for_language_models_is_at_the_root(site):
-    assert (site / "llms.txt").read_text() == (DOCS / "llms.txt").read_text()
-
-
-def version_on(page):
-    return re.search(r'<div class="md-copyright__highlight">\s*(.*?)\s*</div>', page)[1]
-
-
-def test_a_site_without_a_version_is_of_no_release(site):
-    assert version_on((site / "index.html").read_text()) == "not released"

@@ -15,7 +15,6 @@ from django.db.models.functions import Now
 from django_idempotency.models import IdempotencyRecord
 from tests.support.callers import record
 from tests.support.databases import environment
-from tests.support.forked_waiters import WAIT
 from tests.support.forking import FORKS
 from tests.support.waiting import eventually
 
@@ -53,17 +52,3 @@ def test_a_child_renews_its_leases_and_leaves_those_of_its_parent(how):
         os.kill(processes["parent"], signal.SIGKILL)
         eventually(lambda: lapsed("parent"))
         assert not lapsed("child")
-
-
-def test_a_child_waits_although_its_parent_does():
-    """The count of those who wait is not its own."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.forked_waiters"]
-    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        try:
-            parent.stdout.readline()  # of the owner
-            status, seconds = parent.stdout.readline().split()
-        finally:
-            parent.kill()
-    assert status == "409"
-    assert float(seconds) >= WAIT

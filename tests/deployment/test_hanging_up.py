@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-import socket
 import time
 from collections import Counter, defaultdict
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
@@ -18,24 +16,18 @@ from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.server, pytest.mark.row_locks, pytest.mark.slow]
 
-REQUESTS, REQUESTS_ON_REDIS, CLIENTS = 256, 64, 8
+REQUESTS, CLIENTS = {"database": 256, "redis": 64}, 8
 LONGEST = 0.06  # seconds until a client hangs up, at most
 PATH = "/runs/async/"
 
 
-def test_every_key_ends_right_whenever_its_client_hangs_up(server_database, tmp_path):
-    _hang_up_at_random(server_database, tmp_path, REQUESTS)
-
-
-@pytest.mark.redis
-def test_every_key_in_redis_ends_right_whenever_its_client_hangs_up(server_database, tmp_path, redis_url):
-    _hang_up_at_random(server_database, tmp_path, REQUESTS_ON_REDIS, STORE="redis", REDIS_URL=redis_url)
-
-
-def _hang_up_at_random(server_database, tmp_path, requests, **store):
+@pytest.mark.parametrize("store", ["database", pytest.param("redis", marks=pytest.mark.redis)])
+def test_every_key_ends_right_whenever_its_client_hangs_up(server_database, tmp_path, redis_url, store):
+    requests = REQUESTS[store]
     runs = tmp_path / "runs.jsonl"
     # So long a lease that a claim with nobody behind it would not be overlooked.
-    environment = {"DJANGO_SETTINGS_MODULE": "tests.faults.settings", "RUNS_LOG": str(runs), "LEASE": "120", **store}
+    environment = {"DJANGO_SETTINGS_MODULE": "tests.faults.settings", "RUNS_LOG": str(runs), "LEASE": "120"}
+    environment |= {"STORE": store, "REDIS_URL": redis_url}
     with running_uvicorn(server_database, tmp_path, **environment) as server:
         server.ledger("-")  # it serves
         answers = dict(
@@ -73,7 +65,8 @@ def _at_random(decide: random.Random) -> tuple[float, float]:
 
 def _hang_up_and_ask(server: Server, key: str, seconds: float, after: float) -> tuple[str, str]:
     body = {"seconds": seconds}
-    _hang_up(server, key, json.dumps(body), after)
+    with server.sent(PATH, json.dumps(body).encode(), f'Idempotency-Key: "{key}"'.encode()):
+        time.sleep(after)
 
     def asked() -> str | None:
         answer = server.request("POST", PATH, key=key, token=None, json=body)
@@ -81,15 +74,3 @@ def _hang_up_and_ask(server: Server, key: str, seconds: float, after: float) -> 
         return answer.json()["id"] if answer.status_code == 201 else None
 
     return key, eventually(asked)
-
-
-def _hang_up(server: Server, key: str, body: str, after: float) -> None:
-    """Send the request, and close the connection so many seconds later."""
-    address = urlsplit(server.url)
-    head = (
-        f'POST {PATH} HTTP/1.1\r\nHost: {address.netloc}\r\nIdempotency-Key: "{key}"\r\n'
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    with socket.create_connection((address.hostname, address.port)) as wire:
-        wire.sendall(head.encode() + body.encode())
-        time.sleep(after)

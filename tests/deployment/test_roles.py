@@ -22,10 +22,10 @@ from django_idempotency.contrib.outbox.models import OutboxEvent
 from django_idempotency.maintenance import allow_retry, cleanup, erase, reap
 from django_idempotency.maintenance.stats import stats
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Atomic, Lease, Policy
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.outcomes import Claimed, Fail, Keep, Operation, Release, Replay, StoredResponse
+from django_idempotency.values.policy import Atomic, Lease, Policy
 from tests.support.aliases import another_alias
 from tests.support.callers import mode_of
 from tests.support.checks import ids_found
@@ -173,9 +173,9 @@ def test_the_reader_sees_how_the_records_stand_and_no_secret(roles, capsys):
 def test_the_reader_counts_what_runs_by_lock(roles):
     policy = Policy(using="app", mode=Atomic(claim="lock"))
     with engine.execution(claimed(policy), policy) as running:
-        assert stats(using="reader").pending_by_lock == 1
+        assert stats(using="reader")["pending_by_lock"] == 1
         running.verdict = Keep(StoredResponse(201))
-    assert stats(using="reader").pending_by_lock == 0
+    assert stats(using="reader")["pending_by_lock"] == 0
 
 
 def test_the_claims_function_is_the_applications_alone(roles):

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import threading
-import time
 from functools import partial
+from uuid import uuid4
 
 import pytest
 
 from django_idempotency import engine
-from django_idempotency.engine.background import Background
-from django_idempotency.engine.workers import Worker
-from django_idempotency.exceptions import ClaimLost, StoreUnavailable
+from django_idempotency.engine.background import Background, Worker
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Lease, Policy
 from django_idempotency.stores.database import DatabaseStore
+from django_idempotency.values.exceptions import ClaimLost, StoreUnavailable
 from django_idempotency.values.outcomes import Operation
+from django_idempotency.values.policy import Lease, Policy
 from tests.support.threads import in_threads
 
 STORE = DatabaseStore(Policy(mode=Lease(seconds=500)), "default")
@@ -80,14 +79,6 @@ def test_replays_are_counted_though_others_can_not_be(background):
     assert IdempotencyRecord.objects.get().replays == 2
 
 
-def test_in_a_test_run_nothing_is_counted(background):
-    """Or the end of the process would write it to a database that was never meant."""
-    claim = engine.claim(Operation("s", "k", b"f" * 32), STORE.policy)
-    background.count_replay(claim.id, STORE)
-    work(background)
-    assert IdempotencyRecord.objects.get().replays == 0
-
-
 def test_work_is_tried_until_it_succeeds():
     background, recorder = Background("background"), Recorder(failures=2)
     background.later(recorder, 0.01, STORE)
@@ -145,55 +136,12 @@ def test_the_end_of_the_process_waits_no_longer_than_a_moment(monkeypatch):
     thread.join(10)
 
 
-def test_in_a_test_run_there_is_no_background_work():
-    background, recorder = Background("background"), Recorder()
-    background.later(recorder, 0, STORE)
-    assert background._thread is None
-
-
-@pytest.mark.parametrize(("due_in", "woken"), [(5, True), (60, False)])
-def test_the_thread_wakes_only_for_work_due_before_its_alarm(due_in, woken, monkeypatch):
+def test_in_a_test_run_nothing_is_counted_and_there_is_no_other_work():
+    """Or the end of the process would write it to a database that was never meant."""
     background = Background("background")
-    told = []
-    monkeypatch.setattr(background.changed, "notify_all", lambda: told.append(True))
-    background._thread = threading.current_thread()
-    background._sleeps_until = time.monotonic() + 30
-    background.later(Recorder(), due_in, STORE)
-    assert bool(told) == woken
-
-
-class Once(Worker):
-    """Has one thing to do, and then nothing."""
-
-    left = 1
-
-    def due(self):
-        return 0 if self.left else None
-
-    def work(self):
-        self.left = 0
-
-
-def test_joining_waits_until_the_connections_are_closed(monkeypatch):
-    closing, let_go = threading.Event(), threading.Event()
-
-    class Connections:
-        def close_all(self):
-            closing.set()
-            assert let_go.wait(30)
-
-    monkeypatch.setattr("django_idempotency.engine.workers.connections", Connections())
-    worker = Once("once")
-    with worker.changed:
-        worker.wake()
-    assert closing.wait(30)
-    joining = threading.Thread(target=worker.join, args=[30])
-    joining.start()
-    joining.join(0.2)
-    assert joining.is_alive()
-    let_go.set()
-    joining.join(30)
-    assert not joining.is_alive()
+    background.count_replay(uuid4(), STORE)
+    background.later(Recorder(), 3600, STORE)
+    assert (background.due(), background._thread) == (None, None)
 
 
 def test_the_log_names_what_failed(background, caplog):

@@ -11,9 +11,7 @@ import pytest
 from django_idempotency import engine
 from django_idempotency.engine import Context
 from django_idempotency.engine.decisions import decide
-from django_idempotency.exceptions import ClaimLost
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Lease, Policy
 from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import (
     Available,
@@ -26,6 +24,7 @@ from django_idempotency.values.outcomes import (
     Snapshot,
     StoredResponse,
 )
+from django_idempotency.values.policy import Lease, Policy
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 MINE, OTHER = b"m" * 32, b"o" * 32
@@ -108,13 +107,13 @@ FAILURE = {"response_status": 409, "response_headers": [], "response_body": None
 )
 def test_the_state_of_a_record_decides_about_the_same_request(seen, decision):
     before = replace(seen)
-    assert decide(seen, MINE, NOW, grace=2, lease=60) == decision
-    assert decide(seen, MINE, NOW, grace=2, lease=60) == decision, "deciding has no memory"
+    assert decide(seen, MINE, grace=2, lease=60) == decision
+    assert decide(seen, MINE, grace=2, lease=60) == decision, "deciding has no memory"
     assert seen == before
 
 
 def test_an_atomic_claim_has_no_grace_unless_it_is_stated():
-    assert decide(record("processing", mode="atomic", locked_at=at(0)), MINE, NOW) == Available()
+    assert decide(record("processing", mode="atomic", locked_at=at(0)), MINE) == Available()
 
 
 @pytest.mark.parametrize("mode", ["atomic", "lease"])
@@ -133,13 +132,13 @@ def test_an_atomic_claim_has_no_grace_unless_it_is_stated():
     ],
 )
 def test_another_request_is_a_mismatch_before_anything_else(seen, mode):
-    assert decide(replace(seen, mode=mode), OTHER, NOW) == Mismatch()
+    assert decide(replace(seen, mode=mode), OTHER) == Mismatch()
 
 
 @pytest.mark.parametrize("changed", [{}, FAILURE])
 def test_once_expired_the_key_is_free_for_any_request(changed):
-    assert decide(record("failed", expires_at=at(-1), **changed), OTHER, NOW) == Available()
-    assert decide(record("completed", expires_at=at(-1)), OTHER, NOW) == Available()
+    assert decide(record("failed", expires_at=at(-1), **changed), OTHER) == Available()
+    assert decide(record("completed", expires_at=at(-1)), OTHER) == Available()
 
 
 OPERATION = Operation("user:1", "the-raw-key", MINE)
@@ -154,28 +153,13 @@ def test_the_view_sees_key_scope_and_attempt():
     assert (seen.key, seen.scope, seen.attempt) == ("the-raw-key", "user:1", 3)
 
 
-def leased():
-    claimed = engine.claim(OPERATION, Policy(mode=Lease(seconds=20)))
-    return Context(claimed, Policy(mode=Lease(seconds=500)))
-
-
 def test_renewing_extends_the_lease_by_the_policy(db):
-    running = leased()
+    running = Context(engine.claim(OPERATION, Policy(mode=Lease(seconds=20))), Policy(mode=Lease(seconds=500)))
     before = IdempotencyRecord.objects.get().locked_until
     running.renew()
     after = IdempotencyRecord.objects.get()
     assert timedelta(seconds=479) < after.locked_until - before < timedelta(seconds=600)
     assert after.token == running.claim.token
-
-
-def test_renewing_a_lost_claim_says_so_and_leaves_the_winner_alone(db):
-    running = leased()
-    winner = uuid4()
-    IdempotencyRecord.objects.update(token=winner)
-    before = IdempotencyRecord.objects.values().get()
-    with pytest.raises(ClaimLost):
-        running.renew()
-    assert IdempotencyRecord.objects.values().get() == before
 
 
 def test_in_atomic_mode_there_is_nothing_to_renew():

@@ -8,18 +8,18 @@ from uuid import uuid4
 
 import pytest
 from django.db.models import F
+from django.db.models.expressions import RawSQL
 
 from django_idempotency import engine
 from django_idempotency.engine import leases
-from django_idempotency.engine.background import background
+from django_idempotency.engine.background import Worker, background
 from django_idempotency.engine.leases import LeaseKeeper, Suspect, Watch
-from django_idempotency.engine.workers import Worker
-from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Lease, Policy
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import DatabaseStore, ahead
+from django_idempotency.values.exceptions import StoreUnavailable
 from django_idempotency.values.outcomes import Keep, Operation, StoredResponse
+from django_idempotency.values.policy import Lease, Policy
 from tests.support.maintained import updates_refused
 from tests.support.threads import in_threads
 
@@ -129,11 +129,10 @@ def failing(monkeypatch, name):
 def test_after_a_heartbeat_that_failed_the_next_comes_within_a_second(keeper, monkeypatch):
     keeper.add(claimed(), LEASE)
     assert keeper.due() > time.monotonic() + 100
-    failing(monkeypatch, "renew")
-    beat(keeper)
+    with monkeypatch.context() as patch:
+        failing(patch, "renew")
+        beat(keeper)
     assert keeper.due() < time.monotonic() + 1.1
-    monkeypatch.undo()
-    monkeypatch.setattr(Worker, "wake", lambda self: None)
     beat(keeper)
     assert keeper.due() > time.monotonic() + 100
 
@@ -172,6 +171,17 @@ def test_a_lapsed_lease_expires_after_a_watched_heartbeat(keeper, look):
     assert keeper.due() is None
 
 
+@pytest.mark.postgresql
+def test_an_expired_lease_is_not_written_again(keeper, look):
+    """Its row lock would look like that of a live owner."""
+    claim = suspected(keeper, lapsed=True)
+    look(keeper, times=6)
+    place = RawSQL("ctid::text", ())
+    before = IdempotencyRecord.objects.values_list(place).get()
+    SHORT.expire({claim.token: claim.id})
+    assert IdempotencyRecord.objects.values_list(place).get() == before
+
+
 def test_a_lease_that_has_not_lapsed_does_not_expire(keeper, look):
     suspected(keeper, lapsed=False)
     look(keeper, times=6)
@@ -179,20 +189,18 @@ def test_a_lease_that_has_not_lapsed_does_not_expire(keeper, look):
     assert keeper.due() is not None
 
 
-def test_a_lease_that_its_owner_renews_is_watched_no_longer(keeper, look):
+def release(claim):
+    IdempotencyRecord.objects.filter(token=claim.token).delete()
+
+
+@pytest.mark.parametrize("end", [lambda claim: LEASE.renew([claim]), release], ids=["renewed", "released"])
+def test_a_lease_that_is_renewed_or_not_needed_any_more_is_watched_no_longer(keeper, look, end):
     claim = suspected(keeper, lapsed=True)
     look(keeper)
-    LEASE.renew([claim])
+    end(claim)
     look(keeper)
     assert keeper.due() is None
-    assert not expired()
-
-
-def test_a_record_that_is_done_is_watched_no_longer(keeper, look):
-    suspected(keeper, lapsed=True)
-    IdempotencyRecord.objects.all().delete()
-    look(keeper)
-    assert keeper.due() is None
+    assert not IdempotencyRecord.objects.filter(locked_until=F("locked_at")).exists(), "it did not expire"
 
 
 def test_a_gap_begins_the_watch_anew(keeper, look, monkeypatch):

@@ -1,8 +1,9 @@
-"""A run ends once. One that nobody ended is rolled back by the next claim, unless its view is still running."""
+"""A run ends once, or the next claim rolls it back, unless its view still runs; no run is in another's transaction."""
 
 from __future__ import annotations
 
 import gc
+from uuid import uuid4
 
 import pytest
 from django.core.handlers.base import BaseHandler
@@ -11,16 +12,31 @@ from django.db.transaction import TransactionManagementError
 from django.http import HttpResponse
 from django.template import engines
 from django.template.response import SimpleTemplateResponse
+from django.test import TestCase
 
 from django_idempotency import engine
 from django_idempotency.conf import resolve
-from django_idempotency.decorators import idempotent
 from django_idempotency.engine.leases import keeper_of
-from django_idempotency.exceptions import ClaimInsideTransaction
 from django_idempotency.http.handlers import HANDLER
-from django_idempotency.policy import Atomic, Policy
+from django_idempotency.http.placement import idempotent
+from django_idempotency.stores import store_for
+from django_idempotency.stores.database import DatabaseStore
+from django_idempotency.values.exceptions import ClaimInsideTransaction
 from django_idempotency.values.outcomes import Keep, StoredResponse
-from tests.support.callers import effects, entry_point, operation, pay, paying, post, record, stop_heartbeat
+from django_idempotency.values.policy import Atomic, Policy
+from tests.support.callers import (
+    MODES,
+    claim,
+    effects,
+    entry_point,
+    operation,
+    pay,
+    paying,
+    post,
+    record,
+    stop_heartbeat,
+)
+from tests.support.views_of_laws import OTHER_BODY, postgresql
 
 pytestmark = pytest.mark.usefixtures("payer")
 
@@ -94,16 +110,15 @@ def test_a_claim_in_another_middleware_that_responds_to_an_exception_leaves_the_
 
 
 def test_a_claim_in_a_commit_hook_leaves_the_run_alone(other_thread):
+    def hook(_request):
+        return HttpResponse(str(pay("hook").pk), status=201)
+
     def view(request):
-        transaction.on_commit(lambda: entry_point(lambda _request: paying_for("hook"))("inner"))
+        transaction.on_commit(lambda: entry_point(hook)("inner"))
         return paying(request)
 
     assert entry_point(view)().status_code == 201
     assert (other_thread(effects), other_thread(effects, "hook"), record().response_status) == (1, 1, 201)
-
-
-def paying_for(reference):
-    return HttpResponse(str(pay(reference).pk), status=201)
 
 
 def test_the_lease_of_a_run_that_nobody_can_end_is_not_renewed(caplog):
@@ -138,3 +153,47 @@ def test_a_block_that_a_view_never_left_commits_nothing(other_thread):
     assert not connection.in_atomic_block
     assert other_thread(effects, "half") == 0
     assert entry_point(paying)().status_code == 201
+
+
+def test_an_operation_is_not_run_inside_a_foreign_transaction():
+    claimed = claim(policy=Policy())
+    with transaction.atomic(), pytest.raises(RuntimeError, match="durable"), engine.execution(claimed, Policy()):
+        pass
+    assert effects() == 0
+
+
+class TestInsideDjangosTestCase(TestCase):
+    """A project's own ``TestCase`` holds a transaction open; the entry points work in it all the same."""
+
+    def test_a_request_is_run_once_and_replayed(self):
+        for mode in MODES:
+            self.is_run_once_and_replayed(mode, key=mode)
+
+    @postgresql
+    def test_a_request_claimed_by_lock_is_run_once_and_replayed(self):
+        """What is locked outlasts the run: for others, not for itself."""
+        self.is_run_once_and_replayed(Atomic(claim="lock"), key="lock")
+
+    def is_run_once_and_replayed(self, mode, key):
+        def view(request):
+            return HttpResponse(str(uuid4()), status=500 if request.idempotency.key == "fails" else 201)
+
+        send = entry_point(view, mode=mode)
+        assert [send("fails").status_code, send("fails").status_code] == [500, 500]
+        first, again, other = send(key), send(key), send(key, body=OTHER_BODY)
+        assert (first.status_code, again.content, other.status_code) == (201, first.content, 422)
+
+    @postgresql
+    def test_a_read_only_store_is_unavailable_in_a_foreign_transaction(self):
+        connection.cursor().execute("SET TRANSACTION READ ONLY")
+        answer = entry_point(paying)()
+        assert (answer.status_code, b"idempotency_store_unavailable" in answer.content) == (503, True)
+        assert store_for(Policy()).reconnect() is False
+
+    def test_a_record_made_meanwhile_does_not_fail_the_transaction(self):
+        store, wanted = DatabaseStore(Policy(), "default"), operation()
+        store.claim(wanted, uuid4())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(DatabaseStore, "read", lambda *_: None)  # it was not there yet
+            assert store.claim(wanted, uuid4()) is None
+        assert store.read(wanted.id).key == wanted.key

@@ -18,6 +18,7 @@ import psutil
 import psycopg
 
 from tests.support.private_servers import PrivateServer, free_port
+from tests.support.waiting import eventually
 
 SYSTEM_USER = "pgserver"  # PostgreSQL does not run as root
 
@@ -101,11 +102,28 @@ class Cluster(PrivateServer):
         postmaster = psutil.Process(self.process.pid)
         postmaster.suspend()  # or it would replace the first processes that die
         family = [*postmaster.children(), postmaster]
-        for member in family:
-            with suppress(psutil.NoSuchProcess):
-                member.kill()
+        _kill(family)
         self.process.wait()
         psutil.wait_procs(family, timeout=10)
+
+    def crash(self) -> None:
+        """Kill all of its processes but the first one, which starts them again: the server has not been restarted."""
+        assert self.process is not None
+        postmaster = psutil.Process(self.process.pid)
+        postmaster.suspend()
+        recoveries = self._recoveries()
+        _kill(postmaster.children())
+        postmaster.resume()
+        eventually(lambda: self._recoveries() > recoveries, within=60)
+
+    def _recoveries(self) -> int:
+        return self.log.read_text().count("ready to accept connections")
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 @contextmanager

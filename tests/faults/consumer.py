@@ -25,7 +25,7 @@ def main() -> None:
 def _delivered(key: str, mode: str, payment: dict[str, Any], fails: bool) -> list[Any]:
     """A status as HTTP would have it, and the result."""
     from django_idempotency.messages import Ack, Message, Reject, Retry, RetryLater, consume
-    from django_idempotency.policy import Policy
+    from django_idempotency.values.policy import Policy
 
     try:
         message = Message("faults", key, json.dumps(payment).encode())

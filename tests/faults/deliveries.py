@@ -32,7 +32,7 @@ from typing import Any
 from testproject.interrupts import end_on_signals
 from tests.faults.cluster import Cluster
 from tests.support.brokers import on_jetstream
-from tests.support.private_kafka import PrivateKafka
+from tests.support.mock_kafka import PrivateKafka
 from tests.support.private_servers import PrivateNATS, PrivateRabbitMQ, PrivateServer
 from tests.support.servers import ROOT
 from tests.support.waiting import eventually
@@ -360,11 +360,12 @@ def campaign(
     log = directory / "deliveries"
     log.touch()
     outbox = {"PUBLISHERS": {"default": broker.publisher()}, "LEASE": 5, "POLL": 0.5, "LONGEST_DELAY": 5}
+    outbox |= {"MAX_ATTEMPTS": 1000, "FIRST_DELAY": 0.1}
     fleet = Fleet(
         {
             "DATABASE_URL": cluster.url(),
-            "DJANGO_SETTINGS_MODULE": "tests.contrib.outbox.settings",
-            "OUTBOX": json.dumps(outbox | {"MAX_ATTEMPTS": 1000, "FIRST_DELAY": 0.1}),
+            "DJANGO_SETTINGS_MODULE": "tests.messages.worker_settings",
+            "WORKER_SETTINGS": json.dumps({"IDEMPOTENCY": {"OUTBOX": outbox}}),
             "CAMPAIGN": json.dumps({"kind": broker.kind, "url": broker.url, "log": str(log)}),
         },
         directory / "processes.log",

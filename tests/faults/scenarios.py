@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 from tests.faults.chains import CHARGES, Chain, ToldCharges, chain
 from tests.faults.cluster import Cluster, room, running_cluster, small_disk
-from tests.faults.losses import LOST, without_losses
 from tests.faults.messages import Consumers, Messages
 from tests.faults.nemesis import (
     REDIS_TROUBLES,
@@ -41,7 +40,7 @@ from tests.faults.payments import ATOMIC, LEASED, REPEATABLE, Choose, Ledger, Pa
 from tests.faults.redis_failover import FAILOVER as REDIS_FAILOVER
 from tests.faults.redis_failover import asynchronous, promoting, replicated
 from tests.faults.runs import Runs
-from tests.faults.trials import Verdict, Violation, exercise
+from tests.faults.trials import LOST, Verdict, Violation, exercise, without_losses
 from tests.faults.troubles import INSIDE, MATRIX, anywhere, one_of
 from tests.support.private_servers import nats_program
 from tests.support.redis_servers import REDIS as REDIS_SERVER

@@ -28,7 +28,7 @@ from django.db import connections
 PATIENCE = 20  # seconds; far more than any statement here takes
 LOOK_AFTER = 0.004  # a statement that takes longer may be waiting for a lock
 # These differ each time that a schedule is played.
-NAMES_OF_THE_SERVER = (b"pg_backend_pid", b"pg_current_xact_id", b"transaction")
+NAMES_OF_THE_SERVER = (b"pg_backend_pid", b"transaction")
 TIMESTAMPTZ, TID = 1184, 27  # their types' numbers
 WRITTEN_TIME = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}\+00")  # how a claim tells when its record was made
 HOUR = 3600

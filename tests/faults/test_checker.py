@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from threading import Event, Timer
+from threading import Timer
 
 import pytest
 from django.db import connections, transaction
 from django.http import HttpResponse
 
-from tests.faults.losses import LOST, without_losses
-from tests.faults.trials import Call, History, Kind, Response, check, exercise, plan
+from tests.faults.trials import LOST, Call, History, Kind, Response, check, exercise, plan, without_losses
 from tests.support.callers import effects, entry_point, pay, post
 
 A, B = Response(201, b"a"), Response(201, b"b")
@@ -54,12 +53,10 @@ def test_a_right_history_holds(requests, count):
 
 WRONG = {
     "two effects": ([A, A], 2, "took effect 2 times"),
-    "two effects, and nobody knows of one": ([NO_RESPONSE, A], 2, "took effect 2 times"),
     "an effect of refused requests": ([IN_FLIGHT, MISMATCH], 1, "took effect, although every request was refused"),
     "an effect of a key that nobody sent": ([], 1, "took effect, although every request was refused"),
     "phantom success": ([A], 0, "succeeded, but did not take effect"),
     "other bytes": ([A, B], 1, "got different responses"),
-    "another status": ([A, Response(200, b"a")], 1, "got different responses"),
     "another body": ([A, (1, A)], 1, "got a response for different requests"),
     "another effect": (
         [Response(201, b"a", effect="lost")],
@@ -73,7 +70,6 @@ WRONG = {
     ),
     "a mismatch with itself": ([A, MISMATCH], 1, "was refused as different from the request that got the response"),
     "stuck": ([NO_RESPONSE, IN_FLIGHT], 1, "never got a response"),
-    "lost": ([ERROR], 0, "never got a response"),
 }
 
 
@@ -251,13 +247,3 @@ def test_only_keys_that_ran_twice_count_as_lost():
     judged = without_losses(check(events, effects, drained=True), counts)
     assert counts == {LOST: 1}
     assert {violation.key for violation in judged.violations} == {"mixed up", "unanswered"}
-
-
-def test_waiting_is_bounded():
-    """A nemesis that ends by itself, and an endpoint that never responses: the drain gives up."""
-    over = Event()
-    verdict = exercise(
-        lambda call: IN_FLIGHT, lambda key: 0, clients=2, keys=2, operations=4, nemesis=lambda *_: over.set(), drain=0.1
-    )
-    assert over.is_set()
-    assert [violation.law for violation in verdict.violations] == ["never got a response"] * verdict.keys

@@ -8,7 +8,7 @@ from django.http import HttpResponse
 
 from django_idempotency import maintenance
 from django_idempotency.stores import lock_claims
-from django_idempotency.stores.claim_function import FUNCTION, OWNER_LOCK, TABLE_NUMBER
+from django_idempotency.stores.claim_function import FUNCTION, OWNER_LOCK, TABLE_NUMBER, TRANSACTION
 from tests.faults.schedule import Violation
 from tests.faults.world import RECORDS, execute, retention_ends, told
 from tests.support.callers import entry_point, pay
@@ -119,13 +119,13 @@ def test_without_the_lookup_the_index_undoes_the_second_run(locking, take_out):
         return locking.finish(results)
 
     ran = []
-    take_out("LOOK", "record.id = %s", "record.id = %s AND false")
+    take_out("LOOKUP", "record.id = %s", "record.id = %s AND false")
     locking.explore(dict.fromkeys("AB", locking.caller()), finish=finish)
     assert ["A", "B"] in ran
 
 
 def test_without_lookup_and_index_a_request_takes_effect_twice(locking, take_out):
-    take_out("LOOK", "record.id = %s", "record.id = %s AND false")
+    take_out("LOOKUP", "record.id = %s", "record.id = %s AND false")
     (index,) = constraints("p")
     execute(f"ALTER TABLE {RECORDS} DROP CONSTRAINT {index}")
     try:
@@ -143,9 +143,9 @@ def constraints(kind):
 
 
 def test_without_the_transactions_number_a_lost_run_is_stored(locking, monkeypatch):
-    same = "pg_current_xact_id() = %s::xid8"
+    same = f"{TRANSACTION} = %s"
     assert same in lock_claims.INSERT
-    monkeypatch.setattr(lock_claims, "INSERT", lock_claims.INSERT.replace(same, "%s::xid8 IS NOT NULL"))
+    monkeypatch.setattr(lock_claims, "INSERT", lock_claims.INSERT.replace(same, "%s::text IS NOT NULL"))
 
     def view(request):
         pay()

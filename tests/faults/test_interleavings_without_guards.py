@@ -6,10 +6,10 @@ import pytest
 
 from django_idempotency import engine, maintenance
 from django_idempotency.engine.decisions import ASK_AGAIN
-from django_idempotency.exceptions import StoreConflict
 from django_idempotency.maintenance import sweep
 from django_idempotency.models import IdempotencyRecord, RecordQuerySet
 from django_idempotency.stores import database, postgresql
+from django_idempotency.values.exceptions import StoreConflict
 from tests.faults.schedule import Violation
 from tests.faults.world import hours_pass, in_all_modes, retention_ends
 

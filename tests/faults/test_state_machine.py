@@ -25,12 +25,12 @@ from hypothesis.stateful import (
 )
 
 from django_idempotency import engine, maintenance
-from django_idempotency.engine.workers import Worker
+from django_idempotency.engine.background import Worker
 from django_idempotency.models import DatabaseNow, IdempotencyRecord
-from django_idempotency.policy import Atomic, Lease, Policy
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.outcomes import Claimed, InFlight, Mismatch, OnHold, Operation, Replay, StoredResponse
+from django_idempotency.values.policy import Atomic, Lease, Policy
 from tests.support.threads import OtherThread
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db"), pytest.mark.exhaustive]

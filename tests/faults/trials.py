@@ -204,6 +204,16 @@ def _broken(exchanges: Sequence[Exchange], effects: int | Collection[str], drain
             yield "was refused as different from the request that got the response", [first, refused[0]]
 
 
+LOST = "key lost by a failover"
+
+
+def without_losses(verdict: Verdict, counts: Counter[str]) -> Verdict:
+    """Count the keys that ran twice as lost, and judge the others: a store may lose what it has acknowledged."""
+    lost = {violation.key for violation in verdict.violations if violation.law.startswith("took effect ")}
+    counts[LOST] += len(lost)
+    return replace(verdict, violations=tuple(one for one in verdict.violations if one.key not in lost))
+
+
 # --- The trial -------------------------------------------------------------------------------------------------------
 
 Send = Callable[[Call], Response | None]

@@ -14,8 +14,8 @@ from django.urls import include, path
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
-from django_idempotency.decorators import idempotent
 from django_idempotency.engine.leases import LeaseKeeper
+from django_idempotency.http.placement import idempotent
 from testproject.models import LedgerEntry
 from testproject.simulate import simulated
 

@@ -16,19 +16,19 @@ from django.http import HttpResponse
 
 from django_idempotency import engine
 from django_idempotency.conf import resolve
+from django_idempotency.engine.background import Worker
 from django_idempotency.engine.decisions import LEASE_LAPSED
 from django_idempotency.engine.leases import BEATS_PER_LEASE, keeper_of
-from django_idempotency.engine.workers import Worker
 from django_idempotency.maintenance import reaper
 from django_idempotency.maintenance.sweep import Swept
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Atomic, Lease, Policy
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import DatabaseStore
 from django_idempotency.values.outcomes import Claimed
+from django_idempotency.values.policy import Atomic, Lease, Policy
 from testproject.models import LedgerEntry
 from tests.faults.schedule import Actor, Explorer, Found, pause, place, token
-from tests.support.callers import BODY, PAYER, SCOPE, entry_point, operation
+from tests.support.callers import BODY, PAYER, SCOPE, entry_point, operation, stop
 from tests.support.waiting import eventually
 
 LEASE = 2 * 3600  # longer than any schedule takes: time passes only when it is told to
@@ -201,8 +201,7 @@ class World:
 
     def explore(self, works: dict[str, Any], *, given: Callable[[], Any] = lambda: None, **options: Any) -> Found:
         def prepare() -> None:
-            self.keeper.forget()
-            self.keeper.join(10)  # it may be on its way to sleep with a lock that is about to be replaced
+            stop(self.keeper)  # it may be on its way to sleep with a lock that is about to be replaced
             self.keeper.reset()
             no_locks_are_left()
             self.beating: list[Any] = []

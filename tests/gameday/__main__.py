@@ -23,17 +23,12 @@ import psycopg
 
 from testproject.interrupts import end_on_signals
 from tests.gameday.ground import SETTINGS, Clients, ground
-from tests.support.servers import Server, prepare_database
+from tests.support.servers import prepare_database
 
 NAME = "gameday"
 
 
 # --- Faults ----------------------------------------------------------------------------------------------------------
-
-
-def workers(server: Server) -> list[int]:
-    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-    return [int(pid) for pid in children]
 
 
 def freeze_one(clients: Clients, seconds: float) -> None:
@@ -42,7 +37,7 @@ def freeze_one(clients: Clients, seconds: float) -> None:
         for _order in range(8):
             pool.submit(clients.charge, "/async/orders/", {"delay_ms": 2000}, 20)
         time.sleep(1)
-        frozen = workers(clients.server)[0]
+        frozen = clients.server.workers()[0]
         os.kill(frozen, signal.SIGSTOP)
         try:
             time.sleep(seconds)

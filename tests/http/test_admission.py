@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import os
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 
 import pytest
 from django.db import connections
+from django.http import HttpResponse
 
-from django_idempotency import signals
-from django_idempotency.decorators import idempotent
+from django_idempotency import engine, signals
 from django_idempotency.engine.waiting import waiters
-from django_idempotency.http.problems import jittered
+from django_idempotency.http.placement import idempotent
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Keys
-from tests.support.callers import Gate, entry_point, heard, is_replay, paying
+from django_idempotency.values.policy import Keys, Lease, Policy
+from django_idempotency.values.problems import jittered
+from tests.support.callers import Gate, entry_point, heard, is_replay, operation, paying, row, shift
 from tests.support.views import Runs, code
+from tests.support.views_of_laws import in_both_modes, row_locks
 from tests.support.waiting import eventually
 
 UUID = "8e03978e-40d5-43dd-bc93-6894a57f9324"
@@ -49,13 +53,24 @@ def test_the_form_of_keys_may_be_a_setting(call, settings):
 WAIT = {"mode": "lease", "wait": 30}
 
 
-def one_waits(key="k"):
+def in_thread(view, key="k", **policy):
     try:
-        return entry_point(paying, **WAIT)(key)
+        return entry_point(view, **policy)(key)
     finally:
         connections.close_all()
 
 
+one_waits = partial(in_thread, paying, **WAIT)
+
+
+def in_a_child(work):
+    """What ``work`` returns in a fork of this process, as a status."""
+    if (child := os.fork()) == 0:
+        os._exit(work())
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.usefixtures("payer")
 def test_callers_beyond_max_waiters_do_not_wait(settings):
     settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "MAX_WAITERS": 2}
@@ -63,17 +78,18 @@ def test_callers_beyond_max_waiters_do_not_wait(settings):
     with ThreadPoolExecutor(3) as pool:
         with gate.running(mode="lease") as first:
             waiting = [pool.submit(one_waits) for _ in range(2)]
-            eventually(lambda: len(waiters) == 2)
+            eventually(lambda: waiters.waiting == 2)
             with heard(signals.request_rejected) as rejected:
                 refused = one_waits()
             assert (refused.status_code, code(refused)) == (409, "idempotency_key_in_use")
             assert int(refused.headers["Retry-After"]) >= 1
             assert [named["reason"] for named in rejected] == ["in_flight"], "it did not wait"
             assert not any(caller.done() for caller in waiting)
+            assert in_a_child(lambda: waiters.waiting) == 0, "they wait in this process"
         answers = [caller.result(30) for caller in waiting]
     assert [answer.content for answer in answers] == [first.result().content] * 2
     assert all(map(is_replay, answers))
-    assert len(waiters) == 0
+    assert waiters.waiting == 0
 
 
 @pytest.mark.usefixtures("payer")
@@ -84,27 +100,87 @@ def test_two_keys_block_no_more_threads_than_may_wait():
             retries = [pool.submit(one_waits, key) for key in ("k", "other") * 4]
             refused = [retry.result(30) for retry in itertools.islice(as_completed(retries, timeout=30), 4)]
             assert {answer.status_code for answer in refused} == {409}
-            assert len(waiters) == 4
+            assert waiters.waiting == 4
             assert sum(not retry.done() for retry in retries) == 4
         assert sum(is_replay(retry.result(30)) for retry in retries) == 4
-    assert len(waiters) == 0
+    assert waiters.waiting == 0
 
 
 @pytest.mark.usefixtures("payer")
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, LookupError])
 def test_a_caller_that_is_interrupted_waits_no_more(monkeypatch, raised):
     def interrupt(seconds):
-        assert len(waiters) == 1
+        assert waiters.waiting == 1
         raise raised
 
     with Gate().running(mode="lease"):
         monkeypatch.setattr("django_idempotency.engine.waiting.time.sleep", interrupt)
         with pytest.raises(raised):
             entry_point(paying, **WAIT)()
-    assert len(waiters) == 0
+    assert waiters.waiting == 0
 
 
 @pytest.mark.parametrize(("seconds", "latest"), [(1, 2), (2, 3), (7, 10), (30, 45)])
 def test_callers_come_back_spread_out_within_bounds(seconds, latest):
     told = {jittered(seconds) for _draw in range(2000)}
     assert told == set(range(seconds, latest + 1))
+
+
+@pytest.mark.usefixtures("payer")
+def test_retry_after_grows_with_the_running_time_and_is_capped():
+    with Gate().running(mode=Lease(seconds=60)):
+        told = []
+        for seconds in (0, 1, 4, 9, 16, 30, 59, 600):
+            shift(locked_at=-seconds, locked_until=60)
+            told.append(engine.claim(operation(), Policy(mode=Lease(seconds=60))).retry_after)
+    assert told == sorted(told), "before it is spread out"
+    assert (told[0], told[1]) == (1, 1)
+    assert 2 <= told[3] <= 9, "never longer than it has run so far"
+    assert max(told) == told[-1] <= 60 / 4
+
+
+@pytest.mark.usefixtures("payer")
+@row_locks
+@in_both_modes
+def test_a_waiter_gives_up_in_time_and_it_is_counted(mode):
+    with Gate().running(mode=mode) as first, heard(signals.request_rejected) as timeouts:
+        before = row()
+        answer = entry_point(paying, mode=mode, wait=0.2)()
+        assert row() == before, "the claim is not taken along"
+    assert (answer.status_code, [sent["reason"] for sent in timeouts]) == (409, ["wait_timeout"])
+    assert first.result().status_code == 201
+
+
+@pytest.mark.usefixtures("payer")
+@row_locks
+def test_a_waiter_asks_less_and_less_often(monkeypatch):
+    gate, pauses = Gate(), []
+
+    def pass_over(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 6:
+            gate.let_go.set()
+
+    with gate.running(mode="lease"):
+        monkeypatch.setattr(engine.waiting.time, "sleep", pass_over)
+        entry_point(paying, mode="lease", wait=30)()
+    assert pauses[:6] == [0.02, 0.04, 0.08, 0.16, 0.25, 0.25]
+
+
+@pytest.mark.usefixtures("payer")
+@row_locks
+@in_both_modes
+def test_a_waiter_runs_once_the_owner_has_failed(mode):
+    def fail(request):
+        gate(request)
+        return HttpResponse(status=500)
+
+    gate = Gate()
+    with ThreadPoolExecutor(2) as pool:
+        owner = pool.submit(in_thread, fail, mode=mode)
+        assert gate.entered.wait(30)
+        waiter = pool.submit(in_thread, paying, mode=mode, wait=30)
+        eventually(lambda: waiters.waiting == 1)
+        gate.let_go.set()
+        assert [owner.result(30).status_code, waiter.result(30).status_code] == [500, 201]
+    assert waiters.waiting == 0

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-import socket
 from http.client import HTTPResponse
-from urllib.parse import urlsplit
+from io import BytesIO
 
 import pytest
+from django.core.handlers.wsgi import WSGIRequest
 from django.http import HttpResponse
+from django.test.client import encode_multipart
 from django.urls import path
 
-from django_idempotency.decorators import idempotent
+from django_idempotency.http.placement import idempotent
 from django_idempotency.models import IdempotencyRecord
-from tests.support.callers import is_replay
-from tests.support.views import Runs, code
+from tests.support.callers import is_replay, payment, post, record
+from tests.support.views import Runs, api_class, code
 
 MULTIPART = "multipart/form-data; boundary=b"
 PART = b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n'
 
 BAD_KEYS = {
     "empty": "",
-    "blank": "   ",
     "empty string": '""',
     "256 characters": "x" * 256,
     "256 quoted": '"' + "x" * 256 + '"',
@@ -29,11 +29,7 @@ BAD_KEYS = {
     "non-ASCII": "clé",
     "non-ASCII quoted": '"clé"',
     "a list": '"a", "b"',
-    "a bare list": "a,b",
-    "an inner list": '("a" "b")',
     "unbalanced": '"open',
-    "closed only": 'open"',
-    "a space inside": '"a b"',
 }
 # Bodies, and whether the plain view below, which reads none of it, has reason to answer 400.
 BODIES = {
@@ -87,12 +83,6 @@ def rest_framework(runs):
 def entry_point(request):
     """From what counts the runs to a view behind one of the entry points."""
     return request.param
-
-
-@pytest.fixture
-def client_sees_500(call):
-    """An exception that nobody caught is an answer, as it is to a real client."""
-    call.client.raise_request_exception = False
 
 
 @pytest.mark.parametrize("key", BAD_KEYS.values(), ids=BAD_KEYS)
@@ -178,38 +168,19 @@ def test_an_odd_url_is_as_legitimate_as_without_a_key(call, settings, client_see
 ENDPOINTS = ["/api/charges/", "/orders/"]
 LINES = {
     "empty": [b"Idempotency-Key:"],
-    "256 characters": [b"Idempotency-Key: " + b"x" * 256],
     "NUL": [b"Idempotency-Key: a\0b"],
-    "latin-1": [b"Idempotency-Key: cl\xe9"],
     "UTF-8": ["Idempotency-Key: clé".encode()],
     "two lines": [b'Idempotency-Key: "one"', b'Idempotency-Key: "two"'],
-    "the same line twice": [b"Idempotency-Key: one", b"Idempotency-Key: one"],
-    "a list": [b'Idempotency-Key: "one", "two"'],
-    "unbalanced": [b'Idempotency-Key: "one'],
 }
 
 
 def on_the_wire(server, target, lines, body):
     """The status of a POST that no client library has set right."""
-    head = [
-        f"POST {target} HTTP/1.1".encode(),
-        b"Host: example.com",
-        b"Connection: close",
-        b"Authorization: Token alice-token",
-        b"Content-Type: application/json",
-        b"Content-Length: %d" % len(body),
-    ]
-    address = urlsplit(server.url)
-    with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
-        connection.sendall(b"\r\n".join([*head, *lines, b"", b""]) + body)
+    with server.sent(target, body, *lines) as connection:
         response = HTTPResponse(connection, method="POST")
         response.begin()
         response.read()
     return response.status
-
-
-def payment(reference):
-    return json.dumps({"amount": 5, "currency": "EUR", "reference": reference}).encode()
 
 
 @pytest.mark.server
@@ -217,7 +188,7 @@ def payment(reference):
 @pytest.mark.parametrize("name", LINES)
 def test_a_bad_header_on_the_wire_is_a_400_without_effect(server, endpoint, name):
     reference = f"{endpoint} {name}"
-    assert on_the_wire(server, endpoint, LINES[name], payment(reference)) == 400
+    assert on_the_wire(server, endpoint, LINES[name], json.dumps(payment(reference)).encode()) == 400
     assert server.ledger(reference) == 0
 
 
@@ -233,3 +204,52 @@ def test_fields_beyond_djangos_limit_count_by_their_bytes(call, settings):
     assert [send(body, "two").content for body in (b"a=1&b=2", b"b=2&a=1")] == [b"a=1&b=2"] * 2
     assert send(b"a=1&b=2&c=3", "three").status_code == 200, "no more is refused than without a key"
     assert code(send(b"b=2&a=1&c=3", "three")) == "idempotency_key_reused"
+
+
+FORM = "application/x-www-form-urlencoded"
+WHOLE = {
+    "form": (b"amount=100000", FORM),
+    "JSON": (b'{"amount": 100000}', "application/json"),
+    "bytes": (b"100000", "application/octet-stream"),
+    "multipart": (encode_multipart("b", {"amount": "100000"}), MULTIPART),
+}
+
+
+def cut(body, content_type, by):
+    environ = post("k", body, content_type=content_type).environ
+    return WSGIRequest(environ | {"wsgi.input": BytesIO(body[: len(body) - by])})
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("mode", ["atomic", "lease"])
+@pytest.mark.parametrize(("body", "content_type"), WHOLE.values(), ids=WHOLE)
+@pytest.mark.parametrize("by", [1, 3])
+def test_a_cut_body_is_refused_and_the_whole_request_runs(body, content_type, by, mode):
+    runs = Runs()
+    protected = idempotent(scope="public", mode=mode)(runs.view)
+    refused = protected(cut(body, content_type, by))
+    assert (refused.status_code, code(refused), runs.count, record()) == (400, "request_incomplete", 0, None)
+    whole = protected(post("k", body, content_type=content_type))
+    assert (whole.status_code, is_replay(whole), runs.count) == (200, False, 1)
+
+
+@pytest.mark.django_db
+@pytest.mark.drf
+@pytest.mark.parametrize("name", WHOLE)
+def test_rest_framework_refuses_a_cut_body(name):
+    from rest_framework.parsers import FileUploadParser, FormParser, JSONParser, MultiPartParser
+
+    runs = Runs()
+    parsers = (JSONParser, FormParser, MultiPartParser, FileUploadParser)
+    protected = idempotent(scope="public")(api_class(runs.view, parser_classes=parsers)).as_view()
+    assert code(protected(cut(*WHOLE[name], 3)).render()) == "request_incomplete"
+    assert (runs.count, record()) == (0, None)
+
+
+@pytest.mark.django_db
+def test_without_a_length_or_a_body_nothing_is_missed():
+    for length in ("", "0"):
+        request = post(f"k{length}", b"")
+        request.META["CONTENT_LENGTH"] = length
+        assert idempotent(scope="public")(lambda request: HttpResponse())(request).status_code == 200
+    assert idempotent(scope="public")(lambda request: HttpResponse())(post("body")).status_code == 200

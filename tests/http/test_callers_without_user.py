@@ -1,20 +1,23 @@
-"""Callers who are authenticated, but not as ``request.user``: by API keys, and by tokens without a user."""
+"""Callers who are no ``request.user``: those with API keys, or tokens without a user, and anonymous ones."""
 
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from types import SimpleNamespace
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
+from django.contrib.auth.views import LoginView
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import path
 
-from django_idempotency.decorators import idempotent
 from django_idempotency.http import requests
+from django_idempotency.http.placement import idempotent
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Policy
+from django_idempotency.reporting import logs
+from django_idempotency.values.policy import Policy
 from django_idempotency.values.scopes import caller_scope
 from testproject.models import LedgerEntry
 from tests.support.callers import is_replay
@@ -23,11 +26,6 @@ from tests.support.views import Runs, code
 CLAIMS = {"iss": "https://id.example", "sub": "7", "exp": 1, "jti": "a"}
 OF_CLAIMS = "jwt:https%3A%2F%2Fid.example:7"
 SECRET = "eyJhbGciOiJIUzI1NiJ9.e30"
-
-
-@pytest.fixture(autouse=True)
-def nothing_logged(monkeypatch):
-    monkeypatch.setattr(requests, "_without_scope", set())
 
 
 @pytest.fixture
@@ -120,6 +118,7 @@ def test_a_view_is_warned_about_once(call, warnings):
     view, another = idempotent(Runs().view), idempotent(lambda request: None)
     for _time in range(2):
         assert code(call(view)) == code(call(another)) == "idempotency_key_anonymous"
+        logs._said.update(dict.fromkeys(logs._said, time.monotonic() - 7200))
     assert len(warnings()) == 2
     assert all("was refused" in warning for warning in warnings())
 
@@ -158,3 +157,65 @@ def test_an_invalid_scope_is_an_error_that_names_the_callable_and_the_type(rf, r
     with pytest.raises(ImproperlyConfigured, match=sentence):
         idempotent(scope=of_nobody)(runs.view)(request)
     assert runs.count == 0
+
+
+ANONYMOUS = "idempotency_key_anonymous"
+
+
+@pytest.fixture
+def stranger(call):
+    call.client.logout()
+    return call
+
+
+def test_a_client_that_sends_a_key_with_every_post_can_log_in(stranger, alice, settings):
+    alice.set_password("secret")
+    alice.save()
+    settings.LOGIN_REDIRECT_URL = "/"
+    form = {"data": "username=alice&password=secret", "content_type": "application/x-www-form-urlencoded"}
+    answer = stranger(LoginView.as_view(), **form)
+    assert (answer.status_code, answer.wsgi_request.user) == (302, alice)
+    assert not IdempotencyRecord.objects.exists()
+
+
+def test_under_the_middleware_a_stated_policy_decides(stranger, settings):
+    runs = Runs()
+    settings.IDEMPOTENCY = {"ANONYMOUS": "refuse"}
+    assert (code(stranger(runs.view)), runs.count) == (ANONYMOUS, 0)
+    settings.IDEMPOTENCY = {"ANONYMOUS": "ignore"}
+    assert (stranger(runs.view).status_code, runs.count) == (200, 1)
+
+
+def test_a_view_with_an_entry_point_refuses_unless_it_ignores(stranger):
+    runs = Runs()
+    assert (code(stranger(idempotent(runs.view))), runs.count) == (ANONYMOUS, 0)
+    view = idempotent(anonymous="ignore")(runs.view)
+    assert [stranger(view).content for _ in range(2)] == [b"run 1", b"run 2"]
+    assert runs.contexts == [None, None]
+
+
+def test_an_ignored_caller_needs_neither_a_key_nor_a_valid_one(stranger):
+    runs = Runs()
+    view = idempotent(anonymous="ignore", required=True)(runs.view)
+    assert [stranger(view, key=key).status_code for key in (None, "two words", "")] == [200] * 3
+    assert code(stranger(idempotent(required=True)(runs.view), key=None)) == "idempotency_key_missing"
+
+
+def test_a_caller_whom_a_custom_scope_does_not_name_is_ignored(call):
+    view = idempotent(scope=lambda request: request.headers.get("X-Tenant"), anonymous="ignore")(Runs().view)
+    assert [call(view).content for _ in range(2)] == [b"run 1", b"run 2"]
+    assert [call(view, headers={"X-Tenant": "a"}).content for _ in range(2)] == [b"run 3"] * 2
+
+
+@pytest.mark.parametrize(
+    "protect", [idempotent, idempotent(required=True), lambda view: view], ids=["own", "required", "covered"]
+)
+def test_switched_off_every_view_runs_as_if_there_were_no_keys(call, settings, protect):
+    runs = Runs()
+    view = protect(runs.view)
+    assert call(view).content == b"run 1"
+    settings.IDEMPOTENCY = {"ENABLED": False}
+    assert [call(view, key=key).content for key in ("k", "k", None)] == [b"run 2", b"run 3", b"run 4"]
+    assert runs.contexts[1:] == [None] * 3
+    settings.IDEMPOTENCY = {}
+    assert call(view).content == b"run 1", "what was stored is replayed again"

@@ -10,10 +10,10 @@ import pytest
 from django.http import HttpResponse
 
 from django_idempotency import engine
-from django_idempotency.decorators import idempotent
 from django_idempotency.engine.waiting import waiters
+from django_idempotency.http.placement import idempotent
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Body, Lease, Policy
+from django_idempotency.values.policy import Body, Lease, Policy
 from django_idempotency.values.scopes import BuiltInScope
 from tests.support.callers import SCOPE, is_replay, operation, post, record
 from tests.support.loops import run, waiting_for_an_owner
@@ -102,7 +102,7 @@ def test_a_caller_cancelled_before_it_waits_is_not_counted():
     engine.claim(operation(), Policy(mode="lease"))
     view, stop = View(), Stop(BuiltInScope(SCOPE))
     run(lambda: cancelled_at(stop, protected(view, scope=stop, wait=10)(post())))
-    assert (view.runs, len(waiters)) == (0, 0)
+    assert (view.runs, waiters.waiting) == (0, 0)
 
 
 def test_cancelling_a_retrys_claim_keeps_its_attempts():
@@ -140,7 +140,7 @@ def test_during_the_view_it_counts_as_a_crash():
     assert (record().status, record().on_hold) == ("failed", True)
 
 
-def test_a_caller_that_waits_and_hangs_up_leaves_nothing_behind(monkeypatch):
+def test_a_caller_that_waits_and_hangs_up_leaves_the_owner_and_other_waiters_alone(monkeypatch):
     waits = waiting_for_an_owner(monkeypatch)
     view, entered, let_go = View(), asyncio.Event(), asyncio.Event()
 
@@ -152,15 +152,16 @@ def test_a_caller_that_waits_and_hangs_up_leaves_nothing_behind(monkeypatch):
     async def main():
         owner = asyncio.ensure_future(protected(slow)(post()))
         await asyncio.wait_for(entered.wait(), 30)
-        waiter = asyncio.ensure_future(protected(view, wait=30)(post()))
+        waiter, other = (asyncio.ensure_future(protected(view, wait=30)(post())) for _ in range(2))
         await asyncio.wait_for(waits.wait(), 30)
-        assert len(waiters) == 1
         waiter.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiter
-        assert len(waiters) == 0
+        while waiters.waiting != 1:
+            await asyncio.sleep(0.01)
         let_go.set()
-        return await owner
+        return await asyncio.wait_for(asyncio.gather(owner, other), 20)
 
-    assert run(main).status_code == 201
+    first, second = run(main)
+    assert (first.status_code, second.content, is_replay(second), waiters.waiting) == (201, first.content, True, 0)
     assert (view.runs, record().status) == (1, "completed")

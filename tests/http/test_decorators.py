@@ -12,11 +12,12 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
-from django_idempotency.decorators import idempotent
-from django_idempotency.exceptions import TerminalFailure
+from django_idempotency.http.placement import idempotent
 from django_idempotency.models import IdempotencyRecord
+from django_idempotency.values.exceptions import TerminalFailure
 from tests.support.callers import effects, is_replay
 from tests.support.views import AsyncOrder, Order, Runs, book, class_with, code
+from tests.support.views_of_laws import in_each_mode
 
 ENTRY_POINTS = {
     "bare": lambda runs: idempotent(runs.view),
@@ -130,7 +131,7 @@ def raising(error):
 
 
 @pytest.mark.parametrize("status", [400, 402])
-@pytest.mark.parametrize("mode", ["atomic", "lease"])
+@in_each_mode
 def test_a_terminal_failure_is_stored_and_replayed(call, mode, status):
     runs = Runs(raising(TerminalFailure(JsonResponse({"declined": True}, status=status))))
     view = idempotent(mode=mode)(runs.view)
@@ -138,7 +139,7 @@ def test_a_terminal_failure_is_stored_and_replayed(call, mode, status):
     assert (first.status_code, second.status_code, is_replay(second), runs.count) == (status, status, True, 1)
     assert first.content == second.content == b'{"declined": true}'
     assert IdempotencyRecord.objects.get().status == "failed"
-    assert effects() == (0 if mode == "atomic" else 1)
+    assert effects() == (1 if mode == "lease" else 0)
 
 
 @pytest.mark.parametrize("switched_off", [False, True])

@@ -8,13 +8,10 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
-from django.urls import path
 from django.views import View
 
-from django_idempotency.decorators import idempotent
-from django_idempotency.reporting import logs
+from django_idempotency.http.placement import idempotent
 from tests.support.callers import is_replay
-from tests.support.checks import ids_found
 from tests.support.views import Runs, api_class, code
 
 
@@ -42,11 +39,20 @@ def not_allowed(runs):
     return type("Answers", (View,), {"http_method_not_allowed": lambda self, request: runs.view(request)})
 
 
-def unused(runs):
-    return type("Unused", (View,), {"dispatch": lambda self, request: runs.view(request), "post": View.options})
+def unused(runs, handler="post"):
+    return type("Unused", (View,), {"dispatch": lambda self, request: runs.view(request), handler: View.options})
 
 
-SHAPES = {"dispatch": graphql, "own arguments": graphene, "http_method_not_allowed": not_allowed}
+def unused_for_another_method(runs):
+    return unused(runs, "get")
+
+
+SHAPES = {
+    "dispatch": graphql,
+    "own arguments": graphene,
+    "http_method_not_allowed": not_allowed,
+    "a handler for another method": unused_for_another_method,
+}
 DECORATED = {"middleware": lambda view, **policy: view, "decorator": idempotent}
 
 
@@ -101,7 +107,6 @@ def test_a_required_key_that_protects_nothing_is_an_error(call, make):
 
 @UNGUARDED
 def test_a_key_that_protects_nothing_is_logged_for_its_view(call, caplog, make):
-    logs._said.clear()
     view = idempotent(make(Runs())).as_view()
     with caplog.at_level(logging.ERROR, "django_idempotency"):
         assert [call(view).content for _time in range(2)] == [b"run 1", b"run 2"]
@@ -123,37 +128,3 @@ def test_an_exception_before_the_handler_may_be_answered(call):
 
 def test_a_method_without_a_handler_is_refused(call):
     assert call(idempotent(type("Empty", (View,), {})).as_view()).status_code == 405
-
-
-class Dispatcher(View):
-    def dispatch(self, request):
-        return getattr(self, request.method.lower())(request)
-
-    def post(self, request):
-        return Runs().view(request)
-
-
-class Calling(Dispatcher):
-    dispatch = View.dispatch
-
-
-class Delegating(View):
-    def dispatch(self, request):
-        return self.handle(request)
-
-    def handle(self, request):
-        return super().dispatch(request)
-
-    def post(self, request):
-        return Runs().view(request)
-
-
-@pytest.mark.parametrize(
-    ("view", "reported"),
-    [(unused(Runs()), True), (graphql(Runs()), False), (Dispatcher, False), (Calling, False), (Delegating, False)],
-    ids=["unused", "none", "dispatcher", "inherited", "delegating"],
-)
-@pytest.mark.parametrize("entry_point", DECORATED.values(), ids=DECORATED)
-def test_a_handler_that_dispatch_does_not_call_is_reported(settings, view, reported, entry_point):
-    settings.ROOT_URLCONF = (path("view/", entry_point(view).as_view()),)
-    assert ids_found("W022") == ["W022"] * reported

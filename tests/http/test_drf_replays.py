@@ -8,10 +8,10 @@ from rest_framework.renderers import BrowsableAPIRenderer, JSONRenderer
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_idempotency.decorators import idempotent
+from django_idempotency.http.placement import idempotent
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Body, Policy
 from django_idempotency.rest_framework import IdempotentMixin
+from django_idempotency.values.policy import Body, Policy
 from tests.support.callers import is_replay
 from tests.support.views import Runs, code
 

@@ -7,7 +7,7 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_asy
 from django.http import HttpResponse
 from django.views import View
 
-from django_idempotency.decorators import idempotent
+from django_idempotency.http.placement import idempotent
 from testproject.models import LedgerEntry
 from tests.support.callers import is_replay
 from tests.support.views import Runs, api_class, book

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from threading import Event
 from uuid import uuid4
 
 import pytest
+from asgiref.sync import async_to_sync
 from django import forms
 from django.contrib import messages
 from django.contrib.auth import get_user_model
@@ -21,6 +21,7 @@ from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory
 from django.urls import path
+from django.utils.cache import patch_cache_control
 from django.utils.decorators import method_decorator
 from django.utils.safestring import mark_safe
 from django.utils.translation import gettext_lazy
@@ -29,27 +30,19 @@ from rest_framework.decorators import api_view, permission_classes
 
 from django_idempotency.forms import FIELD, MESSAGES, idempotent_form, new_form_key
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Body, Fingerprint, Keys
+from django_idempotency.values.policy import Body, Fingerprint, Keys
 from testproject.models import LedgerEntry
 from tests.support.callers import is_replay
-from tests.support.threads import in_threads
-from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.drf, pytest.mark.usefixtures("transactional_db")]
 
 PAGE = "/orders/new/"
 
 
-def signed_in():
-    user, _made = get_user_model().objects.get_or_create(username="buyer")
-    client = Client()
-    client.force_login(user)
-    return client
-
-
 @pytest.fixture
-def buyer():
-    return signed_in()
+def buyer(client):
+    client.force_login(get_user_model().objects.create(username="buyer"))
+    return client
 
 
 def key_in(page):
@@ -162,6 +155,52 @@ def test_a_page_from_a_cache_gives_no_visitor_the_response_of_another(settings):
     assert IdempotencyRecord.objects.count() == 2
 
 
+def page_of_a_key(request, template="{% load idempotency %}{% idempotency_key %}"):
+    response = HttpResponse(engines["django"].from_string(template).render({}, request))
+    patch_cache_control(response, public=True, max_age=60)
+    return response
+
+
+async def async_page_of_a_key(request):
+    return page_of_a_key(request)
+
+
+def lazy_page_of_a_key(request):
+    return TemplateResponse(request, engines["django"].from_string("{% load idempotency %}{% idempotency_key %}"))
+
+
+def page_without_a_key(request):
+    return page_of_a_key(request, "no key")
+
+
+@pytest.mark.parametrize("view", [page_of_a_key, lazy_page_of_a_key, page_without_a_key])
+def test_the_view_of_a_form_answers_no_shared_cache(client, settings, view):
+    settings.MIDDLEWARE = []
+    settings.ROOT_URLCONF = (path("", idempotent_form(view)),)
+    key = new_form_key()
+    responses = [client.get("/"), client.post("/", {FIELD: key}), client.post("/", {FIELD: key})]
+    for response in responses:
+        assert "private" in response["Cache-Control"]
+        assert "public" not in response["Cache-Control"]
+    assert is_replay(responses[-1])
+
+
+@pytest.mark.parametrize(
+    ("view", "cached"),
+    [
+        (page_of_a_key, "max-age=60, private"),
+        (async_page_of_a_key, "max-age=60, private"),
+        (lazy_page_of_a_key, "private"),
+        (page_without_a_key, "public, max-age=60"),
+    ],
+)
+def test_the_middleware_keeps_a_page_with_a_key_from_shared_caches(client, async_client, settings, view, cached):
+    settings.MIDDLEWARE = ["django_idempotency.middleware.IdempotencyMiddleware"]
+    settings.ROOT_URLCONF = (path("", view),)
+    for get in (client.get, async_to_sync(async_client.get)):
+        assert get("/")["Cache-Control"] == cached
+
+
 def test_a_signed_in_user_may_send_the_header(buyer):
     submit = [buyer.post(PAGE, {"reference": "pen", "amount": 5}, headers={"Idempotency-Key": "k"}) for _ in range(2)]
     assert [answer.status_code for answer in submit] == [302, 302]
@@ -254,6 +293,15 @@ def test_a_message_may_be_any_object(message, text):
     assert (second.content, told, told_again) == (first.content, [text], [text])
 
 
+def test_a_lazy_message_from_a_middleware_is_text_in_the_record():
+    def greeted(request):
+        messages.info(request, gettext_lazy("yes"))
+        return idempotent_form(thank)(request)
+
+    (_first, told), (second, told_again) = submissions(greeted, {}, {})
+    assert (is_replay(second), told, told_again) == (True, ["yes", "Thank you."], ["yes", "yes", "Thank you."])
+
+
 def test_an_async_view_is_refused_where_it_is_written():
     async def view(request):
         return HttpResponse()
@@ -289,26 +337,3 @@ def test_messages_are_redacted_with_the_response():
     view = idempotent_form(body=Body(redact=lambda response: replace(response, headers=())))(thank)
     _first, (second, told) = submissions(view, {}, {})
     assert (is_replay(second), told, IdempotencyRecord.objects.get().response_headers) == (True, [], [])
-
-
-@pytest.mark.row_locks
-def test_a_double_click_waits_for_the_first_and_shows_its_result(buyer, monkeypatch):
-    key, running = key_in(buyer.get(PAGE)), Event()
-    clients = [signed_in(), signed_in()]
-    write = type(LedgerEntry.objects).record
-
-    def slow(self, **payment):
-        running.set()
-        eventually(lambda: IdempotencyRecord.objects.filter(status="processing").exists())
-        return write(self, **payment)
-
-    monkeypatch.setattr(type(LedgerEntry.objects), "record", slow)
-
-    def click(index):
-        if index:
-            assert running.wait(10)
-        return order(clients[index], key)
-
-    answers = in_threads(2, click)
-    assert [answer.status_code for answer in answers] == [302, 302]
-    assert LedgerEntry.objects.count() == 1

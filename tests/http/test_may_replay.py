@@ -10,14 +10,12 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.views import View
 
-from django_idempotency import engine, signals
-from django_idempotency.decorators import idempotent
-from django_idempotency.exceptions import ReplayForbidden
-from django_idempotency.http.requests import identify
+from django_idempotency import signals
+from django_idempotency.http.placement import idempotent
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Policy
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import StoredRecord, StoredResponse
+from django_idempotency.values.policy import Policy
 from tests.support.callers import heard, is_replay
 from tests.support.pages import FENCE, section
 from tests.support.views import Runs, api_class, code
@@ -118,20 +116,6 @@ def test_the_middleware_asks_before_a_replay(call, make, send, may_replay, setti
     holds(partial(getattr(call, send), make(runs)), runs)
 
 
-def test_may_replay_is_asked_about_a_caller_that_lost_its_claim(rf, alice):
-    policy = Policy(may_replay=by_header)
-    idempotent(policy=policy)(Runs().view)(asking(rf, alice))
-    operation = identify(asking(rf, alice), policy, sender=None)
-    with pytest.raises(ReplayForbidden):
-        engine.duplicate(operation, policy)
-
-
-def asking(rf, user):
-    request = rf.post("/", headers={"Idempotency-Key": "k"})
-    request.user = user
-    return request
-
-
 def test_only_a_caller_who_would_get_a_response_is_asked_for(call):
     asked = Asked()
     statuses = iter([503, 201])
@@ -205,15 +189,6 @@ def test_a_refusal_is_counted_as_one(call):
     with heard(signals.request_rejected) as rejected, heard(signals.response_replayed) as replayed:
         call(view)
     assert ([named["reason"] for named in rejected], replayed) == (["forbidden"], [])
-
-
-def test_a_refused_replay_is_not_stored_by_the_view_around_it(call):
-    runs = Runs()
-    inner = idempotent(may_replay=by_header, scope=lambda request: "inner", mode="lease")(runs.view)
-    outer = idempotent(mode="lease")(lambda request: inner(request))
-    call(inner)
-    for _time in range(2):
-        assert is_refused(call(outer)), "the refusal is not stored as the response of the outer view"
 
 
 @pytest.fixture

@@ -6,21 +6,22 @@ from functools import partial, wraps
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.contrib import admin
 from django.contrib.auth.decorators import login_required, permission_required, user_passes_test
 from django.contrib.auth.mixins import LoginRequiredMixin, PermissionRequiredMixin, UserPassesTestMixin
 from django.contrib.auth.models import Permission
 from django.http import HttpResponse
 from django.test import Client
+from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django.views.decorators.http import require_POST
 
-from django_idempotency.decorators import idempotency_exempt, idempotent
-from django_idempotency.http.placement import behind_entry_point
+from django_idempotency.http.placement import behind_entry_point, idempotency_exempt, idempotent
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Fingerprint
+from testproject.models import LedgerEntry
 from tests.support.callers import is_replay
 from tests.support.views import AsyncOrder, Order, Runs, class_with, code
 
@@ -180,13 +181,6 @@ def test_a_required_key_is_required_of_every_covered_view(call, settings):
     assert runs.count == 1
 
 
-def test_the_middleware_follows_the_settings(call, settings):
-    settings.IDEMPOTENCY = {"MODE": "lease", "FINGERPRINT": Fingerprint(exclude=["sent_at"])}
-    runs = Runs()
-    assert [call(runs.view, {"sent_at": n}).content for n in (1, 2)] == [b"run 1", b"run 1"]
-    assert IdempotencyRecord.objects.get().mode == "lease"
-
-
 def test_async_views_use_lease_mode_and_sync_ones_the_setting(call):
     call(Runs().aview, key="async")
     call.asgi(Runs().view, key="sync")
@@ -224,3 +218,40 @@ def test_a_class_may_make_its_arguments_of_others(call, settings, entry_point):
     assert [call(view).content for _ in range(2)] == [b"{0: 'CART'} 1"] * 2
     settings.IDEMPOTENCY = {"DASHBOARD": {"OBSERVE": 60}}
     assert call(view, key=None).content == b"{0: 'CART'} 2"
+
+
+@pytest.fixture
+def anna(transactional_db, django_user_model, settings):
+    settings.IDEMPOTENCY = {"REQUIRED": True}
+    client = Client()
+    client.force_login(django_user_model.objects.create_superuser("anna", password="secret"))
+    return client
+
+
+class Entries(admin.ModelAdmin):
+    fields = ("kind", "user", "amount", "currency", "reference")
+
+    def get_urls(self):
+        return [path("close/", self.admin_site.admin_view(self.close)), *super().get_urls()]
+
+    def close(self, request):
+        return HttpResponse("closed")
+
+
+def test_the_middleware_requires_no_key_of_the_admin(anna, settings):
+    site = admin.AdminSite()
+    site.register(LedgerEntry, Entries)
+    settings.ROOT_URLCONF = (path("admin/", site.urls),)
+    login = anna.post("/admin/login/", {"username": "anna", "password": "secret", "next": "/admin/"})
+    assert (login.status_code, login["Location"]) == (302, "/admin/"), "signed in already, and again"
+    entry = {"kind": "deposit", "user": login.wsgi_request.user.pk, "amount": 5, "currency": "eur", "reference": "pen"}
+    assert anna.post("/admin/testproject/ledgerentry/add/", entry).status_code == 302
+    assert LedgerEntry.objects.count() == 1
+    assert anna.post("/admin/testproject/ledgerentry/close/").content == b"closed"
+    assert anna.post("/admin/logout/").status_code == 200
+
+
+def test_the_middleware_requires_a_key_of_pages_below_the_admins_path(anna, settings):
+    own = [path("report/", lambda request: HttpResponse("done"))]
+    settings.ROOT_URLCONF = (path("admin/", include((own, "admin"))),)
+    assert anna.post("/admin/report/").json()["code"] == "idempotency_key_missing"

@@ -8,9 +8,9 @@ import pytest
 from django.http import HttpResponse
 
 from django_idempotency import engine
-from django_idempotency.decorators import idempotent
+from django_idempotency.http.placement import idempotent
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Policy
+from django_idempotency.values.policy import Policy
 from tests.support.callers import SCOPE, is_replay, operation, paying, post, record
 from tests.support.views import Runs, api_class, code
 

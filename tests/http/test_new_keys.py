@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import functools
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 import pytest
-from django.db import connections
 from django.http import HttpResponse
 
 from django_idempotency import signals
-from django_idempotency.decorators import idempotent
 from django_idempotency.engine import admission
+from django_idempotency.http.placement import idempotent
 from django_idempotency.messages import AlreadyDone, Done, Message, consume
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Atomic, Lease, Limits, Policy
+from django_idempotency.values.policy import Atomic, Lease, Limits, Policy
 from tests.http.test_may_replay import COVERED, DECORATED
 from tests.support.callers import Gate, effects, entry_point, heard, is_replay, paying, shift
 from tests.support.statements import sent_statements
+from tests.support.threads import in_threads
 from tests.support.views import Runs, code
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
@@ -150,21 +148,14 @@ def test_a_key_that_was_released_or_has_expired_is_new():
     assert effects() == 1
 
 
-def other_request():
-    try:
-        return entry_point(paying)()
-    finally:
-        connections.close_all()
-
-
 @pays
 @pytest.mark.parametrize("answer", [False, True])
 def test_a_key_that_becomes_known_while_it_is_asked_for_is_not_refused(answer):
     """Another request with it is done by the time that the answer comes."""
 
     def admit(operation):
-        with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(other_request).result(30).status_code == 201
+        (first,) = in_threads(1, lambda _: entry_point(paying)())
+        assert first.status_code == 201
         return answer
 
     assert is_replay(entry_point(paying, admit=admit)())
@@ -185,18 +176,9 @@ def test_a_scope_has_so_many_new_keys_a_minute(call, counts):
 
 @pays
 def test_concurrent_callers_get_no_more_new_keys_than_max_new_keys(counts):
-    callers, most, view = 8, 3, Runs().view
-    barrier = threading.Barrier(callers)
-
-    def send(number):
-        barrier.wait(30)
-        try:
-            return entry_point(view, admit=Limits(new_keys=most), mode="lease")(f"k{number}").status_code
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(callers) as pool:
-        statuses = sorted(pool.map(send, range(callers)))
+    callers, most = 8, 3
+    limited = entry_point(Runs().view, admit=Limits(new_keys=most), mode="lease")
+    statuses = sorted(in_threads(callers, lambda number: limited(f"k{number}").status_code))
     assert statuses == [200] * most + [429] * (callers - most)
     assert IdempotencyRecord.objects.count() == most
 

@@ -16,8 +16,8 @@ from ninja.errors import HttpError
 from ninja.security import APIKeyHeader
 from ninja.streaming import JSONL
 
-from django_idempotency.decorators import idempotency_exempt, idempotent
 from django_idempotency.forms import idempotent_form
+from django_idempotency.http.placement import idempotency_exempt, idempotent
 from django_idempotency.models import IdempotencyRecord
 from tests.support.callers import effects, is_replay
 from tests.support.views import Runs, book, code
@@ -124,10 +124,12 @@ def test_an_async_operation_runs_once(api, post, asgi):
     assert (first.status_code, second.content, is_replay(second)) == (201, first.content, True)
 
 
-def test_a_replay_comes_after_ninjas_own_authentication(api, post):
-    api.post("/pay", auth=ApiKey(), response=RESPONSES)(by_key(pay_once()))
-    assert post().status_code == 201
-    refused = post("wrong")
+@pytest.mark.parametrize("protect", [by_key, lambda pay: pay], ids=["operation", "middleware"])
+def test_a_replay_comes_after_ninjas_own_authentication(api, post, settings, protect):
+    settings.IDEMPOTENCY = {"SCOPE": lambda request: request.auth}
+    api.post("/pay", auth=ApiKey(), response=RESPONSES)(protect(pay_once()))
+    first, second, refused = post(), post(), post("wrong")
+    assert (first.status_code, second.content, is_replay(second), effects()) == (201, first.content, True, 1)
     assert (refused.status_code, is_replay(refused), b"entry" in refused.content) == (401, False, False)
 
 
@@ -208,16 +210,6 @@ def test_a_result_that_ninja_cannot_render_undoes_the_effects(api, post):
         with pytest.raises(Exception, match="validation error"):
             post()
     assert (len(call_count), effects()) == (2, 0)
-
-
-def test_the_middleware_puts_an_entry_point_inside_an_operation(api, post, settings):
-    settings.IDEMPOTENCY = {"SCOPE": lambda request: request.auth}
-
-    api.post("/pay", auth=ApiKey(), response=RESPONSES)(pay_once())
-    first, second = post(), post()
-    assert (first.status_code, second.content, is_replay(second), effects()) == (201, first.content, True, 1)
-    refused = post("wrong")
-    assert (refused.status_code, is_replay(refused)) == (401, False)
 
 
 def test_the_middleware_leaves_an_exempt_operation_alone(api, post):

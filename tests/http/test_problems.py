@@ -8,12 +8,14 @@ import pytest
 from django.utils import translation
 from django.utils.translation import gettext
 
-from django_idempotency import exceptions as errors
-from django_idempotency.decorators import idempotent
-from django_idempotency.http.problems import MARKED_FAILED, marked_failed, problem, problem_response
-from django_idempotency.policy import Keys
+from django_idempotency.http.placement import idempotent
+from django_idempotency.http.responses import problem_response
+from django_idempotency.maintenance.decisions import marked_failed
+from django_idempotency.values import exceptions as errors
 from django_idempotency.values.keys import parse_key
 from django_idempotency.values.outcomes import InFlight, Mismatch, OnHold
+from django_idempotency.values.policy import Keys
+from django_idempotency.values.problems import MARKED_FAILED, problem
 from tests.support.views import Runs
 
 REFUSALS = [
@@ -21,17 +23,43 @@ REFUSALS = [
     errors.MalformedKey("The Idempotency-Key header is empty.", never_used=True),
     errors.AnonymousKey(),
     errors.ReplayForbidden(),
-    errors.NotAdmitted(1),
+    errors.NotAdmitted(60),
     errors.StoreUnavailable(),
+    errors.StoreConflict(),
     errors.RequestIncomplete(10, 100),
-    InFlight(retry_after=1),
+    InFlight(retry_after=7),
     OnHold("its lease ran out"),
     Mismatch(),
 ]
 
 
+BASE = "https://example.com/problems/"
+RETRY_AFTER = {
+    "idempotency_key_in_use": range(7, 11),
+    "idempotency_key_not_admitted": range(60, 91),
+    "idempotency_store_unavailable": range(1, 3),
+}
+
+
 def members(response):
     return json.loads(response.content)
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: type(refusal).__name__)
+def test_a_problem_says_what_it_is_and_when_to_come_back(settings, refusal):
+    """What it lets a client do, the page on errors says, which tests/unit/test_docs.py compares."""
+    settings.IDEMPOTENCY = {"PROBLEM_TYPE_BASE_URL": BASE}
+    stated = problem(refusal)
+    response = problem_response(stated)
+    assert response.headers["Content-Type"] == "application/problem+json"
+    assert response.headers["Link"] == f'<{BASE}{stated.code}>; rel="describedby"'
+    told = response.headers.get("Retry-After")
+    assert told is None if stated.code not in RETRY_AFTER else int(told) in RETRY_AFTER[stated.code]
+    sent = members(response)
+    assert sent.pop("title")
+    assert sent.pop("detail")
+    given = {name: getattr(stated, name) for name in ("status", "code", "retryable", "safe_new_key")}
+    assert sent == {"type": BASE + stated.code, **given}
 
 
 def in_german(make):

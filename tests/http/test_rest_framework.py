@@ -1,4 +1,4 @@
-"""``IdempotentMixin`` on views of every kind, and Django REST framework's views behind the middleware."""
+"""Django REST framework's views of every kind with ``IdempotentMixin``, behind the middleware, and decorated."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ import pytest
 from django.contrib.auth.models import Permission
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test.client import encode_multipart
-from rest_framework import exceptions, generics, permissions, serializers, status, throttling, viewsets
+from django.views.decorators.csrf import csrf_exempt
+from rest_framework import exceptions, generics, permissions, serializers, status, viewsets
 from rest_framework.authentication import SessionAuthentication, TokenAuthentication
 from rest_framework.authtoken.models import Token
-from rest_framework.decorators import action, api_view, permission_classes
+from rest_framework.decorators import action, api_view, authentication_classes, permission_classes
 from rest_framework.parsers import BaseParser, DataAndFiles, JSONParser, MultiPartParser
 from rest_framework.response import Response
 from rest_framework.test import APIRequestFactory
 from rest_framework.views import APIView, exception_handler
 
-from django_idempotency.decorators import idempotency_exempt, idempotent
-from django_idempotency.exceptions import StoreUnavailable, TerminalFailure
+from django_idempotency.http.placement import idempotency_exempt, idempotent
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Policy
 from django_idempotency.rest_framework import IdempotencyProblem, IdempotentMixin
 from django_idempotency.stores import store_for
+from django_idempotency.values.exceptions import MissingKey, StoreUnavailable, TerminalFailure
+from django_idempotency.values.policy import Policy
+from django_idempotency.values.problems import problem
 from testproject.models import LedgerEntry
 from tests.support.callers import effects, is_replay
-from tests.support.views import Runs, book, code
+from tests.support.views import Runs, book, class_with, code
 
 pytestmark = pytest.mark.drf
 
@@ -159,20 +161,6 @@ def test_a_new_token_of_the_same_user_gets_the_same_response(call, alice):
     assert runs.count == 1
 
 
-def test_throttles_count_replays(call):
-    class Twice(throttling.UserRateThrottle):
-        rate = "2/day"
-        cache_key = "twice"
-
-        def get_cache_key(self, request, view):
-            return f"test-throttle-{id(Twice)}"
-
-    runs, view = answering(throttle_classes=[Twice])
-    answers = [call(view) for _ in range(3)]
-    assert [answer.status_code for answer in answers] == [201, 201, 429]
-    assert (is_replay(answers[1]), is_replay(answers[2]), runs.count) == (True, False, 1)
-
-
 def test_a_callable_scope_sees_what_the_view_has_authenticated(call, alice):
     token = Token.objects.create(user=alice)
     policy = Policy(scope=lambda request: f"account:{request.auth.user_id}")
@@ -185,16 +173,8 @@ def test_a_problem_is_problem_json_with_the_default_handler(call):
     _runs, view = answering(idempotency_policy=Policy(required=True))
     response = call(view, key=None)
     assert (response.status_code, response.headers["Content-Type"]) == (400, "application/problem+json")
-    assert response.json() == {
-        "type": "about:blank",
-        "title": "This operation needs an idempotency key, but the request has none.",
-        "detail": "Generate a key for the operation, and send the same key with every retry of it.",
-        "status": 400,
-        "code": "idempotency_key_missing",
-        "retryable": False,
-        "safe_new_key": True,
-    }
-    assert "Link" not in response.headers
+    assert response.json() == problem(MissingKey()).members(None)
+    assert (response.json()["type"], "Link" in response.headers) == ("about:blank", False)
 
 
 def test_a_projects_exception_handler_sees_problems(call, settings):
@@ -422,3 +402,43 @@ def test_a_parser_may_make_objects_of_a_form(call):
     assert ([answer.json() for answer in answers], is_replay(answers[1])) == ([{"run": 1}] * 2, True)
     assert code(send(item="ink")) == "idempotency_key_reused"
     assert code(send(picture=SimpleUploadedFile("a.png", b"b"))) == "idempotency_key_reused"
+
+
+leased = idempotent(mode="lease")
+
+
+class Orders(viewsets.ViewSet):
+    authentication_classes = Plain.authentication_classes
+    create = Plain.post
+
+
+def function(runs):
+    """An ``@api_view``, as projects write it."""
+    order = permission_classes([permissions.IsAuthenticated])(lambda request: runs.view(request))
+    return api_view(["POST"])(authentication_classes(Plain.authentication_classes)(order))
+
+
+WAYS = {
+    "class": lambda runs: leased(class_with(Plain, runs)).as_view(),
+    "api_view": lambda runs: leased(csrf_exempt(function(runs))),
+    "APIView.as_view()": lambda runs: csrf_exempt(leased(csrf_exempt(class_with(Plain, runs).as_view()))),
+    "ViewSet.as_view()": lambda runs: leased(class_with(Orders, runs).as_view({"post": "create"})),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_decorated_view_runs_once_for_each_key_behind_its_authentication(call, alice, way):
+    runs = Runs(lambda request: Response({"entry": str(book(request).pk)}))
+    view = way(runs)
+    call.client.logout()
+    token = Token.objects.create(user=alice)
+    header = {"Authorization": f"Token {token.key}"}
+    answers = [call(view, key=key, headers=header) for key in ("k", "k", "other")]
+    assert [(answer.status_code, is_replay(answer)) for answer in answers] == [(200, False), (200, True), (200, False)]
+    assert answers[0].content == answers[1].content != answers[2].content
+    assert [context.key for context in runs.contexts] == ["k", "other"]
+    assert runs.contexts[0].scope.endswith(f":{alice.pk}")
+    assert set(IdempotencyRecord.objects.values_list("mode", flat=True)) == {"lease"}, "its own policy"
+    token.delete()
+    refused = call(view, headers=header)
+    assert (refused.status_code in (401, 403), b"entry" in refused.content) == (True, False)

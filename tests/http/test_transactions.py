@@ -6,14 +6,15 @@ import pytest
 from django.core.handlers.base import BaseHandler
 from django.db import connection, transaction
 from django.http import HttpResponse
+from django.urls import ResolverMatch
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
-from django_idempotency.decorators import idempotent
-from django_idempotency.exceptions import ClaimInsideTransaction
-from tests.support.callers import SCOPE, behind_middleware, effects, is_replay, pay, post
+from django_idempotency.http.placement import idempotent
+from django_idempotency.values.exceptions import ClaimInsideTransaction
+from tests.support.callers import SCOPE, behind_middleware, effects, entry_point, is_replay, pay, post, record
 from tests.support.views import api_class
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -24,6 +25,7 @@ def ask(view, key="k"):
     request = post(key)
     if key is None:
         del request.META["HTTP_IDEMPOTENCY_KEY"]
+    request.resolver_match = ResolverMatch(view, (), {})
     return BaseHandler().make_view_atomic(view)(request)
 
 
@@ -65,6 +67,17 @@ NON_ATOMIC = {
     ),
 }
 of_each_way = pytest.mark.parametrize("make", NON_ATOMIC.values(), ids=NON_ATOMIC)
+
+
+def test_a_request_without_a_key_is_in_djangos_transaction_or_none(atomic_requests):
+    expected = b"in a transaction" if atomic_requests else b"in none"
+    assert ask(new(), None).content == ask(idempotent(scope=SCOPE)(new()), None).content == expected
+
+
+def test_a_keyed_request_is_in_the_one_transaction_of_its_mode(atomic_requests):
+    assert ask(idempotent(scope=SCOPE)(new())).content == b"in a transaction"
+    leased = ask(idempotent(scope=SCOPE, mode="lease")(new()), "other").content
+    assert leased == (b"in a transaction" if atomic_requests else b"in none")
 
 
 @pytest.mark.drf
@@ -135,3 +148,26 @@ def test_the_decorator_stays_outside_of_a_views_own_transaction(make):
     view = idempotent(scope=SCOPE)(make())
     assert [view(post()).status_code for _ in range(2)] == [201, 201]
     assert effects() == 1
+
+
+def durable(request):
+    with transaction.atomic(durable=True):
+        pay()
+    return HttpResponse(status=201)
+
+
+def test_a_durable_block_in_a_keyed_view_is_refused():
+    with pytest.raises(RuntimeError, match="durable") as raised:
+        entry_point(durable)()
+    (note,) = raised.value.__notes__
+    assert 'mode="lease"' in note
+    assert (effects(), record().status) == (0, "failed")
+
+
+def test_an_error_of_the_views_own_gets_no_note():
+    def view(request):
+        raise RuntimeError("asked for")
+
+    with pytest.raises(RuntimeError) as raised:
+        entry_point(view)()
+    assert not hasattr(raised.value, "__notes__")

@@ -1,16 +1,19 @@
-"""What of a response is kept for replays, what is kept from caches, and what an operator may give in its place."""
+"""What of a response is kept for replays and from caches, what an operator may give, and what damage replays."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 from django.http import HttpResponse, JsonResponse
 
-from django_idempotency.decorators import idempotent
-from django_idempotency.http.problems import problem
-from django_idempotency.http.responses import FILE_HEADERS, replay
-from django_idempotency.maintenance.decisions import Done, resolve
+from django_idempotency.http.placement import idempotent
+from django_idempotency.http.responses import replay
+from django_idempotency.maintenance.decisions import Refusal, resolve
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.values.outcomes import OnHold, StoredResponse
+from django_idempotency.values.problems import problem
+from django_idempotency.values.response_headers import FILE_HEADERS
 from tests.support.callers import is_replay
 from tests.support.views import Runs, code
 
@@ -60,7 +63,7 @@ def test_a_problem_is_kept_from_caches(call):
 
 
 def test_the_reason_of_a_hold_is_not_for_clients():
-    told = problem(OnHold("DatabaseError in shop.payments on 10.0.0.7")).members()
+    told = problem(OnHold("DatabaseError in shop.payments on 10.0.0.7")).members(None)
     assert not [text for text in told.values() if "shop" in str(text) or "10.0.0.7" in str(text)]
 
 
@@ -76,7 +79,7 @@ def failed(call):
 @pytest.mark.parametrize("kind", ["application/json", "application/problem+json", "text/plain; charset=utf-8"])
 def test_a_response_given_by_hand_is_data_to_a_browser(call, failed, kind):
     id, view = failed
-    assert isinstance(resolve(id, StoredResponse(200, (("Content-Type", kind),), b"7")), Done)
+    assert not isinstance(resolve(id, StoredResponse(200, (("Content-Type", kind),), b"7")), Refusal)
     replayed = call(view)
     assert (replayed.content, replayed.headers["Content-Type"]) == (b"7", kind)
     assert replayed.headers["Content-Security-Policy"] == "sandbox"
@@ -108,3 +111,38 @@ def test_a_project_may_allow_other_types_by_hand(call, failed, settings):
 def test_a_header_that_is_never_stored_is_not_given_by_hand(failed, header):
     with pytest.raises(ValueError, match=f"{header}, which is never stored"):
         resolve(failed[0], StoredResponse(204, ((header, "/private/7.pdf"),), b""))
+
+
+DAMAGED = [
+    {},
+    "text",
+    7,
+    True,
+    [1],
+    ["Content-Type"],
+    [["Content-Type"]],
+    [["Content-Type", 7]],
+    [["Content-Type", None]],
+    [["a", "b", "c"]],
+    [["X-Split", "a\r\nSet-Cookie: b"]],
+    [["X Space", "a"]],
+    [["X-Wide", "\N{SNOWMAN}"]],
+    [["", "a"]],
+    [[":encrypted", 7]],
+    [[":encrypted"]],
+]
+
+
+def damage(headers):
+    assert IdempotencyRecord.objects.update(response_headers=headers) == 1
+
+
+@pytest.mark.parametrize("headers", DAMAGED, ids=json.dumps)
+def test_headers_that_are_none_replay_as_not_stored(call, headers):
+    runs = Runs(lambda request: HttpResponse("x", status=201))
+    view = idempotent(store_cookies=True)(runs.view)
+    call(view)
+    damage(headers)
+    replayed = call(view)
+    assert (replayed.status_code, code(replayed), is_replay(replayed)) == (201, "response_not_stored", True)
+    assert runs.count == 1

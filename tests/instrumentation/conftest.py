@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_idempotency.instrumentation import metrics
+from django_idempotency.reporting import events
 
 
 @pytest.fixture(autouse=True)
@@ -16,12 +17,12 @@ def fresh_figures():
 
 
 @pytest.fixture
-def registry():
+def registry(monkeypatch):
     from prometheus_client import CollectorRegistry
 
     from django_idempotency.instrumentation import prometheus
 
+    monkeypatch.setattr(events.receivers, "_items", [*events.receivers])
     registry = CollectorRegistry()
     prometheus.install(registry)
-    yield registry
-    prometheus.uninstall(registry)
+    return registry

@@ -11,7 +11,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from django_idempotency.instrumentation import metrics
-from django_idempotency.policy import Lease, Policy
+from django_idempotency.values.policy import Lease, Policy
 from tests.support.callers import claim, entry_point, paying, shift
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,9 @@ def total(text, name):
 def counted(registry):
     """The counters that are not nought."""
     text = generate_latest(registry).decode()
-    return {counter.name: total(text, counter.name) for counter in metrics.COUNTERS if total(text, counter.name)}
+    return {
+        counter.name: total(text, counter.name) for counter in metrics.counters_of(None) if total(text, counter.name)
+    }
 
 
 def refusing(request):

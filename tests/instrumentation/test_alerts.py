@@ -1,25 +1,30 @@
 """The alert rules and the Grafana dashboard: each alert fires when it should, and only then.
 
-``promtool`` evaluates the rules over series by minute. One process of it runs many tests.
+``promtool`` evaluates the rules over series by minute. One process of it runs many tests. The game day evaluates the
+same rules, with only their times changed.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
+import sys
 
 import pytest
 import yaml
 
 from django_idempotency.instrumentation import metrics
 from django_idempotency.values.outcomes import Rejection
+from tests.gameday import ground
+from tests.gameday.rules import quicker
 from tests.instrumentation.metered import MONITORING, alert_rules, panel_expressions
+from tests.support.servers import ROOT
 
-GAUGES = [gauge for family in metrics.gauge_families() for gauge in family.gauges]
+GAUGES = [gauge for family in metrics.gauge_families for gauge in family.gauges]
 
 
 def test_alerts_and_dashboard_use_metrics_that_there_are():
-    known = {metrics.in_prometheus(metric) for metric in (*metrics.COUNTERS, *GAUGES)}
+    known = {metrics.in_prometheus(metric) for metric in (*metrics.counters_of(None), *GAUGES)}
     known |= {f"{metrics.in_prometheus(metrics.RUN)}_{part}" for part in ("bucket", "sum", "count")}
     expressions = " ".join([rule["expr"] for rule in alert_rules()] + panel_expressions())
     assert set(re.findall(r"idempotency_\w+", expressions)) <= known
@@ -215,3 +220,25 @@ def test_the_dashboard_shows_every_figure_that_an_alert_is_on():
     outbox = {name for name in alerted if "outbox" in name}
     figures = {metrics.in_prometheus(gauge) for gauge in GAUGES} - outbox
     assert alerted & figures <= set(re.findall(r"idempotency_\w+", " ".join(panel_expressions())))
+
+
+def quicker_rules():
+    return quicker((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]
+
+
+def test_only_the_times_of_the_rules_are_others():
+    for before, after in zip(alert_rules(), quicker_rules(), strict=True):
+        times = r"\[\w+\]|offset \w+" + r"|> [\d.]+$" * ("_seconds" in before["expr"])
+        assert re.sub(times, "", before["expr"]) == re.sub(times, "", after["expr"])
+        assert ("for" in before) == ("for" in after)
+        assert {**before, "expr": "", "for": ""} == {**after, "expr": "", "for": ""}
+
+
+@pytest.mark.promtool
+def test_prometheus_takes_the_quicker_rules(tmp_path):
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump(quicker((MONITORING / "alerts.yml").read_text())))
+    assert promtool("check", "rules", tmp_path / "rules.yml").returncode == 0
+
+
+def test_the_service_takes_the_settings_of_the_game_day():
+    subprocess.run([sys.executable, "-m", "django", "check", "--settings", ground.SETTINGS], cwd=ROOT, check=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from django_idempotency.admin.lists import SITUATIONS
 from django_idempotency.contrib.dashboard import formatting as of_counters
 from django_idempotency.contrib.dashboard.activity import activity, figures_of, views
 from django_idempotency.contrib.dashboard.formatting import busiest
 from django_idempotency.maintenance import formatting
 from django_idempotency.maintenance.formatting import amount, duration, share, volume
-from django_idempotency.maintenance.stats import DAY, HOUR, Due, size
+from django_idempotency.maintenance.stats import DAY, HOUR
 from tests.support.happening import happen
 
 REJECTED = {f"request_rejected.{why}": count for why, count in (("in_flight", 2), ("key_reused", 1), ("on_hold", 1))}
@@ -57,14 +58,6 @@ def test_each_view_by_itself_and_the_busiest_first():
     assert [figure.name for figure in busiest(found, "conflicts", most=2)] == ["at few", "at none"]
 
 
-@pytest.mark.postgresql
-@pytest.mark.django_db
-def test_the_size_is_that_of_table_and_indexes():
-    found = size()
-    assert found.bytes == found.table_bytes + found.index_bytes
-    assert found.index_bytes > 0
-
-
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [
@@ -93,4 +86,8 @@ def test_figures_that_need_attention_are_marked():
     marked = [figure.name for figure in of_counters.happened(alarming) if figure.alarming]
     assert len(marked) == 2
     assert not any(figure.alarming for figure in of_counters.happened({**figures_of({}), "requests": 3, "replays": 3}))
-    assert [formatting.backlog(Due(due=1, lag=lag), 10)[1].alarming for lag in (1800, 1801)] == [False, True]
+    assert [formatting.figures({"lag": lag})[0].alarming for lag in (1800, 1801)] == [False, True]
+    for name in ("stuck", "on_hold"):
+        (figure,) = formatting.figures({name: 1})
+        assert (figure.alarming, figure.situation) == (True, name)
+        assert name in SITUATIONS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -15,18 +14,19 @@ from prometheus_client.registry import CollectorRegistry
 
 from django_idempotency.admin import alarms as strip
 from django_idempotency.contrib.testing.stores import RESPONSE
-from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.instrumentation import metrics
 from django_idempotency.instrumentation.prometheus import TableCollector
 from django_idempotency.maintenance.stats import alarms_of_store
-from django_idempotency.policy import Lease, Policy
 from django_idempotency.stores import store_for
+from django_idempotency.values.exceptions import StoreUnavailable
 from django_idempotency.values.outcomes import Operation
+from django_idempotency.values.policy import Lease, Policy
+from tests.instrumentation.metered import samples
 from tests.stores.memory import MemoryStore
+from tests.support.commands import told
 
 pytestmark = pytest.mark.django_db
 HOLD = Policy(mode=Lease(on_crash="hold"), store="default")
-NAME = "store:default"
 HOUR = timedelta(hours=1)
 
 
@@ -69,20 +69,15 @@ def shift(id, field, back):
 def scraped() -> dict[str, float]:
     registry = CollectorRegistry()
     registry.register(TableCollector())
-    lines = generate_latest(registry).decode().splitlines()
-    mine = (line.split(f'{{database="{NAME}"}}') for line in lines if NAME in line)
-    return {name: float(value) for name, value in mine}
+    found = samples(generate_latest(registry).decode())
+    mine = frozenset({("database", "store:default")})
+    return {name: values[mine] for name, values in found.items() if mine in values}
 
 
-def told(capsys, **options):
-    """What the command says of the store, and its exit code."""
-    code = 0
-    try:
-        call_command("idempotency_stats", json=True, **options)
-    except SystemExit as error:
-        code = error.code
-    lines = map(json.loads, capsys.readouterr().out.splitlines())
-    return next(line for line in lines if line.get("store") == "default"), code
+def checked(*, exits, **limits):
+    """What a check says of the store."""
+    (facts,) = (line for line in told("idempotency_stats", "--check", exits=exits, **limits) if "store" in line)
+    return facts
 
 
 def test_metrics_tell_what_waits_in_a_store(waiting):
@@ -97,16 +92,14 @@ def test_metrics_show_that_a_store_is_unavailable(away):
     assert metrics.figures()[metrics.RECORDS]["default"]["up"]
 
 
-def test_a_check_is_critical_for_what_waits_in_a_store(waiting, capsys):
-    facts, code = told(capsys, check=True)
-    assert (facts["stuck"], facts["on_hold"], facts["exceeded"], code) == (1, 1, ["stuck", "on_hold"], 2)
-    facts, code = told(capsys, check=True, stuck_for=3 * 3600, on_hold_for=1800)
-    assert (facts["exceeded"], code) == (["on_hold"], 2)
+def test_a_check_is_critical_for_what_waits_in_a_store(waiting):
+    facts = checked(exits=2)
+    assert (facts["stuck"], facts["on_hold"], facts["exceeded"]) == (1, 1, ["stuck", "on_hold"])
+    assert checked(exits=2, stuck_for=3 * 3600, on_hold_for=1800)["exceeded"] == ["on_hold"]
 
 
-def test_a_check_is_unknown_while_a_store_is_unavailable(away, capsys):
-    facts, code = told(capsys, check=True)
-    assert (facts["error"], code) == ("The database or store failed, or can't be reached: connection refused", 3)
+def test_a_check_is_unknown_while_a_store_is_unavailable(away):
+    assert checked(exits=3)["error"] == "The database or store failed, or can't be reached: connection refused"
 
 
 def test_a_check_of_one_database_leaves_stores_out(waiting, capsys):
@@ -114,17 +107,11 @@ def test_a_check_of_one_database_leaves_stores_out(waiting, capsys):
     assert "stuck" not in capsys.readouterr().out.replace("stuck for 0 s", "")
 
 
-def test_the_strip_tells_what_waits_in_a_store(waiting):
-    assert [alarm.text for alarm in strip.alarms("default")] == [
-        "store default: 1 stuck, oldest 2 h",
-        "store default: 1 on hold, oldest 1 h",
-    ]
-
-
-def test_the_strip_links_no_list_for_what_waits_in_a_store(waiting, admin_client):
+def test_the_strip_tells_what_waits_in_a_store_and_links_no_list_for_it(waiting, admin_client):
     page = admin_client.get("/admin/django_idempotency/idempotencyrecord/").content.decode()
+    assert "store default: 1 stuck, oldest 2 h" in page
     assert "store default: 1 on hold, oldest 1 h" in page
-    assert "1 h</a>" not in page
+    assert "h</a>" not in page
 
 
 def test_the_strip_says_that_a_store_is_unavailable(away):
@@ -145,4 +132,4 @@ def test_a_store_that_is_slow_to_list_its_records_is_given_up(waiting, monkeypat
     with pytest.raises(StoreUnavailable, match="could not be read in 1 s"):
         alarms_of_store("default", seconds=1)
     assert now[0] == 1.2
-    assert alarms_of_store("default", seconds=2).on_hold == 1
+    assert alarms_of_store("default", seconds=2)["on_hold"] == 1

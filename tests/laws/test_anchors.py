@@ -13,7 +13,8 @@ from django.http import HttpResponse
 import django_idempotency
 from django_idempotency import conf
 from django_idempotency.models import IdempotencyRecord, Status
-from django_idempotency.policy import NAMES
+from django_idempotency.values.policy import Policy
+from django_idempotency.values.rules import rules
 from tests.support.callers import effects, entry_point, is_replay, pay, paying, record
 from tests.support.views_of_laws import in_both_modes
 
@@ -79,10 +80,11 @@ def test_11_the_table_is_logged():
 READ_BY_WINGS = set() if (PACKAGE / "contrib").is_dir() else {"outbox", "stats_retention"}
 
 
-@pytest.mark.parametrize("name", sorted((NAMES | conf.GLOBAL_NAMES) - READ_BY_WINGS))
+@pytest.mark.parametrize("name", sorted((rules(Policy).keys() | conf.GLOBAL_NAMES) - READ_BY_WINGS))
 def test_14_every_setting_is_read(name):
-    readers = [path for path in PACKAGE.rglob("*.py") if path.name != "policy.py" and name in reads(path)]
-    assert readers or (name in {"audit_retention"} and name in reads(PACKAGE / "policy.py"))
+    policies = PACKAGE / "values" / "policy.py"
+    readers = [path for path in PACKAGE.rglob("*.py") if path != policies and name in reads(path)]
+    assert readers or (name in {"audit_retention"} and name in reads(policies))
 
 
 @cache

@@ -11,10 +11,10 @@ from django.db import connection, connections, transaction
 
 from django_idempotency import engine
 from django_idempotency.conf import resolve
-from django_idempotency.exceptions import ClaimInsideTransaction
 from django_idempotency.messages import Ack, Message, consume
-from django_idempotency.policy import Policy
 from django_idempotency.stores.transactions import Transaction
+from django_idempotency.values.exceptions import ClaimInsideTransaction
+from django_idempotency.values.policy import Policy
 from tests.support.callers import MODES, effects, entry_point, operation, pay, paying
 from tests.support.databases import environment
 from tests.support.requirements import ROOT
@@ -121,7 +121,7 @@ def test_a_message_is_not_acknowledged_for_what_did_not_commit(half_inside, mode
 def test_a_block_that_somebody_can_still_leave_is_left_alone():
     with transaction.atomic():
         pay("kept")
-        with pytest.raises(ClaimInsideTransaction):
+        with pytest.raises(ClaimInsideTransaction, match="outside the transaction"):
             entry_point(paying)()
     with contextlib.ExitStack() as stack:
         stack.enter_context(transaction.atomic())

@@ -9,28 +9,33 @@ import pytest
 from django.db import OperationalError, connections
 from django.http import HttpResponse
 
-from django_idempotency import signals
+from django_idempotency import engine, signals
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Atomic
+from django_idempotency.stores import store_for
 from django_idempotency.values.keys import record_id
+from django_idempotency.values.outcomes import Operation
+from django_idempotency.values.policy import Atomic, Policy
 from tests.faults.cluster import room, running_cluster
 from tests.support.aliases import alias_of_cluster
-from tests.support.callers import SCOPE, entry_point
+from tests.support.callers import SCOPE, entry_point, when
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.server, pytest.mark.slow]
 PRIVATE = "private"
 
 
+@pytest.fixture(scope="module")
+def cluster():
+    """A server that writes nothing of a transaction before its COMMIT."""
+    with room() as place, running_cluster(place, wal_writer_delay="10s", autovacuum="off") as running:
+        yield running
+
+
 @pytest.fixture
-def server(transactional_db):
-    """A server that writes nothing of a transaction before its COMMIT, with our table in the database ``PRIVATE``."""
-    with (
-        room() as directory,
-        running_cluster(directory, wal_writer_delay="10s", autovacuum="off") as cluster,
-        alias_of_cluster(PRIVATE, cluster),
-    ):
-        cluster.execute("CREATE TABLE effect (attempt integer)")
-        cluster.execute("CREATE TABLE written ()")
+def server(cluster, transactional_db):
+    """That server, with our table in the database ``PRIVATE``."""
+    with alias_of_cluster(PRIVATE, cluster):
+        cluster.execute("DROP TABLE IF EXISTS effect, written; TRUNCATE django_idempotency_record")
+        cluster.execute("CREATE TABLE effect (attempt integer); CREATE TABLE written ()")
         yield cluster
 
 
@@ -41,9 +46,8 @@ def durable_claims(server):
     def flush(**_named):
         server.execute("INSERT INTO written DEFAULT VALUES")
 
-    signals.key_claimed.connect(flush)
-    yield
-    signals.key_claimed.disconnect(flush)
+    with when(signals.key_claimed, flush):
+        yield
 
 
 def commit_transactions_up_to(number, server):
@@ -68,8 +72,7 @@ def test_a_crashed_run_is_not_taken_for_one_that_committed_early(server, claim, 
             cursor.execute("SELECT pg_current_xact_id()::text::bigint")
             (number,) = cursor.fetchone()
             if request.idempotency.attempt == 1:
-                server.kill()
-                server.start()
+                server.crash()
                 assert not others or commit_transactions_up_to(number, server) == "committed"
                 server.execute("SELECT FROM django_idempotency_record FOR UPDATE")  # as a duplicate does
             cursor.execute("INSERT INTO effect VALUES (%s)", [request.idempotency.attempt])
@@ -93,8 +96,7 @@ def test_a_released_key_is_not_reported_if_its_commit_was_lost(server, claim, st
 
     def crash(number):
         patch.undo()  # or each look at the key would crash the server, too
-        server.kill()
-        server.start()
+        server.crash()
         assert not others or commit_transactions_up_to(number, server) == "committed"
         connections[PRIVATE]._commit()
 
@@ -108,3 +110,16 @@ def test_a_released_key_is_not_reported_if_its_commit_was_lost(server, claim, st
     with pytest.MonkeyPatch.context() as patch:
         response = entry_point(view, using=PRIVATE, mode=Atomic(claim=claim))("k")
     assert (response.status_code, server.execute("SELECT count(*) FROM effect")) == (status, (0,))
+
+
+def test_a_number_is_that_of_another_transaction_on_another_server(transactional_db):
+    """As after a failover, which does not reset the statistics of the server that takes over."""
+    claim = engine.claim(Operation(SCOPE, "k", b"f" * 32, "POST", "/"), Policy())
+    store = store_for(Policy())
+    with store.transaction():
+        claim = store.lock(claim)
+    number, server = claim.receipt.transaction.split("@")
+    elsewhere = claim.with_receipt(claim.receipt._replace(transaction=f"{number}@{float(server) - 1}"))
+    assert [store._has_committed(one) for one in (claim, elsewhere)] == [True, False]
+    assert store.fail(elsewhere, "lost")
+    assert not IdempotencyRecord.objects.get().on_hold

@@ -8,12 +8,13 @@ import pytest
 from django.db import OperationalError, connection, transaction
 from django.http import Http404, HttpResponse
 
-from django_idempotency.exceptions import TransactionEnded
 from django_idempotency.messages import Ack, Message, Retry, consume
 from django_idempotency.models import IdempotencyRecord
+from django_idempotency.values.exceptions import TransactionEnded
 from testproject.models import LedgerEntry
 from tests.support.callers import effects, entry_point, pay, record
 from tests.support.threads import in_threads
+from tests.support.views_of_laws import BY_LOCK
 
 pytestmark = [pytest.mark.row_locks, pytest.mark.usefixtures("payer")]  # SQLite has no transaction after the end
 
@@ -45,16 +46,18 @@ FINISHES = {
 }
 # After a raw end psycopg2 does not notice that it is outside a transaction, so what follows is committed at once.
 UNNOTICED = connection.Database.__name__ == "psycopg2"
+in_atomic_mode = pytest.mark.parametrize("mode", ["atomic", BY_LOCK])
 finishing = pytest.mark.parametrize("finish", FINISHES.values(), ids=FINISHES)
 
 
-def paying_around(end, finish=FINISHES["returns 201"]):
+def paying_around(end, finish):
     """A view that pays, ends its transaction the first time it runs, and pays again."""
+    ends = [end]
 
     def view(request):
         pay("before")
-        if request.idempotency.attempt == 1:
-            end()
+        if ends:
+            ends.pop()()
             pay("after")
         return finish()
 
@@ -62,21 +65,24 @@ def paying_around(end, finish=FINISHES["returns 201"]):
 
 
 @finishing
+@in_atomic_mode
 @pytest.mark.parametrize("end", ROLLED_BACK.values(), ids=ROLLED_BACK)
-def test_after_a_rollback_nothing_is_stored_and_a_retry_runs(end, finish):
-    send = entry_point(paying_around(end, finish))
+def test_after_a_rollback_nothing_is_stored_and_a_retry_runs(end, mode, finish):
+    send = entry_point(paying_around(end, finish), mode=mode)
     with pytest.raises(TransactionEnded):
         send()
     after = int(UNNOTICED and end is ROLLED_BACK["ROLLBACK"])
-    assert (effects("before"), effects("after"), record().response_status) == (0, after, None)
+    assert (effects("before"), effects("after")) == (0, after)
+    assert record() is None if mode != "atomic" else record().response_status is None
     assert send().status_code == finish().status_code
     assert (effects("before"), effects("after")) == (1, after)
 
 
 @finishing
+@in_atomic_mode
 @pytest.mark.parametrize("end", COMMITTED.values(), ids=COMMITTED)
-def test_after_a_commit_nothing_is_stored_and_an_operator_decides(end, finish):
-    send = entry_point(paying_around(end, finish))
+def test_after_a_commit_nothing_is_stored_and_an_operator_decides(end, mode, finish):
+    send = entry_point(paying_around(end, finish), mode=mode)
     with pytest.raises(TransactionEnded):
         send()
     after = int(UNNOTICED and end is COMMITTED["COMMIT"])
@@ -84,6 +90,21 @@ def test_after_a_commit_nothing_is_stored_and_an_operator_decides(end, finish):
     assert record().on_hold
     assert send().status_code == 409
     assert effects("before") == 1
+
+
+@pytest.mark.postgresql
+def test_after_a_rollback_under_serializable_nothing_is_stored(monkeypatch):
+    """There the record is found by its place, with a statement of its own."""
+    from django.db.backends.postgresql.psycopg_any import IsolationLevel
+
+    connection.close()
+    send = entry_point(paying_around(ROLLED_BACK["ROLLBACK, and another"], FINISHES["returns 201"]))
+    with monkeypatch.context() as patch:
+        patch.setitem(connection.settings_dict, "OPTIONS", {"isolation_level": IsolationLevel.SERIALIZABLE})
+        with pytest.raises(TransactionEnded):
+            send()
+    connection.close()
+    assert (effects(), record().status, record().response_status) == (0, "failed", None)
 
 
 def test_an_exception_after_a_commit_puts_the_key_on_hold():

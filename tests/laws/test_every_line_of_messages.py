@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_idempotency.messages import Ack, InFlightElsewhere, Message, consume, current_context
-from django_idempotency.policy import Policy
+from django_idempotency.values.policy import Policy
 from tests.support.callers import pay
 from tests.support.striking import Interrupted, assert_all_or_nothing, struck_by
 

@@ -14,10 +14,10 @@ from django.db.models.signals import post_delete, pre_delete
 from django.http import HttpResponse
 from django.test import RequestFactory
 
-from django_idempotency.decorators import idempotent
+from django_idempotency.http.placement import idempotent
 from django_idempotency.messages import AlreadyDone, Consumer, Done, Message, Retry
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Atomic, Policy
+from django_idempotency.values.policy import Atomic, Policy
 from testproject.models import LedgerEntry
 from tests.support.callers import PAYER, entry_point, is_replay, pay, record
 from tests.support.views import own_dispatch
@@ -345,13 +345,8 @@ def test_errors_of_the_next_request_are_its_own():
     assert not {"get_rollback", "set_rollback", "validate_no_broken_transaction"} & set(vars(connection))
 
 
-@pytest.fixture
-def client(client):
-    client.raise_request_exception = False
-    return client
-
-
 @claims
+@pytest.mark.usefixtures("client_sees_500")
 @pytest.mark.parametrize("non_atomic", [False, True], ids=["", "non_atomic_requests"])
 @harmless
 def test_atomic_requests_undo_with_a_key_what_they_undo_without(call, atomic_requests, act, claim, non_atomic):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_idempotency.policy import Policy
+from django_idempotency.values.policy import Policy
 from tests.support.callers import claim, effects, entry_point, paying, record, shift
 from tests.support.proxy import Cut
 from tests.support.threads import in_threads

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from django.http import HttpResponse, HttpResponseRedirect
+from django.http import HttpResponse, HttpResponsePermanentRedirect
+from django.template import engines
+from django.template.response import SimpleTemplateResponse
 
 from tests.support.callers import OF_A_REPLAY, entry_point, is_replay
 from tests.support.views_of_laws import in_each_mode
@@ -11,14 +13,24 @@ from tests.support.views_of_laws import in_each_mode
 pytestmark = pytest.mark.usefixtures("payer")
 
 
+def bare_204():
+    response = HttpResponse(status=204)
+    del response.headers["Content-Type"]
+    return response
+
+
+HEADERS = {"ETag": '"v1"', "Vary": "Accept, X-Tenant", "Cache-Control": "no-store", "X-Odd": "ü", "Location": "/7/"}
 RESPONSES = {
     "json": lambda: HttpResponse(b'{"a":  1}', "application/json; charset=utf-8", status=201),
     "binary": lambda: HttpResponse(bytes(range(256)), "application/octet-stream"),
     "no content": lambda: HttpResponse(status=204),
-    "redirect": lambda: HttpResponseRedirect("/receipts/1/"),
-    "headers": lambda: HttpResponse(
-        headers={"Location": "/1/", "X-Request-Cost": "3", "Vary": "Accept", "ETag": '"1"'}
-    ),
+    "no content type": bare_204,
+    "no body": lambda: HttpResponse(),
+    "latin-1": lambda: HttpResponse("é", content_type="text/plain; charset=latin-1"),
+    "iterator": lambda: HttpResponse(iter(["a", b"\0", "c"])),
+    "template": lambda: SimpleTemplateResponse(engines["django"].from_string("<p>{{ name }}</p>"), {"name": "é"}),
+    "redirect": lambda: HttpResponsePermanentRedirect("https://example.com/é"),
+    "headers": lambda: HttpResponse(headers=HEADERS, status=201),
     "terminal failure": lambda: HttpResponse(b"card declined", status=402),
     "conflict": lambda: HttpResponse("sold out", status=409),
 }

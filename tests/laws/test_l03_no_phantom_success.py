@@ -11,7 +11,7 @@ from testproject.models import LedgerEntry
 from tests.support.callers import effects, entry_point, pay, paying, record
 from tests.support.proxy import Cut
 from tests.support.threads import in_threads
-from tests.support.views_of_laws import BY_LOCK, postgresql, terminate
+from tests.support.views_of_laws import BY_LOCK, postgresql
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -60,20 +60,6 @@ def test_l3_a_serialization_failure_at_commit_leaves_no_response(monkeypatch):
     assert entry_point(view)().status_code == 201
     assert effects() == 2
     connection.close()
-
-
-@postgresql
-def test_l3_a_backend_that_dies_in_the_view_leaves_no_response():
-    def view(request):
-        response = paying(request)
-        if request.idempotency.attempt == 1:
-            terminate(connection.connection.info.backend_pid)
-        return response
-
-    answer = entry_point(view)()
-    assert (answer.status_code, effects(), record().response_status) == (503, 0, None)
-    assert entry_point(view)().status_code == 201
-    assert effects() == 1
 
 
 @postgresql

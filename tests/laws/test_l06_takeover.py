@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
@@ -13,9 +12,9 @@ from django.http import HttpResponse
 
 from django_idempotency import engine, signals
 from django_idempotency.models import Status
-from django_idempotency.policy import Atomic, Lease, Policy
 from django_idempotency.values.outcomes import Keep, StoredResponse
-from tests.support.callers import Gate, claim, effects, entry_point, is_replay, paying, record, shift
+from django_idempotency.values.policy import Atomic, Lease, Policy
+from tests.support.callers import Gate, claim, effects, entry_point, is_replay, paying, record, shift, when
 from tests.support.owner_process import AFTER_EFFECT, holding
 from tests.support.proxy import Cut
 from tests.support.threads import in_threads
@@ -32,15 +31,10 @@ def test_l6_in_atomic_mode_a_live_owner_is_never_taken_over():
     def grow_old(**_named):
         shift(locked_at=-HOUR, locked_until=-HOUR)
 
-    signals.key_claimed.connect(grow_old)
-    try:
-        with gate.running(**policy) as answer:
-            duplicates = in_threads(10, lambda _: entry_point(paying, **policy)())
-        assert {duplicate.status_code for duplicate in duplicates} == {409}
-        assert answer.result().status_code == 201
-    finally:
-        signals.key_claimed.disconnect(grow_old)
-    assert effects() == 1
+    with when(signals.key_claimed, grow_old), gate.running(**policy) as answer:
+        duplicates = in_threads(10, lambda _: entry_point(paying, **policy)())
+    assert {duplicate.status_code for duplicate in duplicates} == {409}
+    assert (answer.result().status_code, effects()) == (201, 1)
 
 
 @row_locks
@@ -65,27 +59,6 @@ def test_l6_in_atomic_mode_a_dead_owner_is_taken_over_at_once():
     answer = eventually(lambda: completed(entry_point(paying)()))  # once the database sees that it is gone
     assert not is_replay(answer)
     assert record().attempts == 2
-
-
-@row_locks
-def test_l6_in_lease_mode_a_dead_owner_is_taken_over():
-    with holding(mode=Lease(seconds=HOUR)) as owner:
-        owner.kill()
-    refused = entry_point(paying, mode="lease")()
-    assert refused.status_code == 409
-    shift(locked_until=-1)
-    assert entry_point(paying, mode="lease")().status_code == 201
-
-
-@row_locks
-def test_l6_a_heartbeat_keeps_the_lease_of_a_view_that_outlasts_it():
-    lease = timedelta(seconds=2)
-    with Gate().running(mode=Lease(seconds=lease.seconds)) as answer:
-        first = record()
-        eventually(lambda: record().locked_until > first.locked_until + lease)
-        assert entry_point(paying, mode="lease")().status_code == 409
-    assert answer.result().status_code == 201
-    assert effects() == 1
 
 
 @row_locks
@@ -117,18 +90,6 @@ def test_l6_a_twin_leaves_a_claim_time_to_lock_its_row(monkeypatch):
             assert twin.result(5)[0].status_code == 409
             run.verdict = Keep(StoredResponse(201))
     assert effects() == 0
-
-
-def test_l6_a_crash_in_lease_mode_can_be_left_to_an_operator():
-    policy = {"mode": Lease(on_crash="hold")}
-    claim(policy=Policy(**policy))
-    shift(locked_until=-1)
-    for _attempt in range(2):
-        answer = entry_point(paying, **policy)()
-        assert answer.status_code == 409
-        assert b'"idempotency_key_on_hold"' in answer.content
-    assert effects() == 0
-    assert (record().status, record().on_hold) == (Status.FAILED, True)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import django_idempotency
-from django_idempotency import engine
-from django_idempotency.policy import Lease, Policy
+from django_idempotency.values.policy import Lease, Policy
 from tests.support.callers import Gate, claim, effects, entry_point, is_replay, paying, shift
 from tests.support.views_of_laws import HOUR, in_each_mode, row_locks
 
@@ -34,8 +33,7 @@ def clock(request, monkeypatch):
 
     monkeypatch.setattr(time, "time", lambda: real_time() + request.param)
     monkeypatch.setattr("django.utils.timezone.datetime", Jumped)
-    for module in (engine.decisions, django_idempotency.values.outcomes):
-        monkeypatch.setattr(module, "datetime", Jumped)
+    monkeypatch.setattr("django_idempotency.values.outcomes.datetime", Jumped)
 
 
 @row_locks
@@ -65,7 +63,7 @@ def test_l9_a_lease_runs_out_by_the_databases_clock():
 
 # By their clock no key is claimed, kept or taken over.
 DECIDE_NOTHING_ABOUT_KEYS = {
-    "messages/celery_requests.py",  # when a worker takes a message again, by Celery's clock
+    "messages/celery.py",  # when a worker takes a message again, by Celery's clock
     "engine/admission.py",  # in which minute a new key is counted for a limit: a jump begins another count
     "tasks.py",  # when beat runs a task first, by beat's own clock
     "contrib/outbox/publishing.py",  # the time in an event's id, which keeps neighbours together in their index

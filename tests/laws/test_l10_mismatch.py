@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from django_idempotency.policy import Lease, Policy
 from django_idempotency.stores import store_for
+from django_idempotency.values.policy import Lease, Policy
 from tests.support.callers import Gate, claim, entry_point, paying, row, shift
 from tests.support.views_of_laws import HOUR, OTHER_BODY, in_both_modes, on_hold, row_locks
 

@@ -7,8 +7,9 @@ from collections import Counter
 import httpx
 import pytest
 
-from tests.support.callers import payment
+from tests.support.callers import is_replay, payment
 from tests.support.threads import in_threads
+from tests.support.views_of_laws import completed
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.server, pytest.mark.row_locks]
@@ -39,10 +40,6 @@ def send(server, path, reference, **options):
     return server.post(path, payment(reference), **{"key": reference} | options)
 
 
-def is_replay(answer):
-    return answer.headers.get("Idempotent-Replayed") == "true"
-
-
 @in_both_modes
 @of_each_door
 def test_l1_of_50_duplicates_at_once_one_takes_effect(serving, path, reference):
@@ -54,14 +51,6 @@ def test_l1_of_50_duplicates_at_once_one_takes_effect(serving, path, reference):
     assert serving.ledger(reference) == 1
     done = {answer.content for answer in answers if answer.status_code == 201}
     assert done == {send(serving, path, reference).content}
-
-
-def test_l1_different_keys_are_not_in_each_others_way(server, reference):
-    def send_one(index):
-        return server.post("/orders/", payment(reference), key=f"{reference}-{index}", simulate={"delay_ms": 100})
-
-    assert {answer.status_code for answer in in_threads(16, send_one)} == {201}
-    assert server.ledger(reference) == 16
 
 
 @of_each_door
@@ -92,13 +81,9 @@ def test_l3_what_fails_at_commit_is_no_success(server, path, reference):
 def test_l4_and_l6_after_a_killed_worker_the_retry_runs_at_once(server, path, when, reference):
     with pytest.raises(httpx.TransportError):
         send(server, path, reference, simulate={"kill": when})
-    retried = eventually(lambda: done(send(server, path, reference)))  # a lease is 20 s here
+    retried = eventually(lambda: completed(send(server, path, reference)))  # a lease is 20 s here
     assert not is_replay(retried)
     assert server.ledger(reference) == 1
-
-
-def done(answer):
-    return answer if answer.status_code == 201 else None
 
 
 @pytest.mark.parametrize("path", LEASED.values(), ids=LEASED)
@@ -107,7 +92,7 @@ def test_l6_in_lease_mode_a_killed_workers_lease_must_lapse(lease_server, path, 
         send(lease_server, path, reference, simulate={"kill": "after"})
     refused = send(lease_server, path, reference)
     assert (refused.status_code, refused.headers["Retry-After"] in ("1", "2", "3")) == (409, True)
-    assert eventually(lambda: done(send(lease_server, path, reference)))
+    assert eventually(lambda: completed(send(lease_server, path, reference)))
     assert lease_server.ledger(reference) == 1  # by its child key
 
 

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 from django.core import mail
-from django.db import connection, connections, transaction
+from django.db import connection, connections
 
+from django_idempotency.engine.background import Worker
 from django_idempotency.engine.leases import LeaseKeeper
-from django_idempotency.engine.workers import Worker
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Lease
+from django_idempotency.values.policy import Lease
 from tests.support.aliases import another_alias
 from tests.support.callers import Gate, effects, entry_point, is_replay, paying, record
+from tests.support.maintained import run_sql
 from tests.support.threads import OtherThread, in_threads
 from tests.support.waiting import eventually
 
@@ -39,17 +40,11 @@ def outside_a_test_run(monkeypatch):
 def locked(statement: str) -> Iterator[None]:
     """Somebody else's transaction, with a lock, for as long as the block runs."""
     other = OtherThread()
-
-    def lock() -> None:
-        transaction.set_autocommit(False)
-        with connection.cursor() as cursor:
-            cursor.execute(statement)
-
-    other(lock)
+    for each in ("BEGIN", statement):
+        other(run_sql, each)
     try:
         yield
     finally:
-        other(transaction.rollback)
         other.close()
 
 
@@ -189,15 +184,19 @@ def fail(_worker: object) -> None:
     raise SystemExit
 
 
+def end_the_thread_of_leases(monkeypatch):
+    (ended,) = [thread for thread in ours() if thread.name.endswith("leases")]
+    with monkeypatch.context() as patch:
+        patch.setattr(LeaseKeeper, "work", fail)
+        ended.join(30)
+    assert not ended.is_alive()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_is_ended_costs_no_lease(monkeypatch):
     with Gate().running(mode=Lease(seconds=LEASE)):
         renewed()
-        (ended,) = [thread for thread in ours() if thread.name.endswith("leases")]
-        with monkeypatch.context() as patch:
-            patch.setattr(LeaseKeeper, "work", fail)
-            ended.join(30)
-        assert not ended.is_alive()
+        end_the_thread_of_leases(monkeypatch)
         renewed()
         renewed()
 
@@ -207,11 +206,7 @@ def test_the_next_claim_restarts_a_dead_thread(monkeypatch):
     monkeypatch.setattr(Worker, "_leave_to_a_successor", lambda worker: None)
     policy = {"mode": Lease(seconds=LEASE)}
     with Gate().running(**policy):
-        (ended,) = [thread for thread in ours() if thread.name.endswith("leases")]
-        with monkeypatch.context() as patch:
-            patch.setattr(LeaseKeeper, "work", fail)
-            ended.join(30)
-        assert not ended.is_alive()
+        end_the_thread_of_leases(monkeypatch)
         other = Gate()
         with other.running_with("other", **policy):
             renewed("other")

@@ -10,10 +10,10 @@ from django.db import connection
 
 from django_idempotency import engine
 from django_idempotency.engine.decisions import ASK_AGAIN
-from django_idempotency.policy import Atomic, Policy
 from django_idempotency.stores.claim_function import MEET
 from django_idempotency.stores.lock_claims import LockClaimStore
 from django_idempotency.values.outcomes import Claimed
+from django_idempotency.values.policy import Atomic, Policy
 from tests.laws.test_lock_claims import KINDS, by_lock, elsewhere
 from tests.support.callers import effects, entry_point, is_replay, operation, pay, paying, record
 from tests.support.owner_process import AFTER_EFFECT, IN_VIEW, stopping
@@ -21,7 +21,7 @@ from tests.support.threads import just_after, just_before
 from tests.support.views_of_laws import OTHER_BODY, completed, terminate
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("payer")]
+pytestmark = [pytest.mark.postgresql, pytest.mark.not_on_citus, pytest.mark.usefixtures("payer")]
 
 CLAIM, INSERT = "SELECT pg_backend_pid", "INSERT INTO django_idempotency_record"
 RUNNING = (f"after {CLAIM}", IN_VIEW, AFTER_EFFECT, f"before {INSERT}", f"after {INSERT}", "before COMMIT")

@@ -8,10 +8,9 @@ from django.db import DatabaseError, connection, transaction
 from django.http import Http404, HttpResponse
 from django.views import View
 
-from django_idempotency.decorators import idempotency_exempt, idempotent
-from django_idempotency.exceptions import TerminalFailure
+from django_idempotency.http.placement import idempotency_exempt, idempotent
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Atomic, Policy
+from django_idempotency.values.policy import Atomic, Policy
 from testproject.models import LedgerEntry
 from tests.support.callers import all_effects as effects
 from tests.support.callers import effects as paid
@@ -19,13 +18,7 @@ from tests.support.callers import entry_point, pay
 from tests.support.statements import sent_statements
 from tests.support.views import book, own_dispatch
 
-pytestmark = pytest.mark.usefixtures("atomic_requests")
-
-
-@pytest.fixture
-def client(client):
-    client.raise_request_exception = False
-    return client
+pytestmark = pytest.mark.usefixtures("atomic_requests", "client_sees_500")
 
 
 def returns(status):
@@ -188,14 +181,9 @@ def test_a_response_that_a_retry_runs_again_is_rolled_back(call, act):
     assert IdempotencyRecord.objects.get().status == "failed"
 
 
-def test_a_terminal_failure_is_rolled_back_and_stored(call):
-    view = idempotent(function(raises(TerminalFailure(HttpResponse(status=402)))))
-    call(view)
-    assert (call(view).headers["Idempotent-Replayed"], effects()) == ("true", 0)
-
-
 @pytest.mark.postgresql
 @pytest.mark.psycopg3
+@pytest.mark.not_on_citus
 def test_the_record_is_removed_in_the_transaction_of_the_writes(call):
     with sent_statements() as statements:
         call(idempotent(function(returns(422))))

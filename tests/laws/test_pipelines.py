@@ -12,18 +12,18 @@ import pytest
 from django.db import close_old_connections, connection, connections, transaction
 
 from django_idempotency.messages import Ack, Consumer, Message
-from django_idempotency.policy import Atomic, Policy
 from django_idempotency.stores import pipeline
+from django_idempotency.values.policy import Atomic, Policy
 from testproject.models import LedgerEntry
 from tests.support.callers import effects, entry_point, is_replay, paying, record
 from tests.support.maintained import run_sql
 from tests.support.proxy import Cut, Moment
 from tests.support.statements import sent_statements
-from tests.support.threads import in_threads
+from tests.support.threads import in_threads, locked
 from tests.support.views_of_laws import completed
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("payer")]
+pytestmark = [pytest.mark.postgresql, pytest.mark.not_on_citus, pytest.mark.usefixtures("payer")]
 
 of_both_kinds = pytest.mark.parametrize("kind", ["lock", "record"])
 AT_COMMIT = [cut for cut in Cut if "COMMIT" in cut.name]
@@ -155,14 +155,13 @@ def test_a_cancelled_commit_is_no_success(kind):
 
 def test_a_statement_timeout_in_the_write_commits_nothing(other_thread):
     def view(request):
-        other_thread(block.__enter__)
-        other_thread(run_sql, "LOCK TABLE django_idempotency_record IN SHARE MODE")
+        for statement in ("BEGIN", "LOCK TABLE django_idempotency_record IN SHARE MODE"):
+            other_thread(run_sql, statement)
         run_sql("SET LOCAL statement_timeout = '100ms'")
         return paying(request)
 
-    block = transaction.atomic()
     assert entry_point(view, mode=Atomic(claim="lock"))().status_code == 503
-    other_thread(block.__exit__, None, None, None)
+    other_thread(run_sql, "ROLLBACK")
     assert (effects(), record()) == (0, None)
 
 
@@ -206,16 +205,12 @@ def test_a_signals_exception_during_commit_hides_no_effect(kind, error):
 
 
 @of_both_kinds
-def test_a_signals_exception_during_a_claim_leaves_a_sound_connection(kind, other_thread):
+def test_a_signals_exception_during_a_claim_leaves_a_sound_connection(kind):
     ask = entry_point(paying, mode=Atomic(claim=kind))
     assert ask("before").status_code == 201
-    block = transaction.atomic()
-    other_thread(block.__enter__)
-    other_thread(run_sql, "LOCK TABLE django_idempotency_record")
     struck_one = connection.connection
-    with struck(0.5), pytest.raises(Struck):
+    with locked("django_idempotency_record"), struck(0.5), pytest.raises(Struck):
         ask()
-    other_thread(block.__exit__, None, None, None)
     close_old_connections()  # as Django does before each request, if there were errors
     assert effects() == 1
     assert eventually(lambda: completed(ask())).status_code == 201

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
-from urllib.parse import urlsplit
 from uuid import uuid4
 
-import httpx
 import pytest
 
 from django_idempotency.messages import AlreadyDone, Done, Message, consume
-from django_idempotency.policy import Policy
+from django_idempotency.values.policy import Policy
 from tests.support.callers import BODY, MODES, SCOPE, effects, payment
 from tests.support.owner_process import AFTER_EFFECT, holding
 from tests.support.threads import in_threads
@@ -29,22 +26,9 @@ def charge(server, reference, **options):
 
 def charge_and_hang_up(server, reference, simulate):
     """The client sends all of it, and is gone before the answer."""
-    body = json.dumps({"amount": 5, "currency": "EUR", "reference": reference}).encode()
-    request = httpx.Request(
-        "POST",
-        server.url + PATH,
-        content=body,
-        headers={
-            "Authorization": "Token alice-token",
-            "Content-Type": "application/json",
-            "Idempotency-Key": f'"{reference}"',
-            "X-Simulate": json.dumps(simulate),
-        },
-    )
-    head = f"POST {PATH} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
-    address = urlsplit(server.url)
-    with socket.create_connection((address.hostname, address.port)) as wire:
-        wire.sendall(head.encode() + b"\r\n" + body)
+    headers = (f'Idempotency-Key: "{reference}"', f"X-Simulate: {json.dumps(simulate)}")
+    with server.sent(PATH, json.dumps(payment(reference)).encode(), *map(str.encode, headers)):
+        pass
 
 
 @over_http

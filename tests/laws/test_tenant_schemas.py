@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from django.db import connection, connections
 from django.http import HttpResponse
 
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Atomic, Lease
+from django_idempotency.values.policy import Atomic, Lease
 from tests.support.aliases import another_alias
 from tests.support.callers import Gate, entry_point, is_replay
 from tests.support.waiting import eventually
@@ -91,33 +92,10 @@ def row(column: str) -> Any:
         return (cursor.fetchone() or [None])[0]
 
 
-@contextmanager
-def in_the_view(tenants: Any) -> Iterator[list[Any]]:
-    """A view runs for the tenant, in a thread, until the block is left; its answer is in the list then."""
+def in_the_view(tenants: Any) -> AbstractContextManager[Future[Any]]:
+    """A view runs for the tenant, in a thread, until the block is left; its answer is a future."""
     alias, switch = tenants
-    entered, let_go = threading.Event(), threading.Event()
-    answers: list[Any] = []
-
-    def view(_request: Any) -> HttpResponse:
-        entered.set()
-        assert let_go.wait(60)
-        return HttpResponse("done", status=201)
-
-    def run() -> None:
-        try:
-            switch(alias)
-            answers.append(entry_point(view, mode=Lease(seconds=LEASE), using=alias)())
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        assert entered.wait(30)
-        yield answers
-    finally:
-        let_go.set()
-        thread.join(60)
+    return Gate(partial(switch, alias)).running(mode=Lease(seconds=LEASE), using=alias)
 
 
 def never(_request: Any) -> HttpResponse:
@@ -134,10 +112,10 @@ def test_a_lease_is_renewed_in_the_schema_of_its_claim(tenants):
 
 
 def test_a_late_completion_goes_to_the_schema_of_its_claim(proxy, tenants):
-    with in_the_view(tenants) as answers:
+    with in_the_view(tenants) as answer:
         connection.close()
         proxy.go_away()
-    assert [answer.status_code for answer in answers] == [201]
+    assert answer.result().status_code == 201
     proxy.come_back()
     assert eventually(lambda: row("status") == "completed")
 

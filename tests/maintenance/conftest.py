@@ -6,6 +6,7 @@ import pytest
 from django.test import modify_settings
 
 from django_idempotency.maintenance import history
+from django_idempotency.values.registry import Registry
 
 
 @pytest.fixture(autouse=True)
@@ -17,5 +18,5 @@ def no_long_watch(short_watch):
 def no_history(monkeypatch):
     """Neither the admin nor an app keeps a history."""
     with modify_settings(INSTALLED_APPS={"remove": ["django.contrib.admin"]}):  # apps get ready again, and register
-        monkeypatch.setattr(history, "_logs", [])
+        monkeypatch.setattr(history, "_logs", Registry())
         yield

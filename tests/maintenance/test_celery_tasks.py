@@ -44,7 +44,7 @@ def test_the_tasks_take_what_their_schedule_gives_do_the_work_and_return_json():
 
 
 def test_a_pass_that_an_app_registers_later_is_a_task_too(monkeypatch):
-    monkeypatch.setattr(passes, "PASSES", dict(passes.PASSES))
+    monkeypatch.setattr(passes.PASSES, "_items", [*passes.PASSES])
     passes.register(replace(passes.CLEANUP, name="later"))
     done("due")
     assert app.tasks["django_idempotency.later"](max_seconds=1)["done"] == {"deleted": 1}

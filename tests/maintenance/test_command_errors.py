@@ -75,13 +75,8 @@ class Unfit:
 @pytest.mark.row_locks
 def test_a_consumer_without_its_database_ends_in_a_line(transactional_db, monkeypatch):
     monkeypatch.setattr(idempotency_consume, "runner_at", lambda _path: Unfit())
-    away = another_alias("away", HOST="127.0.0.1", PORT=str(free_port()))
-    with (
-        away,
-        pytest.raises(
-            CommandError, match=r"^The database or store failed, or can't be reached: OperationalError[^\n]*$"
-        ),
-    ):
+    line = r"^The database or store failed, or can't be reached: OperationalError[^\n]*$"
+    with another_alias("away", HOST="127.0.0.1", PORT=str(free_port())), pytest.raises(CommandError, match=line):
         call_command("idempotency_consume", "shop.consumers.receipts")
 
 

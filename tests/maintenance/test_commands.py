@@ -17,6 +17,7 @@ from django.db import connection
 
 from django_idempotency.models import IdempotencyRecord
 from tests.support.callers import record, shift
+from tests.support.commands import told
 from tests.support.databases import environment
 from tests.support.happening import happen
 from tests.support.maintained import HOLD, HOUR, dead, done, fill
@@ -27,48 +28,28 @@ pytestmark = pytest.mark.usefixtures("payer")
 ROOT = Path(__file__).parents[2]
 
 
-def due(*keys):
-    for key in keys:
-        done(key)
-
-
-@pytest.fixture
-def told(capsys):
-    """Run a command; what it printed, read as JSON."""
-
-    def run(*arguments):
-        call_command(*arguments, "--json")
-        (line,) = capsys.readouterr().out.splitlines()
-        facts = json.loads(line)
-        assert facts.pop("database") == "default"
-        return facts
-
-    return run
+def facts_of(*arguments):
+    (facts,) = told(*arguments)
+    assert facts.pop("database") == "default"
+    return facts
 
 
 def count():
     return IdempotencyRecord.objects.count()
 
 
-def test_reap_frees_and_holds_and_says_how_many(told):
+def test_reap_frees_and_holds_and_says_how_many():
     dead("retry")
     dead("hold", **HOLD)
-    facts = told("idempotency_reap")
+    facts = facts_of("idempotency_reap")
     assert (facts["done"], facts["bad"], facts["finished"]) == ({"failed": 1, "on_hold": 1}, {}, True)
 
 
-def test_reap_takes_its_options(told):
+def test_reap_takes_its_options():
     for number in range(3):
         dead(f"k{number}")
-    assert told("idempotency_reap", "--older-than=7200")["done"]["failed"] == 0
-    ended = told("idempotency_reap", "--batch=1", "--max-seconds=0")
-    assert (ended["done"]["failed"], ended["finished"]) == (1, False)
-
-
-def test_reap_only_counts_on_a_dry_run(told):
-    dead()
-    assert told("idempotency_reap", "--dry-run")["done"] == {"failed": 1}
-    assert record().status == "processing"
+    assert facts_of("idempotency_reap", "--older-than=7200")["done"]["failed"] == 0
+    assert facts_of("idempotency_reap", "--batch=1", "--max-seconds=0")["done"]["failed"] == 1
 
 
 @pytest.mark.postgresql
@@ -85,36 +66,32 @@ def test_reap_exits_with_1_and_names_what_could_not_be_written(capsys):
     assert str(IdempotencyRecord.objects.values_list("pk", flat=True).get()) in printed.err
 
 
-def test_cleanup_deletes_and_says_how_far_behind_it_is(told):
-    due("a", "b", "c")
-    ended = told("idempotency_cleanup", "--batch=2", "--max-seconds=0")
+def test_cleanup_deletes_and_says_how_far_behind_it_is():
+    for key in "abc":
+        done(key)
+    ended = facts_of("idempotency_cleanup", "--batch=2", "--max-seconds=0")
     assert (ended["done"], ended["finished"]) == ({"deleted": 2}, False)
     assert HOUR <= ended["lag"] <= HOUR + 60
-    assert told("idempotency_cleanup", "--pause=0")["lag"] == 0
+    assert facts_of("idempotency_cleanup", "--pause=0")["lag"] == 0
     assert count() == 0
 
 
-def test_cleanup_of_bodies_leaves_the_record(told):
-    due("k")
-    shift(purge_at=HOUR)
-    assert told("idempotency_cleanup", "--bodies", "--dry-run")["done"] == {"dropped": 1}
-    assert told("idempotency_cleanup", "--bodies")["done"] == {"dropped": 1}
+def test_cleanup_of_bodies_leaves_the_record():
+    done(purge_at=HOUR)
+    assert facts_of("idempotency_cleanup", "--bodies", "--dry-run")["done"] == {"dropped": 1}
+    assert facts_of("idempotency_cleanup", "--bodies")["done"] == {"dropped": 1}
     assert record().response_body is None
 
 
-def test_stats_as_json(told):
+def test_stats_as_json():
     dead("on_hold", **HOLD)
     call_command("idempotency_reap", verbosity=0)
     dead()
-    due("a")
-    facts = told("idempotency_stats")
-    assert (facts["pending"], facts["stuck"], facts["on_hold"], facts["due"]) == (1, 1, 1, 1)
-
-
-def test_stats_as_json_by_hour_day_and_view(told):
+    done("a")
     happen("shop.views.pay", claimed=3, replayed=1)
     happen("shop.views.pay", hours=5, in_flight=4)
-    facts = told("idempotency_stats")
+    facts = facts_of("idempotency_stats")
+    assert (facts["pending"], facts["stuck"], facts["on_hold"], facts["due"]) == (1, 1, 1, 1)
     assert (facts["last_hour"]["requests"], facts["last_hour"]["deduplicated"]) == (4, 0.25)
     assert (facts["last_day"]["requests"], facts["last_day"]["conflicts"]) == (8, 4)
     assert facts["views"] == {"shop.views.pay": facts["last_day"]}
@@ -162,7 +139,7 @@ def held_since(lasts):
     [
         (lambda lasts: (dead(), shift(locked_until=-lasts)), 15 * 60, "--stuck-for", "stuck"),
         (held_since, HOUR, "--on-hold-for", "on_hold"),
-        (lambda lasts: (due("k"), shift(purge_at=-lasts, expires_at=-lasts)), HOUR, "--behind-for", "behind"),
+        (lambda lasts: done(purge_at=-lasts, expires_at=-lasts), HOUR, "--behind-for", "behind"),
     ],
     ids=["stuck", "on_hold", "behind"],
 )

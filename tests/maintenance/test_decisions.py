@@ -11,36 +11,31 @@ from django.db import connection
 
 from django_idempotency import engine, signals
 from django_idempotency.engine.digests import response_digest
-from django_idempotency.exceptions import ClaimLost
 from django_idempotency.maintenance import history
 from django_idempotency.maintenance.decisions import (
     Act,
-    Done,
     Refusal,
-    Refused,
     allow_retry,
     extend,
     fail,
-    objection,
+    objection_to,
     resolve,
     version,
 )
-from django_idempotency.maintenance.reaper import reap
+from django_idempotency.maintenance.reaper import have_it_watched, reap
 from django_idempotency.models import IdempotencyRecord, Status
-from django_idempotency.policy import Lease, Policy
 from django_idempotency.stores import store_for, stored_response
+from django_idempotency.values.exceptions import ClaimLost
 from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import Fail, Keep, StoredResponse
+from django_idempotency.values.policy import Lease, Policy
 from django_idempotency.values.scopes import is_own, user_scope
 from tests.support.callers import SCOPE, claim, effects, entry_point, heard, is_replay, paying, record, row, shift
-from tests.support.maintained import renewed_before_the_update
+from tests.support.maintained import HOLD, HOUR, renewed_before_the_update, row_locks, settled
 from tests.support.threads import in_threads, just_before
 
 pytestmark = pytest.mark.usefixtures("payer")
-row_locks = pytest.mark.row_locks
 
-HOUR = 3600
-HOLD = {"mode": Lease(on_crash="hold")}
 K = record_id(SCOPE, "k")
 RESPONSE = StoredResponse(201, (("Content-Type", "application/json"),), b'{"id": 7}')
 
@@ -75,23 +70,20 @@ def started():
 
 
 def failed():
-    policy = Policy(mode="lease")
-    claimed = claim(policy=policy)
-    with engine.execution(claimed, policy) as run:
-        run.verdict = Fail("ValueError")
+    settled("k", Fail("ValueError"), mode="lease")
 
 
 UNANSWERED = [on_hold, dead, started, failed]
 
 
 def refused(outcome):
-    assert isinstance(outcome, Refused), outcome
-    return outcome.why
+    assert isinstance(outcome, Refusal), outcome
+    return outcome
 
 
 def done(outcome):
-    assert isinstance(outcome, Done), outcome
-    return outcome.record
+    assert not isinstance(outcome, Refusal), outcome
+    return outcome
 
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -129,7 +121,9 @@ OBJECTIONS = {
 @pytest.mark.parametrize("name", RECORDS)
 def test_the_state_of_a_record_decides_which_actions_are_refused(name, act):
     plain = {"mode": "lease", "on_hold": False, "response_status": None, "locked_at": LONG_AGO, "locked_until": None}
-    assert objection(IdempotencyRecord(**plain | RECORDS[name]), act, NOW) == OBJECTIONS[name].get(act)
+    record = IdempotencyRecord(**plain | RECORDS[name])
+    record.now, record.locked, record._state.db = NOW, False, "default"
+    assert objection_to(act, record) == OBJECTIONS[name].get(act)
 
 
 INVALID = {
@@ -270,6 +264,11 @@ def test_a_lease_can_not_be_renewed_between_the_row_lock_and_the_change(act):
     assert renewals[0].result() == set()
 
 
+def test_an_owner_that_has_ended_meanwhile_is_not_watched():
+    failed()
+    assert have_it_watched(record()) == 0
+
+
 @pytest.mark.parametrize("act", ENDING)
 @pytest.mark.parametrize("late", [None, "retried"])
 def test_l5_an_owner_that_comes_back_after_a_decision(act, late):
@@ -310,11 +309,11 @@ def test_of_several_decisions_at_once_one_is_taken():
         on_hold()
         works = [partial(resolve, K, RESPONSE), partial(fail, K), partial(allow_retry, K), partial(allow_retry, K)]
         outcomes = in_threads(4, lambda index, works=works: works[index]())
-        taken = [outcome for outcome in outcomes if isinstance(outcome, Done)]
-        after_release = isinstance(outcomes[2], Done) or isinstance(outcomes[3], Done)
+        taken = [outcome for outcome in outcomes if not isinstance(outcome, Refusal)]
+        after_release = not (isinstance(outcomes[2], Refusal) and isinstance(outcomes[3], Refusal))
         # What is released has no response still, and somebody may give it one.
         assert len(taken) == 1 or (len(taken) == 2 and after_release)
-        assert not (isinstance(outcomes[0], Done) and isinstance(outcomes[1], Done))
+        assert isinstance(outcomes[0], Refusal) or isinstance(outcomes[1], Refusal)
         IdempotencyRecord.objects.all().delete()
 
 
@@ -326,7 +325,7 @@ def test_a_decision_and_a_retry_at_once_never_both_have_their_way(act):
         before = effects()
         outcome, answer = in_threads(2, lambda i: [ACTS[act], lambda: entry_point(paying, mode="lease")()][i]())
         ran = effects() - before
-        if act != Act.ALLOW_RETRY and isinstance(outcome, Done):
+        if act != Act.ALLOW_RETRY and not isinstance(outcome, Refusal):
             assert ran == 0
             assert answer.status_code == 409 or is_replay(answer)
         else:
@@ -412,9 +411,9 @@ def test_an_error_of_the_history_undoes_the_decision(act, monkeypatch, django_us
 def test_a_signal_tells_what_was_done_by_whom_and_a_digest_of_the_response(act):
     dead()
     with heard(signals.operator_decided) as sent:
-        outcome = ACTS[act](by="bob")
+        done(ACTS[act](by="bob"))
     (told,) = sent
-    assert (told["act"], told["operation"].key, told["by"], told["digest"]) == (act, "k", "bob", outcome.digest)
     stored = stored_response(record())
-    assert (stored is not None and outcome.digest == response_digest(stored)) == (act in (Act.FAIL, Act.RESOLVE))
-    assert bool(outcome.digest) == (stored is not None)
+    assert (stored is not None) == (act in (Act.FAIL, Act.RESOLVE))
+    digest = response_digest(stored) if stored else ""
+    assert (told["act"], told["operation"].key, told["by"], told["digest"]) == (act, "k", "bob", digest)

@@ -1,35 +1,41 @@
-"""Forgetting a caller: what has ended of that scope is erased, nothing else is touched, and what is left is told."""
+"""Erasing a caller: what has ended of that scope goes, nothing else is touched, and what is left is told and listed."""
 
 from __future__ import annotations
 
-import json
+import re
+from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
+from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 from django.http import HttpResponse
 from django.test.utils import CaptureQueriesContext
+from django.urls import path
 from django.utils import timezone
 
+from django_idempotency.contrib.outbox.publishing import publish
 from django_idempotency.maintenance import Swept, erase, reap, resolve
 from django_idempotency.maintenance.history import write_entry
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Atomic, Lease, Policy
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.keys import record_id
-from django_idempotency.values.outcomes import StoredResponse
+from django_idempotency.values.outcomes import Fail, StoredResponse
+from django_idempotency.values.policy import Atomic, Policy
 from django_idempotency.values.scopes import BuiltInScope
+from tests.admin.pages import LIST, ended, found
 from tests.support.callers import Gate, claim, effects, entry_point, is_replay, paying, record, shift
-from tests.support.threads import OtherThread
+from tests.support.commands import told
+from tests.support.maintained import one_batch
+from tests.support.statements import buffers, explaining
 from tests.support.views import code
 
 pytestmark = pytest.mark.usefixtures("payer")
 
 MINE, OTHERS = "user:7", "user:70"
 NONE = {"live": 0, "on_hold": 0, "busy": 0}
-HOLD = {"mode": Lease(on_crash="hold")}
 
 
 def done(*keys, scope=MINE, **policy):
@@ -41,31 +47,8 @@ def left(**condition):
     return set(IdempotencyRecord.objects.filter(**condition).values_list("scope", "key"))
 
 
-def dying(request):
-    raise KeyboardInterrupt
-
-
-def on_hold(key="on_hold", scope=MINE):
-    with pytest.raises(KeyboardInterrupt):
-        entry_point(dying, scope=lambda request: BuiltInScope(scope), **HOLD)(key)
-    assert record(key, scope).on_hold
-
-
-def failing(request):
-    raise ValueError
-
-
-@pytest.mark.parametrize("batch", [1, 2, 7, 100])
-def test_only_ended_records_of_the_scope_are_erased(batch):
-    done(*"abcdefg")
-    done(*"abc", scope=OTHERS)
-    with pytest.raises(ValueError, match=r"^$"):
-        entry_point(failing, scope=lambda request: BuiltInScope(MINE))("failed")
-    shift_scope = IdempotencyRecord.objects.filter(scope=MINE, key="a")
-    shift_scope.update(expires_at=shift_scope.get().created_at)
-    forgotten = erase(MINE, batch=batch, pause=0)
-    assert (forgotten.rows, forgotten.complete) == (8, True)
-    assert left() == {(OTHERS, key) for key in "abc"}
+def on_hold():
+    ended("on_hold", Fail("crashed", on_hold=True), scope=MINE)
 
 
 @pytest.mark.parametrize("other", ["User:7", "user:7 ", "üser:7"])
@@ -88,8 +71,7 @@ def test_a_key_whose_response_alone_is_erased_is_not_run_again():
         lambda request: HttpResponse(paying(request).content, headers={"Location": "/me/"}), scope="public"
     )
     send()
-    with pytest.raises(ValueError, match=r"^$"):
-        entry_point(failing)("failed")
+    ended("failed", Fail("ValueError"), scope="public")
     forgotten = erase("public", bodies=True)
     assert (forgotten.rows, forgotten.complete) == (2, True)
     again = send()
@@ -106,7 +88,7 @@ def test_a_key_whose_response_alone_is_erased_is_not_run_again():
 
 
 SELECTIONS = {
-    "scope": ({"scope": MINE}, {(MINE, "a"), (MINE, "b")}),
+    "scope": ({"scope": MINE}, {(MINE, "a"), (MINE, "b"), (MINE, "failed")}),
     "scope prefix": ({"scope_prefix": "acme/"}, {("acme/user:1", "a"), ("acme/user:7", "b")}),
     "key": ({"key": "a"}, {(MINE, "a"), (OTHERS, "a"), ("acme/user:1", "a")}),
     "record": ({"record": record_id(OTHERS, "a")}, {(OTHERS, "a")}),
@@ -116,7 +98,10 @@ SELECTIONS = {
 
 @pytest.fixture
 def several():
+    """Records that have ended, one of which has expired, and one failed."""
     done("a", "b")
+    IdempotencyRecord.objects.filter(key="a").update(expires_at=ahead(-1))
+    ended("failed", Fail("ValueError"), scope=MINE)
     done("a", scope=OTHERS)
     done("a", scope="acme/user:1")
     done("A", scope="Acme/user:1")
@@ -124,7 +109,7 @@ def several():
         entry_point(paying, scope=lambda request, scope=scope: BuiltInScope(scope))(key, path="/refund/")
 
 
-@pytest.mark.parametrize("batch", [2, 100])
+@pytest.mark.parametrize("batch", [1, 2, 7, 100])
 @pytest.mark.parametrize("name", SELECTIONS)
 def test_an_erasure_erases_its_selection_and_nothing_else(name, batch, several):
     selected, gone = SELECTIONS[name]
@@ -145,7 +130,7 @@ def test_an_erasure_without_a_selection_is_refused(selected, several):
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in selected.items()]
     with pytest.raises(CommandError, match="to select records"):
         call_command("idempotency_privacy", "erase", *arguments)
-    assert len(left()) == 7
+    assert len(left()) == 8
 
 
 @pytest.mark.postgresql
@@ -176,15 +161,15 @@ def test_texts_of_the_admins_log_are_erased(operator, bodies, several):
     for scope, key in left():
         decided(scope, key, operator)
     erase(MINE, dry_run=True)
-    assert len(unredacted()) == 7
+    assert len(unredacted()) == 8
     erase(MINE, bodies=bodies)
     assert unredacted() == {str(record_id(scope, key)) for scope, key in left(path__gt="") if scope != MINE}
-    erased = LogEntry.objects.filter(change_message="(erased)")
-    assert {(entry.user, entry.object_id) for entry in erased} == {(operator, str(record_id(MINE, k))) for k in "ab"}
+    erased, mine = LogEntry.objects.filter(change_message="(erased)"), ("a", "b", "failed")
+    assert {(entry.user, entry.object_id) for entry in erased} == {(operator, str(record_id(MINE, k))) for k in mine}
 
 
 @pytest.mark.parametrize("prefix", ["acct:1", "acme"])
-def test_a_prefix_without_a_separator_is_refused(prefix, capsys):
+def test_a_prefix_without_a_separator_is_refused(prefix):
     """acct:1 would match acct:10."""
     done("a", scope=f"{prefix}0")
     with pytest.raises(ValueError, match="End it with a separator"):
@@ -234,30 +219,11 @@ def test_a_dead_owner_is_left_to_the_reaper():
     assert erase("public").complete
 
 
-@pytest.mark.row_locks
-def test_a_record_that_somebody_has_locked_is_passed_over():
-    done("a", "b")
-    other = OtherThread()
-
-    def lock():
-        transaction.set_autocommit(False)
-        return IdempotencyRecord.objects.select_for_update().get(key="a").pk
-
-    other(lock)
-    try:
-        forgotten = erase(MINE)
-        assert (forgotten.rows, forgotten.left["busy"], forgotten.complete) == (1, 1, False)
-    finally:
-        other(transaction.rollback)
-        other(transaction.set_autocommit, True)
-        other.close()
-    assert erase(MINE).complete
-
-
 def test_records_on_hold_are_erased_only_on_request():
     on_hold()
     done("a")
-    assert erase(MINE) == Swept(done={"erased": 1}, left=NONE | {"on_hold": 1})
+    for dry_run in (True, False):
+        assert erase(MINE, dry_run=dry_run) == Swept(done={"erased": 1}, left=NONE | {"on_hold": 1})
     assert left() == {(MINE, "on_hold")}
     assert erase(MINE, on_hold=True) == Swept(done={"erased": 1}, left=NONE)
     assert left() == set()
@@ -303,15 +269,6 @@ def test_a_response_given_to_an_erased_record_is_kept():
     assert effects() == 0
 
 
-def test_an_interrupted_pass_is_taken_up_where_it_ended():
-    done(*"abcdef")
-    first = erase(MINE, batch=2, max_seconds=0)
-    assert (first.rows, first.finished, first.complete) == (2, False, False)
-    assert not IdempotencyRecord.objects.filter(pk__lte=first.after).exists()
-    rest = erase(MINE, batch=2, pause=0, after=first.after)
-    assert (rest.rows, rest.complete) == (4, True)
-
-
 @pytest.mark.postgresql
 def test_erasing_goes_by_primary_key_in_bounded_statements():
     table = IdempotencyRecord._meta.db_table
@@ -322,41 +279,99 @@ def test_erasing_goes_by_primary_key_in_bounded_statements():
             " '', 'atomic', now(), now(), now(), now(), 'completed', 200, '[]' FROM generate_series(1, 20000) AS i"
         )
         cursor.execute(f"ANALYZE {table}")
-        with CaptureQueriesContext(connection) as captured:
-            assert next(erase.in_steps("user:8", batch=100, pause=0, dry_run=True)).rows == 100
-        selects = [query["sql"] for query in captured if query["sql"].startswith("SELECT")]
-        assert len(selects) == 2
-        for select in selects:
-            cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {select}")
-            plan = cursor.fetchone()[0][0]["Plan"]
-            assert f"{table}_pkey" in json.dumps(plan)
-            assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 500
+    with explaining(table, only=("SELECT",)) as plans:
+        assert one_batch(erase, "user:8", batch=100, dry_run=True).rows == 100
+    assert len(plans) == 2
+    for plan in plans:
+        assert f"{table}_pkey" in str(plan)
+        assert buffers(plan) < 500
 
 
-def told(capsys, *arguments, exits=0):
-    try:
-        call_command("idempotency_privacy", "erase", *arguments, "--json")
-        status = 0
-    except SystemExit as ended:
-        status = ended.code
-    assert status == exits
-    return json.loads(capsys.readouterr().out)
+def erased(*arguments, exits=0):
+    (facts,) = told("idempotency_privacy", "erase", *arguments, exits=exits)
+    return facts
 
 
-def test_the_command_reports_and_exits_with_0_when_nothing_is_left(capsys):
+def test_the_command_reports_and_exits_with_0_when_nothing_is_left():
     done("a", "b")
-    assert told(capsys, f"--scope={MINE}", "--dry-run")["done"] == {"erased": 2}
-    facts = told(capsys, f"--scope={MINE}", "--batch=1", "--pause=0")
+    assert erased(f"--scope={MINE}", "--dry-run")["done"] == {"erased": 2}
+    facts = erased(f"--scope={MINE}", "--batch=1", "--pause=0")
     assert (facts["database"], facts["done"], facts["left"]) == ("default", {"erased": 2}, NONE)
     assert (facts["finished"], facts["complete"], facts["cached_for"]) == (True, True, 0.0)
 
 
-def test_the_command_exits_with_1_while_something_is_left(capsys, django_user_model):
+def test_the_command_exits_with_1_while_something_is_left(django_user_model):
     on_hold()
-    assert told(capsys, f"--scope={MINE}", exits=1)["left"]["on_hold"] == 1
+    assert erased(f"--scope={MINE}", exits=1)["left"]["on_hold"] == 1
     django_user_model.objects.create_superuser("anna")
-    assert told(capsys, f"--scope={MINE}", "--on-hold", "--by=anna")["done"] == {"erased": 1}
+    assert erased(f"--scope={MINE}", "--on-hold", "--by=anna")["done"] == {"erased": 1}
     done(*"abc")
-    unfinished = told(capsys, f"--scope={MINE}", "--batch=1", "--max-seconds=0", exits=1)
+    unfinished = erased(f"--scope={MINE}", "--batch=1", "--max-seconds=0", exits=1)
     assert not unfinished["finished"]
-    assert told(capsys, f"--scope={MINE}", f"--after={unfinished['after']}")["done"] == {"erased": 2}
+    assert erased(f"--scope={MINE}", f"--after={unfinished['after']}")["done"] == {"erased": 2}
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+SCOPE = "marked-scope"
+GIVEN = {"body": '{"card": "marked-response"}', "note": "marked-note"}
+REASON = "marked-reason"
+
+
+@pytest.fixture
+def marks(client, django_user_model, settings, transactional_db):
+    """What is in the database of a record that was on hold, was resolved and looked at, and has published an event."""
+    settings.ROOT_URLCONF = (path("admin/", admin.site.urls),)
+    client.force_login(django_user_model.objects.create_superuser("operator"))
+    ended("marked-key", Fail(REASON, on_hold=True), scope=SCOPE)
+    record = found("marked-key", SCOPE)
+    chosen = {"record": [f"{record.pk} {record.status} 1 1 {record.updated_at.isoformat()}"]}
+    resolved = {"status": 201, "content_type": "application/vnd.marked-type+json", **GIVEN}
+    assert client.post(f"{LIST}intervene/resolve/", chosen | resolved).status_code == 302
+    assert "marked-response" in client.get(f"{LIST}{record.pk}/change/").content.decode()
+    with transaction.atomic():
+        publish("topic", {"event": "marked-event"})
+    (digest,) = re.findall(r"Digest (\S+)\.", " ".join(LogEntry.objects.values_list("change_message", flat=True)))
+    return {
+        **{"scope": SCOPE, "key": "marked-key", "path": record.path, "record id": str(record.pk)},
+        **{"fingerprint": "f" * 32, "reason": REASON, "note": "marked-note", "digest of the response": digest},
+        **{"response body": "marked-response", "response headers": "marked-type", "event": "marked-event"},
+    }
+
+
+def shown(value):
+    text = bytes(value).decode("latin-1") if isinstance(value, bytes | memoryview) else str(value)
+    return text.replace("-", "")  # a UUID may be written without
+
+
+def where(marks):
+    """The marks that are in each table of the database."""
+    found = {}
+    with connection.cursor() as cursor:
+        for table in connection.introspection.table_names(cursor):
+            cursor.execute(f"SELECT * FROM {connection.ops.quote_name(table)}")
+            text = "\n".join(shown(value) for row in cursor.fetchall() for value in row)
+            found[table] = {name for name, mark in marks.items() if mark.replace("-", "") in text}
+    return {table: names for table, names in found.items() if names}
+
+
+def documented(column):
+    """By table, what the page says is left."""
+    text = (DOCS / "privacy.md").read_text().partition("### What stays")[2].partition("\n## ")[0]
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
+    listed = {cells[0].strip(" `"): cells[column].strip() for cells in lines}
+    return {table: set(what.split(", ")) for table, what in listed.items() if what != "nothing"}
+
+
+@pytest.mark.parametrize(("bodies", "column"), [(False, 1), (True, 2)], ids=["erased", "bodies"])
+def test_an_erasure_leaves_what_the_page_on_privacy_lists(marks, bodies, column):
+    before = where(marks)
+    assert set().union(*before.values()) == set(marks) - {"reason"}, "or it would not be looked for"
+    assert erase(SCOPE, bodies=bodies).complete
+    assert where(marks) == documented(column)
+
+
+def test_the_reason_of_a_hold_is_erased_with_the_bodies(db):
+    ended("marked-key", Fail(REASON, on_hold=True), scope=SCOPE)
+    assert "reason" in where({"reason": REASON})["django_idempotency_record"]
+    assert erase(SCOPE, bodies=True, on_hold=True).complete
+    assert where({"reason": REASON}) == {}

@@ -14,7 +14,7 @@ from django.http import HttpResponse
 from django_idempotency import signals
 from django_idempotency.maintenance import export
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Body
+from django_idempotency.values.policy import Body
 from django_idempotency.values.scopes import BuiltInScope
 from tests.support.callers import entry_point, heard, record
 
@@ -133,8 +133,3 @@ def test_bodies_are_exported_only_with_a_note_where_the_settings_require_it(sent
         list(export(MINE, bodies=True))
     with pytest.raises(CommandError, match="DECISIONS requires a note"):
         call_command("idempotency_privacy", "export", f"--scope={MINE}", "--bodies", "--by=anna")
-
-
-def test_the_command_wants_to_know_which(db):
-    with pytest.raises(CommandError, match="to select records"):
-        call_command("idempotency_privacy", "export")

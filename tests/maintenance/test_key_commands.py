@@ -1,4 +1,4 @@
-"""The commands for one key: what they tell apart, what they do, who is said to have done it, and what they refuse."""
+"""The commands for one key: what they tell apart, what they do and in whose name, what they refuse, and in English."""
 
 from __future__ import annotations
 
@@ -10,19 +10,24 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
 from django.contrib.contenttypes.models import ContentType
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError, call_command, load_command_class
+from django.utils import translation
 
-from django_idempotency import engine, signals
+from django_idempotency import signals
+from django_idempotency.maintenance import reap
+from django_idempotency.maintenance.advice import shown_reason
 from django_idempotency.maintenance.decisions import Act
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Lease, Policy
 from django_idempotency.values.outcomes import Fail, Keep, StoredResponse
-from tests.support.callers import claim, entry_point, heard, record, shift
+from django_idempotency.values.policy import Lease, Policy
+from tests.admin.pages import ended
+from tests.support.callers import claim, heard, record, shift
+from tests.support.commands import told
+from tests.support.maintained import HOLD, settled
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("payer")
 
-HOLD = {"mode": Lease(on_crash="hold")}
 DECISIONS = {
     "allow-retry": (),
     "fail": ("--status=409", "--detail=lost"),
@@ -45,12 +50,6 @@ def anna():
     names = [f"{act}_idempotencyrecord" for act in Act]
     anna.user_permissions.add(*Permission.objects.filter(codename__in=names))
     return anna
-
-
-def settled(key, verdict, **policy):
-    policy = Policy(**policy)
-    with engine.execution(claim(key, policy=policy), policy) as run:
-        run.verdict = verdict
 
 
 def live(key="live"):
@@ -91,17 +90,6 @@ def records():
     return list(IdempotencyRecord.objects.order_by("pk").values())
 
 
-@pytest.fixture
-def told(capsys):
-    """Run a command; the objects that it printed."""
-
-    def run(*arguments):
-        call_command(*arguments, "--json")
-        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-
-    return run
-
-
 @pytest.mark.parametrize("act", DECISIONS)
 def test_a_decision_leaves_the_entry_that_the_admin_leaves(anna, act):
     fitting = "live" if act == "extend" else "held"
@@ -109,8 +97,8 @@ def test_a_decision_leaves_the_entry_that_the_admin_leaves(anna, act):
     before = record(fitting)
     run(act, fitting, *BY_ANNA)
     entry = LogEntry.objects.get()
-    told = re.sub(r"Digest \S+\. ", "", entry.change_message)
-    assert (entry.user, entry.action_flag, told) == (anna, CHANGE, ENTRIES[act])
+    text = re.sub(r"Digest \S+\. ", "", entry.change_message)
+    assert (entry.user, entry.action_flag, text) == (anna, CHANGE, ENTRIES[act])
     assert ("Digest" in entry.change_message) is (act in ("fail", "resolve"))
     assert (entry.object_id, entry.object_repr) == (str(before.pk), str(before.pk))
     assert entry.content_type == ContentType.objects.get_for_model(IdempotencyRecord)
@@ -150,10 +138,8 @@ def test_a_refusal_tells_how_the_key_stands(anna, one_of_each, act, key):
 
 
 def test_the_scope_of_an_ambiguous_key_is_asked_for(anna):
-    for scope in ("tenant:1", "tenant:2"):
-        with_scope = entry_point(dying, scope=lambda request, scope=scope: scope, **HOLD)
-        with pytest.raises(KeyboardInterrupt):
-            with_scope()
+    for scope in ("custom:tenant:1", "custom:tenant:2"):
+        ended("k", Fail("crashed", on_hold=True), scope=scope)
     with pytest.raises(CommandError, match=r"--scope: custom:tenant:\d, custom:tenant:\d"):
         run("allow-retry", "k", *BY_ANNA)
     with pytest.raises(CommandError, match=r"not in that scope, but in custom:tenant:\d, custom:tenant:\d"):
@@ -163,10 +149,6 @@ def test_the_scope_of_an_ambiguous_key_is_asked_for(anna):
     assert not record(scope="custom:tenant:2").on_hold
 
 
-def dying(request):
-    raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
@@ -174,7 +156,7 @@ def dying(request):
         (("--by=nobody\x1b",), r"There is no user nobody\\x1b"),
         (("--by=payer",), "does not have the permission django_idempotency.resolve_idempotencyrecord"),
         (("--by=gone",), "does not have the permission"),
-        (("--by=anna", "--note=" + "x" * 201), "201 characters"),
+        (("--by=anna", "--note=" + "x" * 201), "at most 200 characters"),
     ],
     ids=["none", "unknown", "may_not", "inactive", "note"],
 )
@@ -200,9 +182,9 @@ def test_without_a_history_only_the_signal_names_the_operator(by):
 @pytest.mark.parametrize(
     ("act", "arguments", "why"),
     [
-        ("resolve", ["--status=99"], "must be from 200 to 599"),
-        ("resolve", ["--body={"], "not JSON"),
-        ("extend", ["--seconds=0"], "must be from 1 to"),
+        ("resolve", ["--status=99"], "status: Ensure this value is greater than or equal to 200"),
+        ("resolve", ["--body={"], "body: This is not JSON"),
+        ("extend", ["--seconds=0"], "seconds: Ensure this value is greater than or equal to 1"),
     ],
 )
 def test_an_invalid_decision_is_an_error_that_says_why(anna, act, arguments, why):
@@ -214,18 +196,12 @@ def test_an_invalid_decision_is_an_error_that_says_why(anna, act, arguments, why
     assert records() == before
 
 
-def test_a_list_has_the_keys_on_hold_and_then_the_stuck_ones(one_of_each, told):
-    (listed,) = told("idempotency_keys", "list")
-    assert ([each["key"] for each in listed["records"]], listed["more"]) == (["held", "stuck"], False)
-
-
-def test_a_list_that_is_cut_says_so(one_of_each, told, capsys):
-    (listed,) = told("idempotency_keys", "list", "--limit=1")
-    assert ([each["key"] for each in listed["records"]], listed["more"]) == (["held"], True)
-    call_command("idempotency_keys", "list", "--limit=1")
-    assert "There are more: these are the first 1" in capsys.readouterr().out
-    call_command("idempotency_keys", "list", "--limit=2")
-    assert "There are more" not in capsys.readouterr().out
+def test_a_list_has_the_keys_on_hold_and_then_the_stuck_ones_and_says_whether_it_is_cut(one_of_each, capsys):
+    for limit, keys in (("2", ["held", "stuck"]), ("1", ["held"])):
+        (listed,) = told("idempotency_keys", "list", f"--limit={limit}")
+        assert ([each["key"] for each in listed["records"]], listed["more"]) == (keys, limit == "1")
+        call_command("idempotency_keys", "list", f"--limit={limit}")
+        assert ("There are more: these are the first 1" in capsys.readouterr().out) is listed["more"]
 
 
 def test_a_list_tells_how_long_and_why(capsys):
@@ -236,7 +212,7 @@ def test_a_list_tells_how_long_and_why(capsys):
     assert line == "on hold 2 h 5 min 1 public held POST /pay/ its lease ran out"
 
 
-def test_show_tells_who_decided_and_why(anna, capsys, told):
+def test_show_tells_who_decided_and_why(anna, capsys):
     held()
     run("fail", "held", *BY_ANNA)
     capsys.readouterr()
@@ -247,7 +223,7 @@ def test_show_tells_who_decided_and_why(anna, capsys, told):
     assert "asked the bank (by anna)" in capsys.readouterr().out
 
 
-def test_show_never_has_the_response_or_the_token(told):
+def test_show_never_has_the_response_or_the_token():
     settled("k", Keep(StoredResponse(200, (("X-Kept", "secret"),), b"secret")))
     claimed = live()
     for key in ("k", "live"):
@@ -264,6 +240,45 @@ def test_showing_an_unknown_key_is_an_error(capsys, arguments):
     assert "error" in json.loads(capsys.readouterr().out)
 
 
-def test_show_takes_the_id_of_the_record(told):
+def test_show_takes_the_id_of_the_record():
     held()
     assert [each["key"] for each in told("idempotency_keys", "show", f"--record={record('held').pk}")] == ["held"]
+
+
+@pytest.fixture
+def german():
+    with translation.override("de"):
+        yield
+
+
+def test_commands_write_english_whatever_the_language(german, capsys):
+    held()
+    call_command("idempotency_keys", "list")
+    call_command("idempotency_keys", "show", "held")
+    call_command("idempotency_reap")
+    call_command("idempotency_stats")
+    printed = capsys.readouterr().out
+    assert printed.startswith("on hold ")
+    assert "safe to do now  Find out" in printed
+    assert "Freed: 0, put on hold: 0" in printed
+    assert "WHAT HAPPENED" in printed
+    assert translation.get_language() == "de"
+    with pytest.raises(CommandError, match="Unknown key"):
+        call_command("idempotency_keys", "show", "nobody")
+    load_command_class("django_idempotency", "idempotency_keys").print_help("manage.py", "idempotency_keys")
+    assert "Mark as failed. The key never runs again" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_reason_is_stored_and_announced_in_english_and_shown_in_german(german):
+    claim("stuck", policy=Policy(mode=Lease(on_crash="hold")))
+    shift("stuck", locked_at=-7200, locked_until=-3600)
+    with heard(signals.key_reaped) as reaped:
+        reap()
+    found = record("stuck")
+    assert found.reason == "its lease ran out while it was running" == reaped[0]["reason"]
+    assert shown_reason(found) == "die Lease lief während der Ausführung ab"
+
+
+def test_a_reason_of_the_project_stays_as_it_is(german):
+    settled("failed", Fail("ValueError\x1b"))
+    assert shown_reason(record("failed")) == r"ValueError\x1b"

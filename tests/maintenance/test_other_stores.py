@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from dataclasses import replace
 from datetime import timedelta
 
@@ -16,13 +15,14 @@ from django.core.management.base import CommandError
 from django_idempotency import engine, signals
 from django_idempotency.engine import leases
 from django_idempotency.maintenance import decisions
-from django_idempotency.maintenance.decisions import Refusal, Refused
+from django_idempotency.maintenance.decisions import Refusal
 from django_idempotency.management.commands import idempotency_privacy
-from django_idempotency.policy import Lease, Policy
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import Claimed, Fail, Keep, Operation, StoredResponse
+from django_idempotency.values.policy import Lease, Policy
 from tests.stores.memory import MemoryStore
 from tests.support.callers import heard, stop_heartbeat
+from tests.support.commands import told
 
 POLICY = Policy(mode=Lease(seconds=1), store="mine")
 NAMED = f"{MemoryStore.__module__}.{MemoryStore.__qualname__}"
@@ -76,13 +76,8 @@ def anna(db):
     return get_user_model().objects.create_superuser("anna")
 
 
-def told(capsys, *arguments):
-    call_command(*arguments, "--json")
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-
-
-def listed(capsys, *arguments):
-    (facts,) = told(capsys, "idempotency_keys", "list", "--store=mine", *arguments)
+def listed(*arguments):
+    (facts,) = told("idempotency_keys", "list", "--store=mine", *arguments)
     return {record["key"]: record["standing"] for record in facts["records"]}
 
 
@@ -96,17 +91,17 @@ def read(key: str):
 
 @pytest.mark.usefixtures("one_of_each")
 def test_records_awaiting_a_decision_are_listed(capsys):
-    assert listed(capsys) == {"held": "on hold", "gone": "lapsed"}
-    assert len(listed(capsys, "--limit", "1")) == 1
-    assert listed(capsys, "--scope", "user:2") == {}
+    assert listed() == {"held": "on hold", "gone": "lapsed"}
+    assert len(listed("--limit", "1")) == 1
+    assert listed("--scope", "user:2") == {}
     call_command("idempotency_keys", "list", store="mine")
     assert "who knows" in capsys.readouterr().out
 
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("one_of_each")
-def test_a_list_without_a_database_includes_the_store(capsys):
-    in_database, in_store = told(capsys, "idempotency_keys", "list")
+def test_a_list_without_a_database_includes_the_store():
+    in_database, in_store = told("idempotency_keys", "list")
     assert (in_database["database"], in_database["records"]) == ("default", [])
     assert (in_store["store"], len(in_store["records"])) == ("mine", 2)
 
@@ -114,8 +109,8 @@ def test_a_list_without_a_database_includes_the_store(capsys):
 @pytest.mark.django_db
 @pytest.mark.usefixtures("one_of_each")
 @pytest.mark.parametrize("named", [("held", "--scope=user:1"), ("held",), (f"--record={operation('held').id}",)])
-def test_a_key_is_shown_by_its_name_or_id(capsys, named):
-    (shown,) = told(capsys, "idempotency_keys", "show", *named)
+def test_a_key_is_shown_by_its_name_or_id(named):
+    (shown,) = told("idempotency_keys", "show", *named)
     assert (shown["store"], shown["key"], shown["standing"]) == ("mine", "held", "on hold")
     assert "(who knows)" in shown["what"]
 
@@ -208,7 +203,7 @@ def test_a_key_that_is_in_a_database_and_in_a_store_is_decided_about_in_the_one_
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("one_of_each")
-def test_an_erasure_that_a_signal_ended_before_the_store_exits_with_1(monkeypatch, capsys):
+def test_an_erasure_that_a_signal_ended_before_the_store_exits_with_1(monkeypatch):
     worked = idempotency_privacy.Command._erase
 
     def end_after(command, options):
@@ -216,9 +211,7 @@ def test_an_erasure_that_a_signal_ended_before_the_store_exits_with_1(monkeypatc
         return worked(command, options)
 
     monkeypatch.setattr(idempotency_privacy.Command, "_erase", end_after)
-    with pytest.raises(SystemExit):
-        told(capsys, "idempotency_privacy", "erase", "--scope=user:1")
-    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert len(told("idempotency_privacy", "erase", "--scope=user:1", exits=1)) == 1
 
 
 @pytest.mark.django_db
@@ -226,7 +219,7 @@ def test_a_record_that_changes_meanwhile_is_left_alone_and_without_history(monke
     ended("k", Fail("ValueError", on_hold=True))
     monkeypatch.setattr(MemoryStore, "fail", lambda *_args, **_named: False)
     outcome = decisions.allow_retry(operation("k").id, store=store_for(POLICY), by=anna)
-    assert outcome == Refused(Refusal.BUSY)
+    assert outcome == Refusal.BUSY
     assert not LogEntry.objects.exists()
 
 
@@ -246,11 +239,9 @@ def test_a_key_stays_on_hold_if_the_operators_process_dies_in_the_middle(monkeyp
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("one_of_each")
-def test_erasing_a_scope_leaves_what_runs_or_is_on_hold(capsys):
+def test_erasing_a_scope_leaves_what_runs_or_is_on_hold():
     engine.claim(operation("other", "user:2"), POLICY)
-    with pytest.raises(SystemExit):
-        told(capsys, "idempotency_privacy", "erase", "--scope=user:1")
-    in_database, in_store = map(json.loads, capsys.readouterr().out.splitlines())
+    in_database, in_store = told("idempotency_privacy", "erase", "--scope=user:1", exits=1)
     assert (in_database["database"], in_database["complete"]) == ("default", True)
     left = {"live": 2, "on_hold": 1, "busy": 0}
     assert (in_store["store"], in_store["done"], in_store["left"]) == ("mine", {"erased": 3}, left)
@@ -259,9 +250,9 @@ def test_erasing_a_scope_leaves_what_runs_or_is_on_hold(capsys):
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("one_of_each")
-def test_a_dry_run_erases_nothing(capsys):
+def test_a_dry_run_erases_nothing():
     before = dict(MemoryStore.rows)
-    (facts,) = told(capsys, "idempotency_privacy", "erase", "--scope-prefix=user:", "--store=mine", "--dry-run")
+    (facts,) = told("idempotency_privacy", "erase", "--scope-prefix=user:", "--store=mine", "--dry-run")
     assert (facts["done"], MemoryStore.rows) == ({"erased": 3}, before)
 
 
@@ -277,8 +268,8 @@ def test_the_erasure_of_a_record_on_hold_leaves_who_did_it_and_why(anna):
 
 
 @pytest.mark.usefixtures("anna", "one_of_each")
-def test_an_export_includes_the_records_of_the_store(capsys):
-    lines = told(capsys, "idempotency_privacy", "export", "--scope=user:1", "--bodies", "--by=anna")
+def test_an_export_includes_the_records_of_the_store():
+    lines = told("idempotency_privacy", "export", "--scope=user:1", "--bodies", "--by=anna")
     assert {line["store"] for line in lines} == {"mine"}
     assert {line["key"]: (line["response"] or {}).get("status") for line in lines} == {
         **{"done": 201, "refused": 402},

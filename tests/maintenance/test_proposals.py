@@ -11,9 +11,8 @@ import pytest
 from django.contrib.auth.models import Permission
 
 from django_idempotency import signals
-from django_idempotency.http.problems import marked_failed
 from django_idempotency.maintenance import history
-from django_idempotency.maintenance.decisions import Act, Refusal, allow_retry, fail, resolve
+from django_idempotency.maintenance.decisions import Act, Refusal, allow_retry, fail, marked_failed, resolve
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stores.database import ahead
 from tests.maintenance.test_decisions import ACTS, ENDING, RESPONSE, K, dead, done, on_hold, refused
@@ -59,10 +58,7 @@ def entries():
 OTHERS = {
     "another act": (partial(fail, K), partial(allow_retry, K)),
     "another act, the same response": (partial(fail, K), partial(resolve, K, marked_failed(410, ""))),
-    "another response": (
-        partial(resolve, K, RESPONSE),
-        partial(resolve, K, replace(RESPONSE, body=b"1")),
-    ),
+    "another response": (partial(resolve, K, RESPONSE), partial(resolve, K, replace(RESPONSE, body=b"1"))),
     "another status": (partial(fail, K, status=410), partial(fail, K, status=409)),
     "another detail": (partial(fail, K, detail="lost"), partial(fail, K, detail="found")),
 }

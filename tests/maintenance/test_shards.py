@@ -9,9 +9,9 @@ from django.db import connection
 
 from django_idempotency.maintenance import cleanup, drop_bodies, erase, reap
 from django_idempotency.models import IdempotencyRecord, Status
-from django_idempotency.policy import Policy
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import ahead
+from django_idempotency.values.policy import Policy
 from tests.support.callers import Gate, claim, record
 from tests.support.maintained import HOUR, TABLE, dead, fill, keys, postgresql
 from tests.support.shard_locks import refused_across_shards, shard_of

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +19,6 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.db import connection
 
-from tests.messages.workers import Worker
 from tests.support.databases import database_url, environment
 from tests.support.waiting import eventually
 
@@ -72,12 +74,16 @@ def worker(start_worker) -> Worker:
 
 
 @pytest.fixture
-def send(transactional_db, rabbitmq_url) -> Iterator[Callable[..., str]]:
-    """Send a task to a worker: ``send(worker, task, *args, **options)``; its id is returned."""
+def send(transactional_db, request) -> Iterator[Callable[..., str]]:
+    """Send a task to a worker: ``send(worker, task, *args, **options)``; its id is returned.
+
+    By RabbitMQ, or by Redis in tests that are marked so.
+    """
     get_user_model().objects.create_user("carol")
     from celery import Celery  # an extra
 
-    with Celery(broker=rabbitmq_url, set_as_current=False) as producer:
+    broker = request.getfixturevalue("redis_url" if request.node.get_closest_marker("redis") else "rabbitmq_url")
+    with Celery(broker=broker, set_as_current=False) as producer:
 
         def send(worker: Worker, task: Any, *args: Any, task_id: str | None = None, **options: Any) -> str:
             task_id = task_id or str(uuid4())
@@ -101,3 +107,36 @@ def start_consumer(transactional_db: None) -> Iterator[Callable[..., subprocess.
             return process
 
         yield start
+
+
+class Worker:
+    """A Celery worker, with its one child process, in a process group of its own."""
+
+    def __init__(self, queue: str, process: subprocess.Popen[bytes], log_file: Path) -> None:
+        self.queue, self.process, self.log_file = queue, process, log_file
+
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def returned(self, task_id: str) -> list[Any]:
+        """What each delivery of the task came to here."""
+        return [ast.literal_eval(found) for found in re.findall(rf"{task_id}\] succeeded in \S+: (.*)", self.log())]
+
+    def told(self, task_id: str) -> list[str]:
+        """How each delivery of the task ended here: what was returned, raised or said of it."""
+        return re.findall(rf"{task_id}\] (?:succeeded in \S+: |)(.*)", self.log())
+
+    def stop(self) -> None:
+        """SIGTERM to the worker, which ends when its child has."""
+        self.process.terminate()
+        self.process.wait(30)
+
+    def kill(self) -> None:
+        """SIGKILL to the worker and its child."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def kill_child(self) -> None:
+        """SIGKILL to the process that runs the task alone."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGKILL)

@@ -20,6 +20,17 @@ def pay(message: Message, context: Any) -> dict[str, int]:
     return {"paid": 5, "attempt": context.attempt}
 
 
+def pay_from(attempt: int, *ids: str) -> Callable[[Message, Any], dict[str, int]]:
+    """A handler that fails before this attempt at each of these messages, or at all."""
+
+    def handle(message: Message, context: Any) -> dict[str, int]:
+        if context.attempt < attempt and (not ids or message.id in ids):
+            raise LookupError("not yet")
+        return pay(message, context)
+
+    return handle
+
+
 def reading(alias: str) -> Callable[[Message, Any], None]:
     """A handler that reads from the database ``alias``; its connection breaks after messages that are called "last"."""
 

@@ -9,7 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_idempotency.messages import Backoff, Consumer, Done, Exhausted, Message, Retry, consume, current_context
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Policy
+from django_idempotency.values.policy import Policy
 from tests.messages.handlers import MESSAGE, pay
 from tests.support.callers import all_effects as effects
 
@@ -90,6 +90,9 @@ def test_code_deep_inside_a_handler_finds_its_context(mode):
     assert current_context() is None
 
 
-def test_a_context_is_gone_after_a_handler_that_raised():
-    consume(MESSAGE, crash)
-    assert current_context() is None
+def test_a_handler_has_its_context_again_after_a_message_of_its_own_that_failed():
+    def handle(message, context):
+        assert isinstance(consume(Message("inner", "1"), crash), Retry)
+        return current_context() is context
+
+    assert consume(MESSAGE, handle, policy=Policy(mode="lease")) == Done(True)

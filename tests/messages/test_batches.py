@@ -1,4 +1,4 @@
-"""Messages that are handled together: each once, whatever becomes of the others."""
+"""Messages that are handled together: each once, whatever becomes of the others. What one costs in statements."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from django_idempotency.messages import (
     RetryLater,
 )
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Atomic, Policy
-from django_idempotency.stores import drivers
+from django_idempotency.stores import pipeline
 from django_idempotency.stores.claim_function import MEET
 from django_idempotency.values.keys import record_id
+from django_idempotency.values.policy import Atomic, Policy
 from testproject.models import LedgerEntry
-from tests.messages.handlers import pay
+from tests.messages.handlers import MESSAGE, pay
 from tests.support.callers import all_effects as effects
 from tests.support.databases import environment
 from tests.support.servers import ROOT
@@ -87,43 +87,37 @@ def swallow_an_error_of_the_cursor(message):
         cursor.execute("SELECT nothing FROM nowhere")
 
 
+ONLY_IT, ALL = ["a", "spoilt", "b", "spoilt"], ["a", "spoilt", "a", "spoilt", "b"]
+
+
 @pytest.mark.parametrize(
-    "spoil",
+    ("spoil", "handled"),
     [
-        swallow_an_integrity_error,
-        swallow_an_error_of_the_cursor,
-        lambda message: transaction.set_rollback(True),
-        lambda message: connection.close(),
+        (swallow_an_integrity_error, ONLY_IT),
+        (swallow_an_error_of_the_cursor, ONLY_IT),
+        (lambda message: transaction.set_rollback(True), ONLY_IT),
+        (lambda message: connection.close(), ALL),
     ],
     ids=["integrity error", "error of the cursor", "marked for rollback", "connection closed"],
 )
-def test_a_message_that_spoils_its_transaction_is_not_done(spoil):
-    """Nothing of it can be committed, so it is tried again, and the others are done."""
+def test_a_message_that_spoils_its_transaction_is_not_done(spoil, handled):
+    """Nothing of it can be committed, so it is tried again, and the others are done.
+
+    What the others do outside of the database can't be undone, so they are not handled again without need.
+    """
+    seen = []
 
     def handle(message, context):
+        seen.append(message.id)
         paid = pay(message, context)
         if message.id == "spoilt":
             spoil(message)
         return paid
 
     assert kinds(Consumer("c", handle).consume_many(messages("a", "spoilt", "b"))) == [Done, Retry, Done]
+    assert seen == handled
     assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == ["a", "b"]
     assert kinds(Consumer("c", pay).consume_many(messages("a", "spoilt", "b"))) == [AlreadyDone, Done, AlreadyDone]
-
-
-def test_a_message_that_marks_its_transaction_has_no_other_handled_again():
-    """What the others do outside of the database can't be undone."""
-    handled = []
-
-    def handle(message, context):
-        handled.append(message.id)
-        paid = pay(message, context)
-        if message.id == "spoilt":
-            transaction.set_rollback(True)
-        return paid
-
-    assert kinds(Consumer("c", handle).consume_many(messages("a", "spoilt", "b"))) == [Done, Retry, Done]
-    assert handled == ["a", "spoilt", "b", "spoilt"]
 
 
 class Interrupted(Exception):
@@ -140,23 +134,16 @@ def interrupting(monkeypatch):
                 raise errors.pop()
             return execute(sql, *details)
 
-        errors, execute = [error], drivers.execute
-        monkeypatch.setattr(drivers, "execute", interrupted)
+        errors, execute = [error], pipeline.execute
+        monkeypatch.setattr(pipeline, "execute", interrupted)
         return errors
 
     return interrupt
 
 
-def failing(message, context):
-    paid = pay(message, context)
-    if message.id == "failing":
-        raise LookupError
-    return paid
-
-
 def test_an_effect_whose_rollback_is_interrupted_is_not_committed_with_the_others(interrupting):
     left = interrupting(Interrupted())
-    assert kinds(Consumer("c", failing).consume_many(messages("a", "failing", "b"))) == [Done, Retry, Done]
+    assert kinds(Consumer("c", fussy).consume_many(messages("a", "failing", "b"))) == [Done, Retry, Done]
     assert not left
     assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == ["a", "b"]
 
@@ -164,7 +151,7 @@ def test_an_effect_whose_rollback_is_interrupted_is_not_committed_with_the_other
 def test_a_process_that_ends_in_a_rollback_handles_no_other_message(interrupting):
     interrupting(SystemExit())
     with pytest.raises(SystemExit):
-        Consumer("c", failing).consume_many(messages("a", "failing", "b"))
+        Consumer("c", fussy).consume_many(messages("a", "failing", "b"))
     assert effects() == 0
 
 
@@ -199,7 +186,6 @@ def test_in_order_none_passes_one_that_is_to_come_again(mode):
     assert paid.index("failing") < paid.index("b")
 
 
-@pytest.mark.postgresql
 def test_a_batch_claims_and_completes_in_five_statements():
     consumer = Consumer("c", lambda message, context: None)
     consumer.consume_many(messages(*range(3)))
@@ -318,7 +304,7 @@ POISONED = """
 import django, os
 django.setup()
 from django_idempotency.messages import Consumer, Message
-from django_idempotency.policy import Atomic, Policy
+from django_idempotency.values.policy import Atomic, Policy
 from tests.messages.handlers import pay
 
 def handle(message, context):
@@ -368,3 +354,29 @@ def test_a_hook_that_raises_stops_no_other(caplog):
     assert kinds(Consumer("c", handle).consume_many(messages("a", "b", "c"))) == [Done] * 3
     assert ran == ["a", "c"]
     assert "hook" in caplog.text
+
+
+def test_a_message_takes_three_round_trips_and_a_duplicate_one():
+    """Claim; lock with BEGIN; complete with COMMIT."""
+    first, duplicate = statements_of(Policy())
+    assert (len(first.round_trips), len(duplicate.round_trips)) == (3, 1)
+    assert [len(together) for together in first.round_trips] == [1, 2, 2]
+
+
+def test_a_message_by_lock_takes_two_round_trips():
+    """Claim with BEGIN; insert with COMMIT. A duplicate begins and ends a transaction to find out."""
+    first, duplicate = statements_of(Policy(mode=Atomic(claim="lock")))
+    assert [together[0] for together in first.round_trips] == ["BEGIN", first.all[3]]
+    assert (len(first.round_trips), len(duplicate.round_trips)) == (2, 2)
+
+
+def statements_of(policy):
+    """What a first delivery sends, and a duplicate."""
+    consumer = Consumer("c", lambda message, context: None, policy=policy)
+    for number in range(8):  # until they are prepared
+        consumer.consume(Message("queue", f"warm-{number}"))
+    with sent_statements() as first:
+        assert isinstance(consumer.consume(MESSAGE), Done)
+    with sent_statements() as second:
+        assert isinstance(consumer.consume(MESSAGE), AlreadyDone)
+    return first, second

@@ -11,7 +11,7 @@ from django.db import connection
 from django_idempotency.models import IdempotencyRecord
 from testproject import tasks
 from testproject.models import LedgerEntry
-from tests.messages.workers import Worker
+from tests.messages.conftest import Worker
 from tests.support.callers import all_effects as effects
 from tests.support.databases import database_url
 from tests.support.proxy import running_proxy

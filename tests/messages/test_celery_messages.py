@@ -7,7 +7,6 @@ from uuid import uuid4
 
 import pytest
 from celery import Celery
-from django.contrib.auth import get_user_model
 
 from django_idempotency.maintenance import decisions
 from django_idempotency.models import IdempotencyRecord
@@ -64,21 +63,15 @@ def test_a_task_that_an_operator_failed_does_not_succeed(worker, send):
     task_id = send(worker, tasks.refuses, "r")
     ends(worker, task_id)
     outcome = decisions.fail(IdempotencyRecord.objects.get().pk, detail="lost")
-    assert isinstance(outcome, decisions.Done)
+    assert not isinstance(outcome, decisions.Refusal)
     send(worker, tasks.refuses, "r", task_id=task_id)
     assert "TaskMarkedFailed('lost')" in ends(worker, task_id, 2)[1]
-
-
-def test_a_retry_with_other_arguments_runs(worker, send):
-    task_id = send(worker, tasks.retries_with_other_arguments, "r", 5)
-    assert ends(worker, task_id)[-1] == "{'amount': 7}"
-    assert effects() == [("r", 7)]
 
 
 def test_a_retry_with_other_arguments_that_comes_before_the_first_attempt_has_ended_runs(start_worker, send, tmp_path):
     first = start_worker()
     second = start_worker(first.queue)
-    task_id = send(first, tasks.retries_with_other_arguments_and_tidies_up, "r", 5, str(tmp_path / "end"))
+    task_id = send(first, tasks.retries_with_other_arguments, "r", 5, str(tmp_path / "end"))
     eventually(lambda: "rejected: key_reused" in first.log() + second.log())
     (tmp_path / "end").touch()
     eventually(lambda: "{'amount': 6}" in first.told(task_id) + second.told(task_id))
@@ -181,24 +174,18 @@ def test_a_task_keeps_the_request_class_that_its_project_gave_it(worker, send):
 
 
 @pytest.mark.redis
-def test_a_message_on_hold_stays_one_message(start_worker, redis_url, transactional_db):
+def test_a_message_on_hold_stays_one_message(start_worker, send, redis_url):
     """Beyond the visibility timeout each copy would become two."""
     from redis import Redis
 
     settings = {"CELERY_BROKER_TRANSPORT_OPTIONS": {"visibility_timeout": 2}}
     worker = start_worker(CELERY_BROKER_URL=redis_url, settings=settings)
-    get_user_model().objects.create_user("carol")
-    with Celery(broker=redis_url, set_as_current=False) as producer, Redis.from_url(redis_url) as redis:
-        task_id = str(uuid4())
-
-        def send():
-            producer.send_task(tasks.refuses.name, ["r"], queue=worker.queue, task_id=task_id, ignore_result=True)
-
-        send()
-        ends(worker, task_id)
-        IdempotencyRecord.objects.update(on_hold=True)
-        send()
-        eventually(lambda: worker.log().count(f"[{task_id}] received") >= 6, within=60)
+    task_id = send(worker, tasks.refuses, "r")
+    ends(worker, task_id)
+    IdempotencyRecord.objects.update(on_hold=True)
+    send(worker, tasks.refuses, "r", task_id=task_id)
+    eventually(lambda: worker.log().count(f"[{task_id}] received") >= 6, within=60)
+    with Redis.from_url(redis_url) as redis:
         waiting = redis.llen(worker.queue)
         unacknowledged = sum(task_id.encode() in text for text in redis.hvals("unacked"))
         assert waiting + unacknowledged <= 1
@@ -207,25 +194,18 @@ def test_a_message_on_hold_stays_one_message(start_worker, redis_url, transactio
 
 @pytest.mark.redis
 @pytest.mark.parametrize("task", [tasks.refuses_and_has_acknowledged, tasks.refuses])
-def test_a_message_on_hold_leaves_its_place_in_the_worker_to_others(start_worker, redis_url, transactional_db, task):
+def test_a_message_on_hold_leaves_its_place_in_the_worker_to_others(start_worker, send, redis_url, task):
     worker = start_worker(CELERY_BROKER_URL=redis_url, settings={"CELERY_WORKER_DISABLE_PREFETCH": True})
-    get_user_model().objects.create_user("carol")
-    with Celery(broker=redis_url, set_as_current=False) as producer:
-
-        def send(task, task_id):
-            producer.send_task(task.name, ["r"], queue=worker.queue, task_id=task_id, ignore_result=True)
-
-        on_hold, other = str(uuid4()), str(uuid4())
-        send(task, on_hold)
-        ends(worker, on_hold)
-        IdempotencyRecord.objects.update(on_hold=True)
-        send(task, on_hold)
-        eventually(lambda: "NotNow" in worker.log())
-        send(tasks.child, other)
-        eventually(lambda: worker.told(other)[-1:] == ["'r'"], within=30)
-        worker.kill()
-        with producer.connection() as broker:
-            broker.default_channel.queue_purge(worker.queue)
+    on_hold = send(worker, task, "r")
+    ends(worker, on_hold)
+    IdempotencyRecord.objects.update(on_hold=True)
+    send(worker, task, "r", task_id=on_hold)
+    eventually(lambda: "NotNow" in worker.log())
+    other = send(worker, tasks.child, "r")
+    eventually(lambda: worker.told(other)[-1:] == ["'r'"], within=30)
+    worker.kill()
+    with Celery(broker=redis_url, set_as_current=False).connection() as broker:
+        broker.default_channel.queue_purge(worker.queue)
 
 
 def test_a_starting_worker_warns_of_protected_tasks_that_its_broker_forgets(worker):

@@ -12,7 +12,6 @@ from django_idempotency.messages.django_tasks import TaskRejected, idempotent_ta
 from tests.support.callers import all_effects
 
 pytestmark = [pytest.mark.django_tasks, pytest.mark.usefixtures("transactional_db")]
-HERE = "tests.messages.tasks_of_django"
 
 
 @pytest.fixture

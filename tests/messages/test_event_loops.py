@@ -8,18 +8,9 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 
-from django_idempotency.messages import (
-    AlreadyDone,
-    Consumer,
-    Done,
-    Message,
-    Refused,
-    RejectMessage,
-    Retry,
-    consume,
-)
+from django_idempotency.messages import AlreadyDone, Consumer, Done, Message, Refused, RejectMessage, Retry, consume
 from django_idempotency.messages import current_context as context_here
-from django_idempotency.policy import Policy
+from django_idempotency.values.policy import Policy
 from tests.messages.handlers import MESSAGE, pay
 from tests.support.callers import all_effects as effects
 from tests.support.loops import run as in_a_loop

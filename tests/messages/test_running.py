@@ -13,13 +13,13 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.db.backends.signals import connection_created
 
-from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.messages import Backoff, Consumer, Message
 from django_idempotency.messages.runner import NotTaken, Runner, health_endpoint
-from django_idempotency.policy import Atomic, Lease, Policy
+from django_idempotency.values.exceptions import StoreUnavailable
+from django_idempotency.values.policy import Atomic, Lease, Policy
 from testproject.models import LedgerEntry
 from tests.messages.brokers import Gate, running
-from tests.messages.handlers import pay, reading
+from tests.messages.handlers import pay, pay_from, reading
 from tests.support.aliases import another_alias
 from tests.support.callers import all_effects as effects
 from tests.support.checks import ids_found
@@ -168,12 +168,7 @@ def test_a_message_that_the_broker_does_not_delay_is_tried_again_in_the_runner()
         def later(self, received, delay):
             raise NotTaken("no room")
 
-    def handle(message, context):
-        if message.id == "m" and context.attempt < 3:
-            raise LookupError("not yet")
-        return pay(message, context)
-
-    runner = Full(Consumer("tests", handle, backoff=Backoff(first=0.1)), "m", "n")
+    runner = Full(Consumer("tests", pay_from(3, "m"), backoff=Backoff(first=0.1)), "m", "n")
     with running(runner):
         eventually(lambda: runner.counts["Done"] == 2)
     assert (runner.counts["Retry"], effects()) == (2, 2)

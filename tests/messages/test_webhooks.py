@@ -15,7 +15,7 @@ from standardwebhooks import Webhook
 
 from django_idempotency.messages import RejectMessage
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Lease, Policy
+from django_idempotency.values.policy import Lease, Policy
 from django_idempotency.webhooks import WebhookView, standard_webhook
 from tests.messages.handlers import pay
 from tests.support.callers import all_effects as effects
@@ -78,16 +78,10 @@ def test_a_retention_shorter_than_signatures_are_accepted_is_refused(settings, b
     type("Long", (Hook,), {"policy": Policy(retention=600)}).as_view()
 
 
-def test_a_duplicate_event_gets_success():
-    assert [post(signed()).status_code for _delivery in range(3)] == [200, 200, 200]
-    assert effects() == 1
-    assert IdempotencyRecord.objects.get().key == "evt-1"
-
-
 def test_another_timestamp_and_signature_make_no_other_event():
     earlier = datetime.now(UTC) - timedelta(seconds=60)
     assert (post(signed()).status_code, post(signed(at=earlier)).status_code) == (200, 200)
-    assert effects() == 1
+    assert (effects(), IdempotencyRecord.objects.get().key) == (1, "evt-1")
 
 
 def test_a_path_can_have_a_secret_of_its_own():
@@ -114,25 +108,14 @@ def test_each_of_several_secrets_will_do():
         signed(at=datetime.now(UTC) + timedelta(days=1)),
         signed() | {"webhook-id": "evt-2"},
         signed() | {"webhook-timestamp": "soon"},
+        *(signed() | {"webhook-signature": text} for text in ("x", "v1", "v1,a,b", "v1,abc", "v1,\xe9", "v1,AAAA x")),
     ],
-    ids=["unsigned", "forged", "another secret", "old", "early", "another id", "no time"],
 )
 def test_a_request_that_is_not_verified_does_not_use_up_the_id(headers):
-    assert post(headers).status_code == 401
+    assert post(headers).status_code == post(headers, b"\xff\xfe").status_code == 401
     assert (effects(), IdempotencyRecord.objects.count()) == (0, 0)
     assert post(signed()).status_code == 200
     assert effects() == 1
-
-
-@pytest.mark.parametrize("signature", ["x", "v1", "v1,a,b", "v1,abc", "v1,\xe9", "v1,AAAA x"])
-def test_a_malformed_signature_is_not_verified(signature):
-    assert post(signed() | {"webhook-signature": signature}).status_code == 401
-    assert (effects(), IdempotencyRecord.objects.count()) == (0, 0)
-
-
-def test_a_forged_body_that_is_no_text_is_not_verified():
-    assert post(signed(), b"\xff\xfe").status_code == 401
-    assert not IdempotencyRecord.objects.exists()
 
 
 def test_an_event_whose_handler_fails_is_asked_for_again():

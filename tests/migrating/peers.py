@@ -14,8 +14,8 @@ from django.core.cache import caches
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from django_idempotency.policy import Policy
 from django_idempotency.rest_framework import IdempotentMixin
+from django_idempotency.values.policy import Policy
 from tests.migrating.payments import Payments, pay, protected
 
 View = Callable[..., Any]

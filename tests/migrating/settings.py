@@ -16,4 +16,5 @@ INSTALLED_APPS = [
 IDEMPOTENCY_KEY = {"STORAGE": {"CLASS": "idempotency_key.storage.CacheKeyStorage"}}
 IDEMPOTENCY_KEY_LOCK_TIMEOUT = 30
 MIDDLEWARE = []
+ROOT_URLCONF = ()  # each stage has its own
 IDEMPOTENCY = {}

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import fields
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -19,8 +18,11 @@ from django.core.management import get_commands
 from django.db import connection
 from django.test import override_settings
 
-from django_idempotency import conf, decorators, middleware, policy
+import django_idempotency
+from django_idempotency import conf, middleware
 from django_idempotency.contrib import testing
+from django_idempotency.values.policy import Policy
+from django_idempotency.values.rules import rules
 from tests.support.databases import create_database, drop_database
 from tests.support.pages import code, rows, section, text
 from tests.support.requirements import PEERS, ROOT
@@ -33,7 +35,7 @@ PAGE = "migrating.md"
 NAMES = {
     *(f"{group.__name__}.{name}" for group in GROUPS for name in defaults(group)),
     "Fingerprint(…)",
-    *(vars(decorators).keys() | vars(middleware).keys() | set(testing.__all__)),
+    *{*django_idempotency.__all__, *vars(middleware), *testing.__all__},
     *("IdempotentMixin", "child_key", "--idempotency-twice", "Idempotent-Replayed", "Idempotency-Key", "Retry-After"),
     "django_idempotency.middleware",
 }
@@ -133,32 +135,10 @@ def bare(name):
 def test_every_name_of_the_other_package_is_one_of_its_own(package):
     named = {bare(name) for there, _here in names_of(package) for name in code(there)}
     assert {name for name in named if name not in source(package)} == set()
-    assert settings_of(package) - named == set()
-
-
-def settings_of(package):
-    match package:
-        case "django-idempotency-key":
-            return set(re.findall(r'\.get\(\s*"([A-Z_]+)"', source(package))) - {
-                "HTTP_AUTHORIZATION",
-                "IDEMPOTENCY_KEY",
-            }
-        case "drf-idempotency":
-            from drf_idempotency.settings import DEFAULTS
-
-            return set(DEFAULTS)
-        case "idemkit":
-            from idemkit import HttpConfig
-
-            return {field.name for field in fields(HttpConfig)}
-        case "drf-idempotencykey":
-            read = set(re.findall(r'getattr\(\s*settings,\s*"([A-Z_]+)"', source(package)))
-            return read - {"AUTH_USER_MODEL"}
-    return set(re.findall(r"settings\.(IDEMPOTENCY_[A-Z_]+)", source(package)))
 
 
 @pytest.mark.parametrize("package", PEERS)
 def test_every_name_of_this_package_is_one_of_its_own(package):
     named = {bare(name) for _there, here in names_of(package) for name in code(here)}
     ours = {name for name, app in get_commands().items() if app == "django_idempotency"}
-    assert named - conf.NAMES - policy.NAMES - ours - NAMES == {"MIDDLEWARE"} & named
+    assert named - conf.NAMES - rules(Policy).keys() - ours - NAMES == {"MIDDLEWARE"} & named

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import re
-import time
 from contextlib import contextmanager
 
 import pytest
 from django.contrib import admin
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
 from django_idempotency.admin.lists import SITUATIONS
 from django_idempotency.maintenance.decisions import Act, version
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.values.keys import record_id
+from tests.support.maintained import TABLE, run_sql
+from tests.support.statements import explaining, nodes
 
 # A partition with a few rows is read from end to end, and may be.
 pytestmark = [pytest.mark.postgresql, pytest.mark.plain_table, pytest.mark.exhaustive]
 
 LIST = "/admin/django_idempotency/idempotencyrecord/"
-TABLE = IdempotencyRecord._meta.db_table
 ROWS = 200_000
 MOST_SECONDS = 1.0  # of a machine that does other things, too
 
@@ -49,17 +49,17 @@ FROM (
 """
 
 
-def run_sql(*statements):
-    with connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
-
-
 @pytest.fixture(scope="module")
 def many(django_db_setup, django_db_blocker):
     with django_db_blocker.unblock():
         try:
-            run_sql("SET synchronous_commit = off", FILL, "RESET synchronous_commit", f"VACUUM ANALYZE {TABLE}")
+            for statement in (
+                "SET synchronous_commit = off",
+                FILL,
+                "RESET synchronous_commit",
+                f"VACUUM ANALYZE {TABLE}",
+            ):
+                run_sql(statement)
             yield
         finally:
             run_sql(f"TRUNCATE {TABLE}")
@@ -75,47 +75,32 @@ def person(many, db, client, django_user_model, settings):
 
 @contextmanager
 def watched():
-    """Each statement on the records with its seconds, and in the end its plan."""
-    statements = []
-
-    def watch(execute, sql, params, *details):
-        began = time.perf_counter()
-        result = execute(sql, params, *details)
-        statements.append((sql, params, time.perf_counter() - began))
-        return result
-
-    with connection.execute_wrapper(watch):
-        yield statements
+    """The plans of the statements on the records, and all statements with their seconds."""
+    with explaining(TABLE, "COSTS") as plans, CaptureQueriesContext(connection) as sent:
+        yield plans, sent
 
 
-def cheap(statements):
+def seconds(sent):
+    return sum(float(each["time"]) for each in sent)
+
+
+def cheap(plans, sent):
     """Nothing read from end to end, and all of it within bounds."""
-    plans = [_plan(sql, params) for sql, params, _seconds in statements if TABLE in sql]
     assert plans
-    assert not [plan for plan in plans if re.search(rf"Seq Scan on {TABLE}", plan)]
-    seconds = _seconds(statements)
-    slowest = max(statements, key=lambda statement: statement[2])
-    assert seconds < MOST_SECONDS, f"{seconds:.3f} s, of which {slowest[2]:.3f} s for {_plan(*slowest[:2])}"
-
-
-def _seconds(statements):
-    return sum(seconds for _sql, _params, seconds in statements)
-
-
-def _plan(sql, params):
-    with connection.cursor() as cursor:
-        cursor.execute(f"EXPLAIN {sql}", params)
-        return f"{sql}\n" + "\n".join(line for (line,) in cursor.fetchall())
+    assert TABLE not in {
+        each["Relation Name"] for plan in plans for each in nodes(plan) if each["Node Type"] == "Seq Scan"
+    }
+    assert seconds(sent) < MOST_SECONDS, sent.captured_queries
 
 
 def get(person, query):
     for _attempt in range(3):  # a machine that stood still just then does not do so each time
-        with watched() as statements:
+        with watched() as (plans, sent):
             response = person.get(LIST + query)
         assert response.status_code == 200
-        if _seconds(statements) < MOST_SECONDS:
+        if seconds(sent) < MOST_SECONDS:
             break
-    cheap(statements)
+    cheap(plans, sent)
     return response
 
 
@@ -159,6 +144,6 @@ def test_a_record_its_history_and_what_is_done_to_it(person):
         get(person, f"{record.pk}/history/")
         get(person, f"intervene/{act}/?id={record.pk}")
         given = {"status": 410, "content_type": "text/plain", "seconds": 60, "note": "why"}
-        with watched() as statements:
+        with watched() as found:
             person.post(f"{LIST}intervene/{act}/", {"record": f"{record.pk} {version(record)}", **given})
-        cheap(statements)
+        cheap(*found)

@@ -6,6 +6,12 @@ tells what each figure is made of.
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+
 import pytest
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.server, pytest.mark.slow]
@@ -42,3 +48,17 @@ def test_a_request_keeps_to_its_budget(cluster, mode, tmp_path):
 def _budgets(mode):
     budgets = {"a first request": BUDGETS[mode], "a replay": REPLAYS.get(mode, REPLAY)}
     return {(request, figure): most for request, budget in budgets.items() for figure, most in budget.items()}
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """A private one, which ends with this process; its directory goes after it."""
+    from testproject.benchmarks.cluster import Cluster
+
+    directory = Path(tempfile.mkdtemp(prefix="budget-"))
+    directory.chmod(0o755)
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.delenv("DATABASE_URL", raising=False)
+        return Cluster(directory / "postgresql")

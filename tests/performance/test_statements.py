@@ -13,15 +13,15 @@ from django.http import HttpResponse
 from django.test import RequestFactory
 
 from django_idempotency import engine
-from django_idempotency.decorators import idempotent
+from django_idempotency.http.placement import idempotent
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Atomic, Lease, Policy
 from django_idempotency.stores import postgresql
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.outcomes import Claimed, InFlight, Keep, OnHold, Operation, StoredResponse
+from django_idempotency.values.policy import Atomic, Lease, Policy
 from testproject.models import LedgerEntry
+from tests.support.callers import Gate, operation
 from tests.support.statements import buffers, nodes, sent_statements
-from tests.support.threads import OtherThread
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("transactional_db")]
 
@@ -79,19 +79,6 @@ def test_a_claim_by_lock_adds_no_round_trip_to_a_first_request_in_a_transaction(
     assert replay.round_trips == [["BEGIN", claim, look], ["COMMIT"]]
 
 
-@pytest.mark.parametrize(("kind", "more"), [("lock", 2), ("record", 3)])
-def test_round_trips_above_a_view_of_one_statement(user, kind, more):
-    def view(request):
-        LedgerEntry.objects.filter(reference="r").update(amount=1)
-        return HttpResponse("paid")
-
-    protected = idempotent(mode=Atomic(claim=kind))(view)
-    plain = statements_of(view, user)
-    first, replay = (statements_of(protected, user, idempotency_key="k") for _request in range(2))
-    assert len(first.round_trips) - len(plain.round_trips) == more
-    assert len(replay.round_trips) - len(plain.round_trips) <= 1
-
-
 def test_lease_mode_adds_two_statements_to_a_first_request(user):
     plain = statements_of(pay, user)
     protected = statements_of(idempotent(mode="lease")(pay), user, idempotency_key="k")
@@ -130,40 +117,22 @@ def test_statements_of_an_endpoint_under_atomic_requests(user, monkeypatch, clie
 
 
 @MODES
-def test_a_duplicate_in_flight_takes_one_statement(mode):
-    policy = Policy(mode=mode)
-    operation = Operation("user:1", "k", bytes(32))
-    owner = OtherThread()
-    run = engine.execution(owner(engine.claim, operation, policy), policy)
-    entered = owner(run.__enter__)
-    try:
-        with sent_statements() as sent:
-            assert isinstance(engine.claim(operation, policy), InFlight)
-        assert len(sent.all) == 1
-    finally:
-        entered.verdict = Keep(StoredResponse(200))
-        owner(run.__exit__, None, None, None)
-        owner.close()
+def test_a_duplicate_in_flight_takes_one_statement(payer, mode):
+    with Gate().running(mode=mode), sent_statements() as sent:
+        assert isinstance(engine.claim(operation(), Policy(mode=mode)), InFlight)
+    assert len(sent.all) == 1
 
 
-def test_statements_of_a_takeover():
-    policy = Policy(mode=Atomic(takeover_grace=0))
-    operation = Operation("user:1", "k", bytes(32))
-    engine.claim(operation, policy)
-    with sent_statements() as sent:
-        assert engine.claim(operation, policy).taken_over
-    assert len(sent.all) == 5
-    assert sent.all[1] == "BEGIN"
-    assert sent.all[-1] == "COMMIT"
-
-
-def test_putting_a_run_on_hold_takes_one_short_transaction():
-    policy = Policy(mode=Lease(on_crash="hold"))
-    operation = Operation("user:1", "k", bytes(32))
-    engine.claim(operation, policy)
+@pytest.mark.parametrize(
+    ("mode", "outcome"),
+    [(Atomic(takeover_grace=0), Claimed), (Lease(on_crash="hold"), OnHold)],
+    ids=["takeover", "hold"],
+)
+def test_a_takeover_takes_one_short_transaction_whatever_its_outcome(mode, outcome):
+    engine.claim(operation(), Policy(mode=mode))
     IdempotencyRecord.objects.update(locked_until=ahead(-1))
     with sent_statements() as sent:
-        assert engine.claim(operation, policy) == OnHold(engine.decisions.LEASE_LAPSED)
+        assert isinstance(engine.claim(operation(), Policy(mode=mode)), outcome)
     assert len(sent.all) == 5
     assert (sent.all[1], sent.all[-1]) == ("BEGIN", "COMMIT")
 
@@ -241,9 +210,7 @@ def test_statements_go_by_primary_key_beside_100000_stuck_records(stuck):
         )
         for way, known in ways.items()
     }
-    statements |= {
-        "the count of replays": (postgresql.COUNT_REPLAYS, {"ids": [whose[0]], "counts": [1]}),
-    }
+    statements |= {"the count of replays": (postgresql.COUNT_REPLAYS, {"ids": [whose[0]], "counts": [1]})}
     for name, (statement, values) in statements.items():
         stuck.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", values)
         plan = stuck.fetchone()[0][0]["Plan"]

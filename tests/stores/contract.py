@@ -12,9 +12,9 @@ from django.db import connection, transaction
 from django.db.models import F
 
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Atomic, Lease, Policy
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import Claimed, Operation, StoredResponse
+from django_idempotency.values.policy import Atomic, Lease, Policy
 from tests.support.threads import OtherThread
 
 ATOMIC = Policy(mode=Atomic(takeover_grace=0))
@@ -26,7 +26,6 @@ RESPONSE = StoredResponse(201, (("Content-Type", "a/b"), ("X-Twice", "1"), ("X-T
 
 
 SCOPE = ""
-MANY = 8
 
 
 def operation(key: str = "k", *, body: bytes = b"", scope: str = "") -> Operation:
@@ -71,6 +70,22 @@ def lapse(claim: Claimed) -> None:
 
 def expire(claim: Claimed) -> None:
     shift(claim, expires_at=-timedelta(days=9))
+
+
+def hold(claim):
+    with store_for(HOLD).try_lock(claim.id) as record:
+        store_for(HOLD).hold(record, "who knows")
+
+
+WRITES = {
+    "take": taken_over,
+    "hold": hold,
+    "complete": lambda claim: store_for(ATOMIC).complete(claim, RESPONSE),
+    "fail": lambda claim: store_for(ATOMIC).fail(claim, "broke"),
+    "release": lambda claim: store_for(ATOMIC).release(claim),
+    "renew": lambda claim: store_for(LEASE).renew([claim]),
+    "count_replays": lambda claim: store_for(ATOMIC).count_replays({claim.id: 1}),
+}
 
 
 @contextmanager

@@ -12,18 +12,19 @@ from django.db import connection, transaction
 
 import django_idempotency
 from django_idempotency import engine
-from django_idempotency.exceptions import StoreRefused, StoreUnavailable
-from django_idempotency.policy import Policy
-from django_idempotency.reporting import logs
 from django_idempotency.stores import store_for
 from django_idempotency.stores.claim_function import FUNCTION, KEY_LOCKS, OWNER_LOCK, TABLE_NUMBER
+from django_idempotency.values.exceptions import StoreRefused, StoreUnavailable
 from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import Claimed, Operation
+from django_idempotency.values.policy import Policy
 from tests.support.callers import effects, entry_point, paying
+from tests.support.maintained import run_sql
 from tests.support.threads import in_threads
 from tests.support.waiting import eventually, someone_waits_for_a_lock
 
 OPERATION = Operation("s", "k", bytes(32))
+LOCKED = [KEY_LOCKS, OPERATION.id]
 MIGRATIONS = Path(django_idempotency.__file__).parent / "migrations"
 
 
@@ -46,13 +47,12 @@ def test_the_function_takes_the_locks_of_the_statements_beside_it():
 @pytest.mark.postgresql
 @pytest.mark.parametrize("lock", ["uuid_hash_extended(%s, 0)", "uuid_hash(%s)", "1, uuid_hash(%s)"])
 def test_the_applications_advisory_locks_block_no_claim(transactional_db, other_thread, lock):
-    other_thread(lambda: connection.cursor().execute(f"SELECT pg_advisory_lock({lock})", [record_id("s", "k")]))
-    with connection.cursor() as cursor:
-        cursor.execute("SET lock_timeout = '1s'")
-        try:
-            assert isinstance(engine.claim(OPERATION, Policy()), Claimed)
-        finally:
-            cursor.execute("RESET lock_timeout")
+    other_thread(run_sql, f"SELECT pg_advisory_lock({lock})", [record_id("s", "k")])
+    run_sql("SET lock_timeout = '1s'")
+    try:
+        assert isinstance(engine.claim(OPERATION, Policy()), Claimed)
+    finally:
+        run_sql("RESET lock_timeout")
 
 
 @pytest.mark.postgresql
@@ -61,7 +61,7 @@ def test_a_client_frozen_before_its_commit_blocks_nobody(transactional_db, other
     frozen = transaction.atomic()
     other_thread(frozen.__enter__)
     try:
-        other_thread(run_sql, "SELECT pg_advisory_xact_lock(%s, uuid_hash(%s))")
+        other_thread(run_sql, "SELECT pg_advisory_xact_lock(%s, uuid_hash(%s))", LOCKED)
         with pytest.raises(ExceptionGroup) as raised:
             in_threads(1, lambda _: engine.claim(OPERATION, Policy()), timeout=30)
         assert raised.group_contains(StoreUnavailable)
@@ -72,24 +72,18 @@ def test_a_client_frozen_before_its_commit_blocks_nobody(transactional_db, other
 
 @pytest.mark.postgresql
 def test_waiting_for_a_claim_leaves_the_lock_timeout_as_it_was(transactional_db, other_thread):
-    other_thread(run_sql, "SELECT pg_advisory_lock(%s, uuid_hash(%s))")
+    other_thread(run_sql, "SELECT pg_advisory_lock(%s, uuid_hash(%s))", LOCKED)
 
     def let_go():
         eventually(someone_waits_for_a_lock)
         connection.close()
-        other_thread(run_sql, "SELECT pg_advisory_unlock(%s, uuid_hash(%s))")
+        other_thread(run_sql, "SELECT pg_advisory_unlock(%s, uuid_hash(%s))", LOCKED)
 
     with ThreadPoolExecutor(1) as pool, transaction.atomic():
         letting_go = pool.submit(let_go)
         assert isinstance(store_for(Policy()).claim(OPERATION, uuid4()), Claimed)
         letting_go.result(10)
-        with connection.cursor() as cursor:
-            cursor.execute("SHOW lock_timeout")
-            assert cursor.fetchone() == ("0",)
-
-
-def run_sql(statement):
-    connection.cursor().execute(statement, [KEY_LOCKS, record_id("s", "k")])
+        assert run_sql("SHOW lock_timeout") == [("0",)]
 
 
 def operation(key):
@@ -99,16 +93,14 @@ def operation(key):
 @pytest.mark.postgresql
 @pytest.mark.plain_table
 @pytest.mark.usefixtures("transactional_db")
-def test_without_the_function_every_claim_is_refused_until_it_is_there(payer, monkeypatch, caplog):
-    monkeypatch.setattr(logs, "_said", {})
-    with connection.cursor() as cursor:
-        cursor.execute("ALTER FUNCTION django_idempotency_claim RENAME TO mislaid")
-        try:
-            assert (entry_point(paying)("k").status_code, effects()) == (503, 0)
-            with pytest.raises(StoreRefused, match="django_idempotency_claim is missing, or this role may not EXECUTE"):
-                engine.claim_many([operation("a"), operation("b")], Policy())
-        finally:
-            cursor.execute("ALTER FUNCTION mislaid RENAME TO django_idempotency_claim")
+def test_without_the_function_every_claim_is_refused_until_it_is_there(payer, caplog):
+    run_sql("ALTER FUNCTION django_idempotency_claim RENAME TO mislaid")
+    try:
+        assert (entry_point(paying)("k").status_code, effects()) == (503, 0)
+        with pytest.raises(StoreRefused, match="django_idempotency_claim is missing, or this role may not EXECUTE"):
+            engine.claim_many([operation("a"), operation("b")], Policy())
+    finally:
+        run_sql("ALTER FUNCTION mislaid RENAME TO django_idempotency_claim")
     # One line, not one for every request.
     (said,) = [record for record in caplog.records if getattr(record, "event", "") == "no_function"]
     assert "Run manage.py migrate, or grant EXECUTE. (ProgrammingError 42883)" in said.getMessage()

@@ -18,12 +18,10 @@ from django_idempotency import conf, forms
 from django_idempotency.engine import digests
 from django_idempotency.engine.claims import Claimant
 from django_idempotency.engine.run import Context
-from django_idempotency.messages import AlreadyDone, Done, Message, consume
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Atomic, Body, Policy
-from django_idempotency.reporting import logs
 from django_idempotency.values import fingerprints, keys
 from django_idempotency.values.outcomes import StoredResponse
+from django_idempotency.values.policy import Atomic, Body, Policy
 from tests.support.callers import (
     MODES,
     SCOPE,
@@ -60,7 +58,6 @@ OTHER_BODY = b'{"amount": 6}'
 @pytest.fixture(autouse=True)
 def have(settings):
     """Have other digest keys in the settings."""
-    logs._said.clear()
 
     def have(*texts, **others):
         settings.IDEMPOTENCY = {"DIGEST_KEYS": list(texts)} | others
@@ -172,14 +169,6 @@ def test_without_its_key_nothing_runs_again(mode, have):
     assert bytes(record().fingerprint) == before
     have(NEW, OLD)
     assert (entry_point(paying, mode=mode)().status_code, effects()) == (201, 1)
-
-
-def test_messages_are_compared_after_a_rotation(have):
-    message = Message(id="m", body=b"{}", source="q")
-    assert isinstance(consume(message, lambda message, context: 1), Done)
-    have(NEW, OLD)
-    assert isinstance(consume(message, lambda message, context: 2), AlreadyDone)
-    assert len(IdempotencyRecord.objects.get(key="m").fingerprint) == digests.KEYED
 
 
 def test_a_key_made_of_a_form_does_not_show_its_content(have):

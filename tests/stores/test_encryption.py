@@ -1,4 +1,6 @@
-"""Encrypted at rest: without the key no response is read, and no other record takes it."""
+"""Encrypted at rest: without the key no response is read, no other record takes it, and where it is required, nothing
+runs.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +14,20 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
-from django.contrib import admin
-from django.contrib.auth.models import Permission
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connection
-from django.urls import path
 
 from django_idempotency import conf
 from django_idempotency.maintenance.cleaner import drop_bodies
-from django_idempotency.maintenance.decisions import Done, Refusal, Refused, fail, resolve
+from django_idempotency.maintenance.decisions import Refusal, fail, resolve
+from django_idempotency.messages import Consumer, Message
+from django_idempotency.messages.message import StoreAway
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Body, Policy
 from django_idempotency.reporting import logs
-from django_idempotency.stores.codec import (
-    Life,
-    decoded,
-    encrypted,
-    is_encrypted,
-    key_id,
-    stored_response,
-)
+from django_idempotency.stores.codec import Life, decoded, encrypted, is_encrypted, key_id
 from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import StoredResponse
+from django_idempotency.values.policy import Body, Policy
 from tests.stores.test_privacy import SECRET, card, everything_stored, without_card
 from tests.support.callers import (
     MODES,
@@ -44,13 +37,14 @@ from tests.support.callers import (
     entry_point,
     is_replay,
     mode_of,
+    pay,
     paying,
     record,
     row,
     shift,
 )
+from tests.support.checks import found
 from tests.support.proxy import Cut
-from tests.support.statements import sent_statements
 from tests.support.views import code
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -72,7 +66,6 @@ LIFE = Life(record_id("s", "k"), "s", "k", b"f" * 32, datetime(2026, 1, 1, tzinf
 @pytest.fixture(autouse=True)
 def keys(settings):
     """Have other keys in the settings."""
-    logs._said.clear()
 
     def have(*texts):
         settings.IDEMPOTENCY = {"ENCRYPTION_KEYS": list(texts), "DIGEST_KEYS": [DIGEST]}
@@ -118,13 +111,6 @@ def test_an_encrypted_response_is_decrypted_unchanged(response):
     assert stored.body != encrypted(response, LIFE).body, "never twice the same"
 
 
-def test_where_there_is_nothing_to_hide_nothing_is_encrypted():
-    nothing = StoredResponse(200, (), None)
-    assert encrypted(nothing, LIFE) == nothing
-    plain = StoredResponse(200, (("A", "b"),), b"x")
-    assert decoded(plain, LIFE) is plain
-
-
 def test_a_new_key_in_front_encrypts_and_the_old_one_still_opens(keys):
     send = entry_point(paying, body=Body(encrypt=True))
     before = send("before")
@@ -132,45 +118,39 @@ def test_a_new_key_in_front_encrypts_and_the_old_one_still_opens(keys):
     after = send("after")
     assert [send("before").content, send("after").content] == [before.content, after.content]
     marks = {key: record(key).response_headers[0][1] for key in ("before", "after")}
-    assert marks == {
-        "before": key_id(base64.urlsafe_b64decode(OLD)),
-        "after": key_id(base64.urlsafe_b64decode(NEW)),
-    }
+    assert marks == {"before": key_id(base64.urlsafe_b64decode(OLD)), "after": key_id(base64.urlsafe_b64decode(NEW))}
     keys(NEW)
     assert send("after").content == after.content
 
 
-def gone(keys):
-    keys(NEW)
+def written(**columns):
+    IdempotencyRecord.objects.filter(key="k").update(**columns)
 
 
-def not_even_one(keys):
-    keys()
-
-
-def moved(keys):
+def moved(_keys):
     """The answer of another record of the same caller."""
     entry_point(card, body=Body(encrypt=True))("another")
-    other = record("another")
-    IdempotencyRecord.objects.filter(key="k").update(response_body=other.response_body)
+    written(response_body=record("another").response_body)
 
 
-def another_status(keys):
-    IdempotencyRecord.objects.filter(key="k").update(response_status=202)
-
-
-def a_changed_byte(keys):
+def a_changed_byte(_keys):
     body = bytearray(record().response_body)
     body[-20] ^= 1
-    IdempotencyRecord.objects.filter(key="k").update(response_body=bytes(body))
+    written(response_body=bytes(body))
 
 
-def cut_short(keys):
-    IdempotencyRecord.objects.filter(key="k").update(response_body=b"short")
+HARM = {
+    "its key is gone": lambda keys: keys(NEW),
+    "every key is gone": lambda keys: keys(),
+    "moved": moved,
+    "another status": lambda _keys: written(response_status=202),
+    "a changed byte": a_changed_byte,
+    "cut short": lambda _keys: written(response_body=b"short"),
+}
 
 
 @modes
-@pytest.mark.parametrize("harm", [gone, not_even_one, moved, another_status, a_changed_byte, cut_short])
+@pytest.mark.parametrize("harm", HARM.values(), ids=HARM)
 def test_an_undecryptable_response_is_never_replayed_or_rerun(mode, harm, keys, caplog):
     send = entry_point(card, mode=mode, body=Body(encrypt=True))
     send()
@@ -211,7 +191,7 @@ def test_a_response_of_an_earlier_life_is_not_replayed(mode):
     second = send()
     assert (second.content != first.content, is_replay(second), effects()) == (True, False, 2)
     assert send().content == second.content
-    IdempotencyRecord.objects.filter(key="k").update(**earlier)
+    written(**earlier)
     assert (code(send()), effects()) == ("response_not_stored", 2)
 
 
@@ -224,24 +204,19 @@ def test_a_successors_encrypted_response_is_replayed(mode):
     assert (is_replay(first), is_replay(second), second.content) == (False, True, first.content)
 
 
-def clear_columns():
-    return {"response_headers": [["Content-Type", "text/plain"]], "response_body": b"forged"}
-
-
-def without_headers():
-    return {"response_headers": [], "response_body": b"forged"}
-
-
-def without_body():
-    return {"response_headers": [["X-Forged", "1"]], "response_body": None}
+FORGED = {
+    "clear columns": {"response_headers": [["Content-Type", "text/plain"]], "response_body": b"forged"},
+    "without headers": {"response_headers": [], "response_body": b"forged"},
+    "without a body": {"response_headers": [["X-Forged", "1"]], "response_body": None},
+}
 
 
 @modes
-@pytest.mark.parametrize("forged", [clear_columns, without_headers, without_body])
+@pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
 def test_where_it_is_required_what_is_in_clear_is_not_replayed(mode, forged, caplog):
     send = entry_point(card, mode=mode, body=Body(encrypt="require"))
     send()
-    IdempotencyRecord.objects.filter(key="k").update(**forged())
+    written(**forged)
     again = send()
     assert (again.status_code, code(again), effects()) == (201, "response_not_stored", 1)
     assert b"forged" not in again.content
@@ -274,22 +249,6 @@ def test_an_encrypted_response_is_replayed_from_a_cache(first_in, django_assert_
     with django_assert_num_queries(0):
         again = send()
     assert (again.content, is_replay(again)) == (first.content, True)
-
-
-@pytest.mark.postgresql
-@modes
-def test_encryption_adds_no_statement(mode):
-    counts = []
-    for how in (False, "require"):
-        send = entry_point(paying, mode=mode, body=Body(encrypt=how))
-        for _warm in range(2):
-            connection.close()
-            with sent_statements() as sent:
-                send(f"{how} {_warm}")
-            with sent_statements() as sent_again:
-                send(f"{how} {_warm}")
-        counts.append((len(sent.all), len(sent_again.all)))
-    assert counts[0] == counts[1]
 
 
 def test_an_error_is_logged_once_a_minute_for_each_key(keys, caplog, monkeypatch):
@@ -363,11 +322,11 @@ def test_an_operators_response_must_be_encrypted(act, monkeypatch, caplog):
     before = row()
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
-        assert act(record().pk) == Refused(Refusal.NOT_ENCRYPTED)
+        assert act(record().pk) == Refusal.NOT_ENCRYPTED
     assert row() == before
     (said,) = errors(caplog)
     assert "could not be encrypted" in said.getMessage()
-    assert isinstance(act(record().pk), Done)
+    assert not isinstance(act(record().pk), Refusal)
     assert SECRET not in everything_stored()
 
 
@@ -391,23 +350,42 @@ def commits_next(proxy):
     return view
 
 
-def test_stored_response_is_decrypted(keys):
-    send = entry_point(card, body=Body(encrypt=True))
-    first = send()
-    response = stored_response(record())
-    assert (response.body, dict(response.headers)["X-Card"]) == (first.content, SECRET)
-    keys(NEW)
-    assert stored_response(record()) == StoredResponse(201, (), None)
+WITH_KEY = {"ENCRYPTION_KEYS": [base64.b64encode(os.urandom(32)).decode()]}
+ONLY_DIGESTS = {"DIGEST_KEYS": WITH_KEY["ENCRYPTION_KEYS"]}
 
 
-@pytest.mark.parametrize("permitted", [True, False])
-def test_the_admin_shows_a_body_decrypted_to_those_who_may_see_it(client, django_user_model, settings, permitted):
-    settings.ROOT_URLCONF = (path("admin/", admin.site.urls),)
-    entry_point(card, body=Body(encrypt=True))()
-    staff = django_user_model.objects.create_user("staff", is_staff=True)
-    wanted = ["view_idempotencyrecord", *["view_response_idempotencyrecord"] * permitted]
-    staff.user_permissions.set(Permission.objects.filter(codename__in=wanted))
-    client.force_login(staff)
-    page = client.get(f"/admin/django_idempotency/idempotencyrecord/{record().pk}/change/")
-    assert page.status_code == 200
-    assert (SECRET in page.content.decode()) == permitted
+@pytest.mark.cryptography
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("lost", "package", "reason"),
+    [({}, True, "there is no key"), (ONLY_DIGESTS, True, "there is no key"), (WITH_KEY, False, "cryptography is not")],
+    ids=["no key", "digest key only", "no package"],
+)
+def test_a_request_that_can_not_be_encrypted_is_refused_until_it_can(
+    mode, lost, package, reason, settings, monkeypatch, caplog
+):
+    send = entry_point(card, mode=mode, body=Body(encrypt="require"))
+    with monkeypatch.context() as without:
+        settings.IDEMPOTENCY = lost | {"BODY": Body(encrypt="require")}
+        if not package:
+            without.setitem(sys.modules, "cryptography", None)
+        refused = send()
+        (message,) = found("E003")
+    assert (refused.status_code, code(refused)) == (503, "idempotency_store_unavailable")
+    assert (effects(), IdempotencyRecord.objects.count()) == (0, 0)
+    assert reason in caplog.text
+    assert reason in message.msg
+    settings.IDEMPOTENCY = WITH_KEY
+    first, second = send(), send()
+    assert (first.status_code, is_replay(first), is_replay(second), effects()) == (201, False, True, 1)
+
+
+@pytest.mark.cryptography
+@pytest.mark.parametrize("together", [False, True], ids=["one by one", "batch"])
+def test_messages_that_can_not_be_encrypted_stay_with_the_broker(together, settings):
+    settings.IDEMPOTENCY = {}
+    consumer = Consumer("receipts", lambda *_given: pay(), policy=Policy(body=Body(encrypt="require")))
+    messages = [Message(source="receipts", id=id, body=b"4111 1111 1111 1111") for id in ("a", "b")]
+    deliveries = consumer.consume_many(messages) if together else [*map(consumer.consume, messages)]
+    assert [type(delivery) for delivery in deliveries] == [StoreAway] * 2
+    assert (effects(), IdempotencyRecord.objects.count()) == (0, 0)

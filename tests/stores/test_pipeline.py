@@ -9,8 +9,6 @@ import sys
 import weakref
 from contextlib import contextmanager
 from functools import partial
-from urllib.parse import urlsplit
-from uuid import uuid4
 
 import pytest
 from django.db import DatabaseError, DataError, ProgrammingError, connection, connections, transaction
@@ -18,16 +16,17 @@ from django.db.backends.postgresql.base import DatabaseWrapper
 from django.test.utils import CaptureQueriesContext
 
 from django_idempotency import engine
-from django_idempotency.policy import Policy
-from django_idempotency.stores import cursors, pipeline
+from django_idempotency.stores import pipeline
 from django_idempotency.stores.handled_errors import IN_TRANSACTION
+from django_idempotency.values.policy import Policy
 from tests.support.callers import MODES, effects, entry_point, operation, paying
 from tests.support.databases import environment
+from tests.support.maintained import run_sql
 from tests.support.servers import ROOT
 from tests.support.statements import sent_statements
 from tests.support.threads import in_threads
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.usefixtures("payer")]
+pytestmark = [pytest.mark.postgresql, pytest.mark.not_on_citus, pytest.mark.usefixtures("payer", "connect")]
 
 NAME = "prepare_threshold"
 VERBS = {"atomic": ["SELECT", "SELECT", "WITH"], "lease": ["SELECT", "UPDATE"]}
@@ -36,13 +35,14 @@ in_each_mode = pytest.mark.parametrize("mode", MODES)
 
 @pytest.fixture
 def connect(monkeypatch):
-    """Connect anew, with this as ``prepare_threshold``, or with none stated."""
+    """A new connection without a stated ``prepare_threshold``. Call it to connect anew with one."""
 
     def connect(**stated):
         connection.close()
         options = {name: value for name, value in connection.settings_dict["OPTIONS"].items() if name != NAME}
         monkeypatch.setitem(connection.settings_dict, "OPTIONS", options | stated)
 
+    connect()
     yield connect
     connection.close()
 
@@ -55,9 +55,7 @@ def statements_of(view, *key):
 
 def verbs_prepared():
     """The verbs of the statements that the session has prepared."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT statement FROM pg_prepared_statements")
-        return sorted(statement.split()[0] for (statement,) in cursor.fetchall())
+    return sorted(statement.split()[0] for (statement,) in run_sql("SELECT statement FROM pg_prepared_statements"))
 
 
 def prepare(mode="atomic"):
@@ -68,7 +66,7 @@ def prepare(mode="atomic"):
 
 @pytest.fixture
 def connect_directly(connect):
-    """Connect anew, and have it known that no pooler stands between."""
+    """A new connection of which is known that no pooler stands between. Call it to connect anew."""
 
     def connect_directly():
         connect()
@@ -76,6 +74,7 @@ def connect_directly(connect):
         for _ in range(pipeline.THRESHOLD):
             pipeline.learn(connection.connection.pgconn.backend_pid, connections["default"])
 
+    connect_directly()
     return connect_directly
 
 
@@ -86,12 +85,11 @@ def ask(statement, *values):
 @pytest.fixture
 def no_cursor(monkeypatch):
     """Call it, and no statement of ours may go by a cursor."""
-    return lambda: monkeypatch.setattr(cursors, "execute", lambda *_: pytest.fail("went by a cursor"))
+    return lambda: monkeypatch.setattr(pipeline, "_by_cursor", lambda *_: pytest.fail("went by a cursor"))
 
 
 @in_each_mode
-def test_statements_are_prepared_on_a_persistent_connection(connect, mode):
-    connect()
+def test_statements_are_prepared_on_a_persistent_connection(mode):
     engine.claim(operation("first"), Policy())
     assert not verbs_prepared()  # one claim is one round trip
     prepare(mode)
@@ -117,32 +115,18 @@ def test_where_nothing_is_to_be_prepared_nothing_is(connect, no_cursor):
     assert not verbs_prepared()
 
 
-@pytest.mark.pgbouncer
-def test_behind_a_pooler_nothing_is_prepared(monkeypatch, connect, pgbouncer):
-    address = urlsplit(pgbouncer(f"/{connection.settings_dict['NAME']}"))
-    monkeypatch.setitem(connection.settings_dict, "HOST", address.hostname)
-    monkeypatch.setitem(connection.settings_dict, "PORT", address.port)
-    connect()
-    for key in "jkl":
-        entry_point(paying)(key)
-    assert not verbs_prepared()
-
-
-def test_whom_another_process_answers_calls_nothing_prepared_any_more(connect):
+def test_whom_another_process_answers_calls_nothing_prepared_any_more():
     """A pooler that tells the process it has chosen first, and chooses another one later."""
-    connect()
     prepare()
     pipeline.learn(0, connections["default"])
-    with connection.cursor() as cursor:
-        cursor.execute("DEALLOCATE ALL")
+    run_sql("DEALLOCATE ALL")
     assert entry_point(paying)().status_code == 201
     assert not verbs_prepared()
     assert not pipeline._session(connection.connection).forgetful
 
 
 @in_each_mode
-def test_prepared_statements_go_past_the_cursors(connect, no_cursor, mode):
-    connect()
+def test_prepared_statements_go_past_the_cursors(no_cursor, mode):
     prepare(mode)
     no_cursor()
     protected = entry_point(paying, mode=mode)
@@ -152,8 +136,7 @@ def test_prepared_statements_go_past_the_cursors(connect, no_cursor, mode):
     assert effects() == 4
 
 
-def test_a_connection_keeps_a_bounded_number_of_prepared_statements(connect, monkeypatch):
-    connect()
+def test_a_connection_keeps_a_bounded_number_of_prepared_statements(monkeypatch):
     prepare()
     monkeypatch.setattr(pipeline, "MOST", 4)
     for number in range(4):
@@ -162,13 +145,12 @@ def test_a_connection_keeps_a_bounded_number_of_prepared_statements(connect, mon
     assert entry_point(paying)("five").status_code == 201
 
 
-def test_a_view_may_roll_back_to_a_savepoint(connect, no_cursor):
+def test_a_view_may_roll_back_to_a_savepoint(no_cursor):
     def view(request):
         with transaction.atomic():
             transaction.set_rollback(True)
         return paying(request)
 
-    connect()
     prepare()
     no_cursor()
     for key in "kl":
@@ -176,8 +158,7 @@ def test_a_view_may_roll_back_to_a_savepoint(connect, no_cursor):
     assert effects() == 5
 
 
-def test_prepared_statements_are_seen_by_captures_and_wrappers(connect):
-    connect()
+def test_prepared_statements_are_seen_by_captures_and_wrappers():
     prepare()
     with CaptureQueriesContext(connection) as captured:
         entry_point(paying)("logged")
@@ -190,7 +171,7 @@ def test_prepared_statements_are_seen_by_captures_and_wrappers(connect):
 
 @pytest.mark.parametrize("whose", ["tool's", "backend's"])
 @pytest.mark.parametrize("name", pipeline.REPLACED[:-1])
-def test_a_backend_that_changes_every_cursor_changes_the_packages_too(connect, monkeypatch, name, whose):
+def test_a_backend_that_changes_every_cursor_changes_the_packages_too(monkeypatch, name, whose):
     """As the backend of django-tenants, which sets the search_path there."""
 
     def make(self, *args):
@@ -198,7 +179,6 @@ def test_a_backend_that_changes_every_cursor_changes_the_packages_too(connect, m
         return getattr(DatabaseWrapper, name)(self, *args)
 
     made = []
-    connect()
     prepare()
     if whose == "tool's":
         monkeypatch.setattr(connection, name, partial(make, connection))
@@ -208,13 +188,12 @@ def test_a_backend_that_changes_every_cursor_changes_the_packages_too(connect, m
     assert made == [name]
 
 
-def test_whoever_has_a_hand_in_commit_has_it_in_ours(connect, monkeypatch):
+def test_whoever_has_a_hand_in_commit_has_it_in_ours(monkeypatch):
     def commit():
         made.append(connection.connection.info.transaction_status)
         DatabaseWrapper._commit(connections["default"])
 
     made = []
-    connect()
     monkeypatch.setattr(connection, "_commit", commit)
     assert entry_point(paying)().status_code == 201
     assert made == [IN_TRANSACTION]
@@ -222,9 +201,8 @@ def test_whoever_has_a_hand_in_commit_has_it_in_ours(connect, monkeypatch):
 
 @in_each_mode
 @pytest.mark.parametrize("statement", [b"DISCARD ALL", b"DEALLOCATE ALL"])
-def test_once_statements_were_discarded_nothing_is_prepared(connect, mode, statement):
+def test_once_statements_were_discarded_nothing_is_prepared(mode, statement):
     """As on a connection of a pool that says DISCARD ALL whenever it gets it back: a new one would be no better."""
-    connect()
     prepare(mode)
     inner = connection.connection
     for key in "klmn":
@@ -234,22 +212,27 @@ def test_once_statements_were_discarded_nothing_is_prepared(connect, mode, state
     assert not verbs_prepared()
 
 
-def test_discarded_in_a_transaction_it_is_rolled_back(connect):
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda driver: driver.exec_(b"DEALLOCATE ALL"),
+        # As by an exception of a signal's, such as Celery's soft time limit, which the view takes for its end.
+        lambda driver: driver.send_query(b"UPDATE testproject_ledgerentry SET amount = 6"),
+    ],
+    ids=["prepared statements discarded", "a statement left in the middle"],
+)
+def test_a_view_that_leaves_its_connection_unusable_commits_nothing(spoil):
     def view(request):
         response = paying(request)
-        connection.connection.pgconn.exec_(b"DEALLOCATE ALL")
+        spoil(connection.connection.pgconn)
         return response
 
-    connect()
     prepare()
-    assert entry_point(view)("thrown").status_code == 503
-    assert effects() == 3
-    assert entry_point(view)("thrown").status_code == 201
-    assert effects() == 4
+    assert (entry_point(view)("spoilt").status_code, effects()) == (503, 3)
+    assert (entry_point(paying)("spoilt").status_code, effects()) == (201, 4)
 
 
 def test_after_any_other_error_statements_are_prepared_as_before(connect_directly):
-    connect_directly()
     with pytest.raises(ProgrammingError):
         ask("SELECT no_such_function(%s)", 1)
     prepare()
@@ -257,32 +240,18 @@ def test_after_any_other_error_statements_are_prepared_as_before(connect_directl
 
 @pytest.mark.parametrize(("statement", "value"), [("SELECT %s::text", "\0"), ("SELECT %s::timestamptz", "infinity")])
 def test_a_value_that_psycopg_can_not_send_or_read_is_a_data_error(connect_directly, statement, value):
-    connect_directly()
     for _ in range(2):  # prepared just now, and before
         with pytest.raises(DataError):
             ask(statement, value)
 
 
 def test_parameters_and_errors_follow_a_change_of_the_encoding(connect_directly, no_cursor):
-    connect_directly()
     no_cursor()
     assert ask("SELECT length(%s::text)", "ü") == (1,)
-    connection.cursor().execute("SET client_encoding TO latin1")
+    run_sql("SET client_encoding TO latin1")
     assert ask("SELECT length(%s::text)", "ü") == (1,)
     with pytest.raises(DataError, match='"ü"'):
         ask("SELECT %s::integer", "ü")
-
-
-def test_begin_goes_out_with_the_first_statement(connect_directly):
-    connect_directly()
-    values = ("it's \\ 'quoted'; COMMIT", 2**40, uuid4(), b"\0\xff'", True, None)
-    question = "SELECT %s::text, %s::bigint, %s::uuid, %s::bytea, %s::boolean, %s::text"
-    assert ask(question, *values) == values
-    with sent_statements() as sent, transaction.atomic():
-        assert ask(question, *values) == values  # behind BEGIN
-        assert ask(question, *values) == values
-    (begin, asked), (asked_again,), (committed,) = sent.round_trips
-    assert (begin, asked, committed) == ("BEGIN", asked_again, "COMMIT")
 
 
 def test_prepared_statements_do_not_keep_a_connection_alive(no_cursor):
@@ -300,36 +269,22 @@ def test_prepared_statements_do_not_keep_a_connection_alive(no_cursor):
     assert inner() is None
 
 
+SETTINGS = "SELECT current_setting('transaction_isolation'), current_setting('transaction_deferrable')"
+
+
 @pytest.mark.parametrize("name", ["isolation_level", "read_only", "deferrable"])
-def test_a_transaction_begins_as_the_connection_says(connect, name):
+def test_a_transaction_begins_as_the_connection_says(name):
     def view(request):
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT current_setting('transaction_isolation'), current_setting('transaction_deferrable')")
-            begun.append(cursor.fetchone())
+        begun.extend(run_sql(SETTINGS))
         return paying(request)
 
     begun = []
     stated = {"isolation_level": 4, "read_only": False, "deferrable": True}
     expected = {"isolation_level": ("serializable", "off"), "deferrable": ("read committed", "on")}
-    connect()
     prepare()
     setattr(connection.connection, name, stated[name])
     assert entry_point(view)().status_code == 201
     assert begun == [expected.get(name, ("read committed", "off"))]
-
-
-def test_a_statement_that_was_left_in_the_middle_is_not_committed(connect):
-    """By an exception of a signal's, such as Celery's soft time limit, which the view takes for its end."""
-
-    def view(request):
-        response = paying(request)
-        connection.connection.pgconn.send_query(b"UPDATE testproject_ledgerentry SET amount = 6")
-        return response
-
-    connect()
-    prepare()
-    assert entry_point(view)("left").status_code == 503
-    assert effects() == 3
 
 
 @contextmanager
@@ -348,14 +303,12 @@ def test_another_threads_connection_is_refused_as_by_a_cursor(connect_directly, 
         with borrowing(mine), pytest.raises(DatabaseError, match="created in a thread"):
             ask("SELECT %s::integer", 1)
 
-    connect_directly()
     no_cursor()
     assert ask("SELECT %s::integer", 1) == (1,)
     in_threads(1, lambda _index, mine=connections["default"]: refused(mine))
 
 
 def test_a_transaction_to_be_rolled_back_is_refused_as_by_a_cursor(connect_directly, no_cursor):
-    connect_directly()
     no_cursor()
     with transaction.atomic():
         transaction.set_rollback(True)
@@ -370,7 +323,6 @@ def test_threads_that_share_a_connection_take_turns(connect_directly):
         with borrowing(borrowed):
             return ask("SELECT %s::integer FROM pg_sleep(0.1)", number)
 
-    connect_directly()
     mine = connections["default"]
     mine.inc_thread_sharing()
     try:
@@ -389,8 +341,7 @@ def test_djangos_health_check_covers_our_statements(connect_directly, monkeypatc
 
 
 @in_each_mode
-def test_a_connection_that_broke_since_is_replaced(connect, mode):
-    connect()
+def test_a_connection_that_broke_since_is_replaced(mode):
     prepare(mode)
     broken = connection.connection
     cut()

@@ -8,16 +8,17 @@ from dataclasses import replace
 
 import pytest
 from django.contrib.auth import get_user_model
-from django.db import connection
 from django.http import HttpResponse, JsonResponse, StreamingHttpResponse
 
 from django_idempotency import engine, signals
-from django_idempotency.http.responses import SENSITIVE_HEADERS, stored
-from django_idempotency.messages import NOT_KEPT, AlreadyDone, Message, Refused, RejectMessage, consume
+from django_idempotency.http.responses import stored
+from django_idempotency.messages import Message, Refused, RejectMessage, consume
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Body, Policy
 from django_idempotency.values.outcomes import Keep, Replay, StoredResponse
+from django_idempotency.values.policy import Body, Policy
+from django_idempotency.values.response_headers import SENSITIVE_HEADERS
 from tests.support.callers import MODES, claim, effects, entry_point, heard, is_replay, pay, record
+from tests.support.maintained import run_sql
 from tests.support.views import code
 
 pytestmark = pytest.mark.usefixtures("payer")
@@ -37,9 +38,8 @@ def without_card(response):
 
 
 def everything_stored():
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT * FROM {IdempotencyRecord._meta.db_table}")
-        return repr([[bytes(v) if isinstance(v, memoryview) else v for v in row] for row in cursor.fetchall()])
+    rows = run_sql(f"SELECT * FROM {IdempotencyRecord._meta.db_table}")
+    return repr([[bytes(v) if isinstance(v, memoryview) else v for v in row] for row in rows])
 
 
 @modes
@@ -72,8 +72,7 @@ def querying(response):
 
 
 def failing_query(response):
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT no_such_column")
+    run_sql("SELECT no_such_column")
     return response
 
 
@@ -130,14 +129,6 @@ def test_a_replay_says_that_the_body_was_not_stored(mode):
     assert (second.headers["X-Kept"], record().response_body, effects()) == ("1", None, 1)
 
 
-def test_a_message_is_handled_once_though_its_result_is_not_kept():
-    policy = Policy(body=Body(store=False))
-    message = Message("queue", "1", b"{}")
-    assert consume(message, lambda _message, _context: pay().pk.hex, policy=policy).result
-    again = consume(message, lambda _message, _context: pay().pk.hex, policy=policy)
-    assert (again, effects()) == (AlreadyDone(NOT_KEPT), 1)
-
-
 def test_a_rejected_message_stays_so_without_its_reason():
     def reject(message, context):
         raise RejectMessage(SECRET)
@@ -177,14 +168,12 @@ def test_objects_that_may_be_logged_show_neither_headers_nor_body():
 @pytest.mark.postgresql
 def test_a_row_that_the_database_refuses_is_not_quoted_in_the_log(caplog):
     """PostgreSQL's error quotes the beginning of each column."""
-    with connection.cursor() as cursor:
-        cursor.execute("ALTER TABLE django_idempotency_record ADD CONSTRAINT empty CHECK (response_body IS NULL)")
+    run_sql("ALTER TABLE django_idempotency_record ADD CONSTRAINT empty CHECK (response_body IS NULL)")
     try:
         send = entry_point(card, mode="lease")
         assert SECRET in send().content.decode()
     finally:
-        with connection.cursor() as cursor:
-            cursor.execute("ALTER TABLE django_idempotency_record DROP CONSTRAINT empty")
+        run_sql("ALTER TABLE django_idempotency_record DROP CONSTRAINT empty")
     assert code(send()) == "response_not_stored"
     assert "IntegrityError 23514" in caplog.text
     assert SECRET not in caplog.text

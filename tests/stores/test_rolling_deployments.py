@@ -10,12 +10,9 @@ from django.db import DatabaseError, connection, transaction
 
 from django_idempotency.stores.claim_function import FUNCTION
 from tests.support.callers import effects, entry_point, paying
+from tests.support.maintained import run_sql
 
-pytestmark = [
-    pytest.mark.postgresql,
-    pytest.mark.plain_table,
-    pytest.mark.usefixtures("payer"),
-]
+pytestmark = [pytest.mark.postgresql, pytest.mark.plain_table, pytest.mark.usefixtures("payer")]
 
 TABLE = "django_idempotency_record"
 NEW_COLUMN = f"ALTER TABLE {TABLE} ADD COLUMN region text NOT NULL DEFAULT 'north'"
@@ -29,9 +26,9 @@ DROP_NEW_FUNCTION = "DROP FUNCTION IF EXISTS django_idempotency_claim_2"
 
 
 def migrate(*statements):
-    with transaction.atomic(), connection.cursor() as cursor:
+    with transaction.atomic():
         for statement in statements:
-            cursor.execute(statement)
+            run_sql(statement)
 
 
 @pytest.fixture
@@ -52,9 +49,7 @@ def pay():
     pay = entry_point(paying, mode="atomic")
     for key in ("one", "two", "three", "three", "two"):
         assert pay(key).status_code == 201
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_prepared_statements")
-        assert cursor.fetchone()[0] >= 3
+    assert len(run_sql("SELECT name FROM pg_prepared_statements")) >= 3
     return pay
 
 

@@ -21,15 +21,15 @@ from django_idempotency import engine
 from django_idempotency.conf import conf
 from django_idempotency.contrib.dashboard.counters import counters
 from django_idempotency.contrib.dashboard.models import IdempotencyCounter
-from django_idempotency.decorators import idempotent
+from django_idempotency.http.placement import idempotent
 from django_idempotency.instrumentation import metrics
 from django_idempotency.maintenance.passes import run_pass
 from django_idempotency.messages import AlreadyDone, Consumer, Done, Message
 from django_idempotency.models import IdempotencyRecord, Status
-from django_idempotency.policy import Policy
 from django_idempotency.stores import store_for, stores_of
 from django_idempotency.stores.connections import databases, record_database
 from django_idempotency.values.outcomes import Claimed, Operation
+from django_idempotency.values.policy import Policy
 from tests.support.callers import stop_heartbeat
 from tests.support.shards import ALIASES, by_tenant, running_shards
 
@@ -367,7 +367,7 @@ class TestOneKilled:
         asked(2, "k")
         asked(3, "k")
         with pytest.raises(DatabaseError):
-            counters._flush("shard2")
-        counters._flush("shard3")
+            counters.flush("shard2")
+        counters.flush("shard3")
         assert set(counters._counts) == {"shard2"}
         assert IdempotencyCounter.objects.using("shard3").exists()

@@ -1,4 +1,4 @@
-"""What a store in a database does beyond the contract of all stores: columns, locks of rows and of keys, waits."""
+"""What a store in a database, and the engine on it, do beyond the contract of all stores: columns, locks, waits."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 
 from django_idempotency import engine
-from django_idempotency.exceptions import IllegalMove, StoreConflict, StoreUnavailable
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Policy
 from django_idempotency.stores import store_for
 from django_idempotency.stores.base import Unlocked
 from django_idempotency.stores.claim_function import KEY_LOCKS
 from django_idempotency.stores.database import DatabaseStore
-from django_idempotency.values.outcomes import Claimed
+from django_idempotency.values.exceptions import DigestCollision, IllegalMove, StoreConflict, StoreUnavailable
+from django_idempotency.values.outcomes import Claimed, InFlight, Replay
+from django_idempotency.values.policy import Atomic, Policy
 from tests.stores.contract import (
     ATOMIC,
     HOLD,
@@ -28,16 +28,19 @@ from tests.stores.contract import (
     LOCKS,
     MODES,
     RESPONSE,
+    WRITES,
     _connecting_with,
     _kept_connection,
     claimed,
     commit,
     expire,
+    lapse,
     lock_in,
     operation,
     shift,
     taken_over,
 )
+from tests.support.maintained import run_sql
 from tests.support.threads import in_threads, wait_little_for_locks
 from tests.support.waiting import eventually, someone_waits_for_a_lock
 
@@ -113,6 +116,7 @@ def test_replays_are_added_to_what_was_counted():
 
 
 @pytest.mark.postgresql
+@pytest.mark.not_on_citus
 def test_the_records_of_replays_are_locked_in_the_order_of_their_ids(other_thread):
     """Whatever the plan is: two processes that count the same ones could wait for each other otherwise."""
     ids = sorted(claimed(key=str(number)).id for number in range(20))
@@ -128,22 +132,6 @@ def test_the_records_of_replays_are_locked_in_the_order_of_their_ids(other_threa
     assert free == {*ids[11:]}
 
 
-def hold(claim):
-    with store_for(HOLD).try_lock(claim.id) as record:
-        store_for(HOLD).hold(record, "who knows")
-
-
-WRITES = {
-    "take": taken_over,
-    "hold": hold,
-    "complete": lambda claim: store_for(ATOMIC).complete(claim, RESPONSE),
-    "fail": lambda claim: store_for(ATOMIC).fail(claim, "broke"),
-    "release": lambda claim: store_for(ATOMIC).release(claim),
-    "renew": lambda claim: store_for(LEASE).renew([claim]),
-    "count_replays": lambda claim: store_for(ATOMIC).count_replays({claim.id: 1}),
-}
-
-
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_a_write_changes_no_other_record(write):
     claim, _others = claimed(), [claimed(key="other"), claimed(scope="other")]
@@ -155,14 +143,6 @@ def test_a_write_changes_no_other_record(write):
     write(claim)
     changed = {id for id, row in before.items() if rows().get(id) != row}
     assert changed == {claim.id}
-
-
-def test_only_the_owner_gets_the_row_lock():
-    lost = claimed()
-    owner = taken_over(lost)
-    with transaction.atomic():
-        assert not store_for(ATOMIC).lock(lost)
-        assert store_for(ATOMIC).lock(owner)
 
 
 def test_an_owner_finds_its_record_though_it_was_written_to_meanwhile():
@@ -181,7 +161,7 @@ def test_an_owner_that_does_not_get_the_row_lock_has_lost_its_claim(other_thread
     claim = claimed()
     block = lock_in(other_thread, claim)
     with transaction.atomic():
-        connection.cursor().execute("SET LOCAL lock_timeout = '20ms'")
+        run_sql("SET LOCAL lock_timeout = '20ms'")
         assert store_for(ATOMIC).lock(claim) is None
         transaction.set_rollback(True)
     commit(other_thread, block)
@@ -220,7 +200,7 @@ def test_a_reference_to_a_record_is_not_taken_for_its_owner(other_thread, lock):
     """As the check of a foreign key does."""
     claim, block = claimed(), transaction.atomic()
     other_thread(block.__enter__)
-    other_thread(lambda: connection.cursor().execute("SELECT 1 FROM django_idempotency_record FOR KEY SHARE"))
+    other_thread(run_sql, "SELECT 1 FROM django_idempotency_record FOR KEY SHARE")
     assert contended(claim).token == claim.token
     commit(other_thread, block)
 
@@ -241,9 +221,7 @@ def test_a_second_claim_tries_the_row_lock_only_in_atomic_mode(policy, body, ans
     if answered:
         store_for(policy).complete(claim, RESPONSE)
     store_for(policy).claim(operation(body=body), uuid4())
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT xmax <> '0' FROM django_idempotency_record")  # who has had a version of the row locked
-        assert cursor.fetchall() == [(tried,)]
+    assert run_sql("SELECT xmax <> '0' FROM django_idempotency_record") == [(tried,)], "who has had the row locked"
 
 
 @pytest.mark.row_locks
@@ -275,7 +253,7 @@ def test_a_duplicate_does_not_wait_for_the_owners_commit(other_thread):
 def test_a_new_record_is_made_under_a_lock_of_its_own_key(other_thread):
     block = transaction.atomic()
     other_thread(block.__enter__)
-    other_thread(lambda: connection.cursor().execute(MAKING, [operation("another").id]))
+    other_thread(run_sql, MAKING, [operation("another").id])
     assert claimed()
     with (
         _connecting_with("statement_timeout=300ms"),
@@ -298,3 +276,39 @@ def test_a_record_made_by_other_means_is_seen_when_asked_again(other_thread):
         commit(other_thread, block)
         (outcome,) = asking.result(10)
     assert (outcome.attempt, outcome.id) == (2, made.id)
+
+
+@pytest.mark.usefixtures("impatient")
+@LOCKS
+def test_a_live_owner_is_never_taken_over_however_slow(other_thread, lock):
+    claim = claimed(ATOMIC)
+    lapse(claim)
+    block = lock_in(other_thread, claim)
+    assert engine.claim(operation(), ATOMIC) == InFlight(retry_after=1)
+    assert other_thread(store_for(ATOMIC).complete, claim, RESPONSE)
+    commit(other_thread, block)
+    assert engine.claim(operation(), ATOMIC) == Replay(RESPONSE)
+
+
+def test_within_the_grace_a_claim_is_asked_again_every_10_ms(monkeypatch):
+    pauses, claim = [], claimed()
+
+    def complete_at_the_third(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            store_for(ATOMIC).complete(claim, RESPONSE)
+
+    monkeypatch.setattr(engine.waiting.time, "sleep", complete_at_the_third)
+    assert engine.claim(operation(), Policy(mode=Atomic(takeover_grace=5))) == Replay(RESPONSE)
+    assert pauses == [0.01] * 3
+
+
+@MODES
+@pytest.mark.parametrize("what", ["scope", "key"])
+def test_a_digest_collision_is_an_error(policy, what):
+    store_for(policy).complete(claimed(policy), RESPONSE)
+    IdempotencyRecord.objects.update(**{what: "another"})
+    before = IdempotencyRecord.objects.values().get()
+    with pytest.raises(DigestCollision):
+        engine.claim(operation(), policy)
+    assert IdempotencyRecord.objects.values().get() == before

@@ -1,27 +1,30 @@
-"""The database and the clock that a store uses."""
+"""The database, the clock and the connections that a store uses, those of background threads among them."""
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 
 import pytest
-from django.db import (
-    connection,
-    transaction,
-)
+from django.db import connection, connections, transaction
+from django.db.backends.postgresql.psycopg_any import IsolationLevel
 from django.utils import timezone
 
 from django_idempotency import engine
-from django_idempotency.exceptions import (
-    ClaimInsideTransaction,
-)
 from django_idempotency.maintenance import cleanup, reap
 from django_idempotency.maintenance.stats import stats
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Policy
 from django_idempotency.stores import store_for
+from django_idempotency.stores.own_connections import own_connection
+from django_idempotency.values.exceptions import ClaimInsideTransaction
 from django_idempotency.values.outcomes import Keep, Replay
+from django_idempotency.values.policy import Policy
+from testproject.models import LedgerEntry
 from tests.stores.contract import ATOMIC, MODES, RESPONSE, claimed, operation
+from tests.support.callers import pay
+from tests.support.maintained import run_sql
+from tests.support.waiting import eventually, someone_waits_for_a_lock
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
@@ -78,5 +81,48 @@ def test_records_are_read_where_they_are_written(other_alias, settings, mode):
     with engine.execution(engine.claim(operation(), policy), policy) as run:
         run.verdict = Keep(RESPONSE)
     assert engine.claim(operation(), policy) == Replay(RESPONSE)
-    assert (reap().done["failed"], cleanup().rows, stats().pending) == (0, 0, 0)
+    assert (reap().done["failed"], cleanup().rows, stats()["pending"]) == (0, 0, 0)
     IdempotencyRecord.objects.using(other_alias).all().delete()
+
+
+SCHEMA = 'Tenant "one'
+QUOTED = SCHEMA.replace('"', '""')
+
+
+def on_its_own(work, **options):
+    try:
+        with own_connection("default", seconds=30, **options):
+            return work()
+    finally:
+        connections.close_all()
+
+
+@pytest.mark.postgresql
+@pytest.mark.usefixtures("payer")
+@pytest.mark.parametrize(
+    "options",
+    [{"options": "-c lock_timeout=20ms"}, {"isolation_level": IsolationLevel.REPEATABLE_READ}],
+    ids=["lock timeout", "isolation level"],
+)
+def test_a_write_waits_for_another_ones_row_whatever_the_project_has_set(monkeypatch, options, other_thread):
+    pay()
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", connection.settings_dict["OPTIONS"] | options)
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic():
+            LedgerEntry.objects.update(amount=6)
+            write = pool.submit(on_its_own, lambda: LedgerEntry.objects.filter(amount__gt=0).update(amount=7))
+            eventually(lambda: write.done() or other_thread(someone_waits_for_a_lock))
+            time.sleep(0.1)
+        assert write.result(30) == 1
+    assert LedgerEntry.objects.get().amount == 7
+
+
+@pytest.mark.postgresql
+@pytest.mark.usefixtures("payer")
+def test_a_schema_may_have_any_name(other_thread):
+    run_sql(f'CREATE SCHEMA "{QUOTED}"')
+    try:
+        found = other_thread(on_its_own, lambda: run_sql("SELECT current_schemas(false)"), schemas=[SCHEMA])
+    finally:
+        run_sql(f'DROP SCHEMA "{QUOTED}"')
+    assert found == [([SCHEMA, "public"],)]

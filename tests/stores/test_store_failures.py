@@ -7,26 +7,15 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from django.db import (
-    DataError,
-    IntegrityError,
-    InterfaceError,
-    OperationalError,
-    ProgrammingError,
-    connection,
-)
+from django.db import DataError, IntegrityError, InterfaceError, OperationalError, ProgrammingError, connection
 
 from django_idempotency import engine
-from django_idempotency.exceptions import (
-    StoreConflict,
-    StoreRefused,
-    StoreUnavailable,
-)
-from django_idempotency.policy import Atomic, Policy
 from django_idempotency.stores import errors, store_for
 from django_idempotency.stores.errors import store_errors
+from django_idempotency.values.exceptions import StoreConflict, StoreRefused, StoreUnavailable
 from django_idempotency.values.outcomes import Claimed, Release
-from tests.stores.contract import ATOMIC, LEASE, RESPONSE, _connecting_with, claimed, operation
+from django_idempotency.values.policy import Atomic, Policy
+from tests.stores.contract import ATOMIC, LEASE, WRITES, _connecting_with, claimed, operation
 from tests.support.private_servers import free_port
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
@@ -98,16 +87,10 @@ def test_an_error_of_the_database_is_described_without_its_detail():
     assert errors.brief(IntegrityError("duplicate key\nDETAIL: Key (key)=(secret)")) == "IntegrityError: duplicate key"
 
 
-ASKING = {
+ASKING = WRITES | {
     "claim": lambda claim: store_for(ATOMIC).claim(operation(), uuid4()),
-    "contend": lambda claim: store_for(ATOMIC).try_lock(claim.id).__enter__(),
     "read": lambda claim: store_for(ATOMIC).read(claim.id),
     "lock": lambda claim: store_for(ATOMIC).lock(claim),
-    "complete": lambda claim: store_for(ATOMIC).complete(claim, RESPONSE),
-    "fail": lambda claim: store_for(ATOMIC).fail(claim, "broke"),
-    "release": lambda claim: store_for(ATOMIC).release(claim),
-    "renew": lambda claim: store_for(ATOMIC).renew([claim]),
-    "count_replays": lambda claim: store_for(ATOMIC).count_replays({claim.id: 1}),
 }
 
 

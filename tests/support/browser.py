@@ -104,10 +104,6 @@ class Browser:
         overflow = "return document.documentElement.scrollWidth > document.documentElement.clientWidth"
         return bool(self.driver.execute_script(overflow))
 
-    def picture(self, file: Path) -> None:
-        """The whole window, as PNG."""
-        self.driver.save_screenshot(str(file))
-
     def complaints(self) -> list[str]:
         """What the browser's console has had to say since it was last asked: errors, breaches of the policy."""
         said = [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]

@@ -18,16 +18,16 @@ from django.test import RequestFactory, override_settings
 from django.urls import path
 
 from django_idempotency import engine
-from django_idempotency.decorators import idempotent
 from django_idempotency.engine import leases
-from django_idempotency.engine.background import background
+from django_idempotency.engine.background import Worker, background
+from django_idempotency.http.placement import idempotent
 from django_idempotency.http.requests import identify
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Atomic, Lease, Policy
 from django_idempotency.stores.database import ahead
 from django_idempotency.values.keys import record_id
-from django_idempotency.values.options import rules
 from django_idempotency.values.outcomes import Claimed, Operation
+from django_idempotency.values.policy import Atomic, Lease, Policy
+from django_idempotency.values.rules import rules
 from testproject.models import LedgerEntry
 
 SCOPE = "public"
@@ -117,26 +117,36 @@ def shift(key: str = "k", **seconds: float) -> None:
     assert IdempotencyRecord.objects.filter(pk=record_id(SCOPE, key)).update(**times) == 1
 
 
+def stop(worker: Worker) -> None:
+    """Have a thread forget what it owes, and end."""
+    with worker.changed:
+        for owed in ("_leases", "_suspects", "_replays", "_work"):
+            vars(worker).get(owed, {}).clear()
+        worker.changed.notify_all()
+    worker.join(10)
+
+
 def stop_heartbeat() -> None:
-    """Have the threads forget what they owe, and end."""
     for worker in (background, *leases._keepers.values()):
-        worker.forget()
-        worker.join(10)
+        stop(worker)
+
+
+@contextmanager
+def when(signal: Signal, act: Callable[..., Any]) -> Iterator[None]:
+    """Have ``signal`` call ``act`` inside the block."""
+    signal.connect(act)
+    try:
+        yield
+    finally:
+        signal.disconnect(act)
 
 
 @contextmanager
 def heard(signal: Signal) -> Iterator[list[dict[str, Any]]]:
     """What is sent by ``signal`` inside the block."""
-    sent = []
-
-    def hear(**named: Any) -> None:
-        sent.append(named)
-
-    signal.connect(hear)
-    try:
+    sent: list[dict[str, Any]] = []
+    with when(signal, lambda **named: sent.append(named)):
         yield sent
-    finally:
-        signal.disconnect(hear)
 
 
 # Headers that a replay has and the first response did not have.
@@ -148,15 +158,15 @@ def is_replay(response: HttpResponseBase) -> bool:
 
 
 class Gate:
-    """A view that pays, and waits until it is let go."""
+    """A view that pays, and waits until it is let go. ``prepare`` is called first by the thread that it runs in."""
 
-    def __init__(self) -> None:
-        self.entered, self.let_go = threading.Event(), threading.Event()
+    def __init__(self, prepare: Callable[[], Any] = lambda: None) -> None:
+        self.entered, self.let_go, self.prepare = threading.Event(), threading.Event(), prepare
 
     def __call__(self, request: Any) -> HttpResponse:
         response = paying(request)
         self.entered.set()
-        assert self.let_go.wait(30)
+        assert self.let_go.wait(60)
         return response
 
     @contextmanager
@@ -177,6 +187,7 @@ class Gate:
 
     def _send(self, key: str, policy: dict[str, Any]) -> Any:
         try:
+            self.prepare()
             return entry_point(self, **policy)(key)
         finally:
             connections.close_all()

@@ -10,7 +10,8 @@ from django.core.checks import CheckMessage
 from django_idempotency.checks import Project
 from django_idempotency.checks.registry import registered, run
 
-CORE, PARTITIONS, OUTBOX = "django_idempotency", "django_idempotency_partitions", "django_idempotency_outbox"
+CORE = "django_idempotency"
+CITUS, OUTBOX, PARTITIONS = (f"{CORE}_{wing}" for wing in ("citus", "outbox", "partitions"))
 
 
 def found(*ids: str, label: str = CORE, databases: Collection[str] = ("default",)) -> list[CheckMessage]:

@@ -1,7 +1,8 @@
 """A record table that Citus distributes, for a whole run of the tests: ``make test-citus CITUS_URL=…``.
 
 The URL leads to a database on the coordinator that has the extension and knows the workers. The tests use databases of
-their own, and each of them is made on every worker, too.
+their own, and each of them is made on every worker, too. Without the URL, ``IDEMPOTENCY_DISTRIBUTED=1`` has the tests
+use Citus's store on a plain table.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from urllib.parse import urlsplit
 
 from django.db import connection
 
-WANTED = os.environ.get("IDEMPOTENCY_DISTRIBUTED") == "1"
+STORE_WANTED = os.environ.get("IDEMPOTENCY_DISTRIBUTED") == "1"
+WANTED = STORE_WANTED and bool(os.environ.get("CITUS_URL"))
 EFFECTS = "testproject_ledgerentry"
 FUNCTION = """
 SELECT format(
@@ -42,6 +44,17 @@ def distribute() -> None:
         for table in ("event", "lane", "relay"):
             cursor.execute("SELECT citus_add_local_table_to_metadata(%s)", [f"django_idempotency_outbox_{table}"])
         cursor.execute("SELECT citus_add_local_table_to_metadata(%s, cascade_via_foreign_keys := true)", [EFFECTS])
+
+
+def use_store() -> None:
+    """Use Citus's store wherever a policy names none, in tests that change the IDEMPOTENCY setting, too.
+
+    Claims by lock, which the store refuses where it is named, are claims by record then.
+    """
+    from django_idempotency import stores
+    from django_idempotency.contrib.citus.store import CitusStore
+
+    stores.PostgreSQLStore = stores.LockClaimStore = CitusStore
 
 
 def end_other_sessions() -> None:

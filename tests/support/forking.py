@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any
 
-from django_idempotency.policy import Lease
+from django_idempotency.values.policy import Lease
 from tests.support.waiting import eventually
 
 LEASE = 2

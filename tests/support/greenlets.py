@@ -19,8 +19,8 @@ def main() -> None:
 
     from django_idempotency import engine
     from django_idempotency.models import IdempotencyRecord
-    from django_idempotency.policy import Policy
     from django_idempotency.values.outcomes import Claimed, Keep, StoredResponse
+    from django_idempotency.values.policy import Policy
     from tests.support.callers import operation
     from tests.support.waiting import eventually
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
+import factory
 import pytest
 from django.db import connection, connections
 
-from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Lease, Policy
+from django_idempotency import engine
+from django_idempotency.models import IdempotencyRecord, Status
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import ahead
+from django_idempotency.values.keys import record_id
 from django_idempotency.values.outcomes import Claimed
+from django_idempotency.values.policy import Lease, Policy
 from tests.support.callers import claim, entry_point, paying, record, shift
-from tests.support.factories import RecordFactory
 from tests.support.threads import just_before
 
 row_locks = pytest.mark.row_locks
@@ -26,6 +29,38 @@ postgresql = pytest.mark.postgresql
 TABLE = IdempotencyRecord._meta.db_table
 HOUR, DAY = 3600, 24 * 3600
 HOLD = {"mode": Lease(on_crash="hold")}
+
+
+class RecordFactory(factory.django.DjangoModelFactory[IdempotencyRecord]):
+    """A record that no run has made: completed, without a body, which expires tomorrow."""
+
+    class Meta:
+        model = IdempotencyRecord
+
+    class Params:
+        held = factory.Trait(
+            mode="lease",
+            hold_on_crash=True,
+            status=Status.FAILED,
+            on_hold=True,
+            response_status=None,
+            response_headers=None,
+        )
+
+    scope = "s"
+    key = factory.Sequence("k{}".format)
+    id = factory.LazyAttribute(lambda record: record_id(record.scope, record.key))
+    method = "POST"
+    path = "/pay/"
+    fingerprint = bytes(32)
+    mode = "atomic"
+    status = Status.COMPLETED
+    created_at = factory.LazyFunction(lambda: datetime.now(UTC))
+    updated_at = factory.SelfAttribute("created_at")
+    expires_at = factory.LazyAttribute(lambda record: record.created_at + timedelta(days=1))
+    purge_at = factory.SelfAttribute("expires_at")
+    response_status = 200
+    response_headers = factory.LazyFunction(list)
 
 
 def dead(key="k", *, since=HOUR, **policy):
@@ -39,6 +74,13 @@ def done(key="k", *, purge_at=-HOUR, expires_at=-HOUR, **policy):
     """A key with an answer, whose times are so many seconds from now."""
     assert entry_point(paying, **policy)(key).status_code == 201
     shift(key, expires_at=expires_at, purge_at=max(purge_at, expires_at))
+
+
+def settled(key, verdict, **policy):
+    """A key whose run ended so."""
+    policy = Policy(**policy)
+    with engine.execution(claim(key, policy=policy), policy) as run:
+        run.verdict = verdict
 
 
 def work_for_all():
@@ -59,6 +101,18 @@ def keys(**condition):
 
 LOCKING = "SELECT .* FOR (NO KEY )?UPDATE"
 CHANGING = r"UPDATE (?!.* SET .updated_at. = .*\..updated_at.)"  # not the one that only tries whether it can write
+
+
+def one_batch(work, *args, **bounds):
+    """What the first batch of a pass has done."""
+    return work(*args, **bounds, go_on=lambda _swept: False)
+
+
+def sums(work, **bounds):
+    """The sum of what a pass has done, after each batch."""
+    found = []
+    last = work(**bounds, go_on=lambda swept: found.append(swept) or True)
+    return [*found, last]
 
 
 def run_sql(sql, parameters=None):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterable
+from pathlib import Path
+
+from tests.support.private_servers import PrivateServer
 
 
 class MockKafka:
@@ -27,3 +32,22 @@ class MockKafka:
             named = [] if id is None else [("ce_id", id)]
             self.producer.produce("topic", body, key=id, headers=[*named, *headers], **place)
         assert self.producer.flush(20) == 0
+
+
+class PrivateKafka(PrivateServer):
+    """A mock cluster in a process of its own, which may be frozen. ``url``: where its broker listens, once it runs."""
+
+    url: str
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__((sys.executable, "-m", "tests.support.mock_kafka"), 0, directory / "kafka.log")
+
+    def answers(self) -> bool:
+        self.url = self.log.read_text().strip()
+        return bool(self.url)
+
+
+if __name__ == "__main__":
+    cluster = MockKafka()
+    print(cluster.servers, flush=True)
+    threading.Event().wait()

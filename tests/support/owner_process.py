@@ -127,9 +127,6 @@ def _at(point: str) -> Iterator[None]:
 
 
 def _operate(what: str, renews: bool, policy: dict[str, Any], point: str = "") -> Any:
-    from django_idempotency.stores.sharding import is_distributed
-
-    is_distributed("default")  # each process tries it once; here, so that it is not on the way to the point
     with _at("" if point == AFTER_EFFECT else point):
         return _run_operation(what, renews, policy)
 
@@ -138,7 +135,7 @@ def _run_operation(what: str, renews: bool, policy: dict[str, Any]) -> Any:
     from django.http import HttpResponse
 
     from django_idempotency.messages import Message, consume
-    from django_idempotency.policy import Policy
+    from django_idempotency.values.policy import Policy
     from tests.support.callers import BODY, SCOPE, entry_point, mode_of, pay
 
     if isinstance(policy.get("mode"), dict):

@@ -92,6 +92,12 @@ REQUIREMENTS = {
         "make test without IDEMPOTENCY_PARTITIONED or IDEMPOTENCY_DISTRIBUTED",
         always_in_ci=False,
     ),
+    "not_on_citus": Requirement(
+        "is about claims by lock or statements that Citus's store does not send",
+        lambda: not distributed.STORE_WANTED,
+        "make test without IDEMPOTENCY_DISTRIBUTED",
+        always_in_ci=False,
+    ),
     "citus": Requirement(
         "has Citus distribute the table",
         lambda: distributed.WANTED,
@@ -99,7 +105,7 @@ REQUIREMENTS = {
         always_in_ci=False,
     ),
     "exhaustive": Requirement(
-        "tries every order of statements, a table of a million rows, or an upgrade",
+        "tries every order of statements, a large table, or an upgrade",
         lambda: bool(os.environ.keys() & {"CI", "EXHAUSTIVE", *ASK_FOR_MORE}),
         "EXHAUSTIVE=1 make test",
         always_in_ci=True,
@@ -152,7 +158,6 @@ REQUIREMENTS = {
     "cryptography": _extra("encrypts", "cryptography"),
     "django_tasks": _packages("needs the task framework of Django 6.0", "pip install 'django>=6'", "django.tasks"),
     "server": _extra("starts the test project's server", "gunicorn", "httpx", "environ", "rest_framework"),
-    "watched_logins": _extra("needs django-axes and django-otp", "axes", "django_otp", "rest_framework", "environ"),
     "build": _extra("builds the package", "build", "hatchling"),
     "older_version": Requirement(
         "runs an older version beside this one",

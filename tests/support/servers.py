@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
 from testproject import service
+from tests.support import distributed
 
 CORE = "tests.support.settings.core"  # where the wings are deleted
 SETTINGS = CORE if os.environ.get("DJANGO_SETTINGS_MODULE") == CORE else "testproject.settings"
@@ -67,6 +69,19 @@ class Server:
         """POST ``payload`` as JSON; the options are those of ``request``."""
         return self.request("POST", path, **({} if payload is None else {"json": payload}), **options)
 
+    @contextmanager
+    def sent(self, path: str, body: bytes, *headers: bytes) -> Iterator[socket.socket]:
+        """A connection on which a POST of JSON was sent as it stands, by no client library."""
+        address = urlsplit(self.url)
+        head = (
+            *(f"POST {path} HTTP/1.1".encode(), f"Host: {address.netloc}".encode(), b"Connection: close"),
+            *(b"Authorization: Token alice-token", b"Content-Type: application/json"),
+            b"Content-Length: %d" % len(body),
+        )
+        with socket.create_connection((address.hostname, address.port), timeout=30) as wire:
+            wire.sendall(b"\r\n".join([*head, *headers, b"", body]))
+            yield wire
+
     def ledger(self, reference: str) -> int:
         """How many effects with this reference have committed."""
         answer = self.request("GET", "/api/ledger/", params={"reference": reference})
@@ -76,6 +91,13 @@ class Server:
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
 
+    def workers(self) -> list[int]:
+        return children(self.pid)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
 
 def prepare_database(database_url: str) -> None:
     """Migrate and seed it, in a process of its own."""
@@ -84,6 +106,7 @@ def prepare_database(database_url: str) -> None:
 
 def _environment(database_url: str) -> dict[str, str]:
     given = {"DATABASE_URL": database_url, "DJANGO_SETTINGS_MODULE": SETTINGS}
+    given |= {"STORE": "citus"} if distributed.STORE_WANTED else {}
     # Without DEBUG, a system check refuses SQLite.
     return given | ({"DEBUG": "1"} if database_url.startswith("sqlite") else {})
 

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from django.db import NotSupportedError, connection
 
-from django_idempotency.contrib.citus import distribution
+from django_idempotency.contrib.citus import store
 from django_idempotency.models import IdempotencyRecord
 
 SHARDS = 4
@@ -46,7 +46,7 @@ def refused_across_shards(patch: pytest.MonkeyPatch) -> Iterator[list[set[int]]]
         cursor.execute(SHARD_OF)
     try:
         with patch.context() as context, connection.execute_wrapper(refuse):
-            context.setattr(distribution, "_distributed", {"default": True})
+            context.setattr(store, "_distributed", {"default": True})
             yield locked
     finally:
         with connection.cursor() as cursor:

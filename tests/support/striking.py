@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 
 import django_idempotency
-from django_idempotency.policy import Atomic
+from django_idempotency.values.policy import Atomic
 from tests.support.callers import effects
 from tests.support.waiting import eventually
 

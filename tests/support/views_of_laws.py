@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from django.db import connection
 
-from django_idempotency.policy import Atomic, Policy
 from django_idempotency.stores import store_for
+from django_idempotency.values.policy import Atomic, Policy
 from tests.support.callers import MODES, claim
 from tests.support.threads import in_threads
 
 row_locks = pytest.mark.row_locks
 postgresql = pytest.mark.postgresql
 in_both_modes = pytest.mark.parametrize("mode", MODES)
-BY_LOCK = pytest.param(Atomic(claim="lock"), id="lock", marks=pytest.mark.postgresql)
+BY_LOCK = pytest.param(Atomic(claim="lock"), id="lock", marks=[pytest.mark.postgresql, pytest.mark.not_on_citus])
 in_each_mode = pytest.mark.parametrize("mode", [*MODES, BY_LOCK])  # in atomic mode, with claims of both kinds
 
 HOUR = 3600

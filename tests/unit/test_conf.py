@@ -8,7 +8,7 @@ from django.http import HttpResponse
 from django.test import override_settings
 
 from django_idempotency.conf import GLOBAL_NAMES, NAMES, conf, resolve
-from django_idempotency.policy import Atomic, Body, Fingerprint, Lease, Limits, Policy
+from django_idempotency.values.policy import Atomic, Body, Lease, Policy
 
 
 def test_unknown_settings_are_named_with_suggestions(settings):
@@ -30,7 +30,7 @@ def test_unknown_settings_are_named_with_suggestions(settings):
         ({"DECISIONS": ["notes"]}, "it must be a list of names from note, second_operator"),
         ({"MAX_WAITERS": -1}, "it must be a number from 0 to 1000000"),
         ({"ENABLED": 1}, "it must be True or False"),
-        ({"SCOPE": "tenant"}, 'None, "public" or a callable'),
+        ({"SCOPE": "tenant"}, 'None, "public", or a callable'),
         ({"HEADER": "HTTP_IDEMPOTENCY_KEY"}, "it must be the name of a header, such as 'Idempotency-Key'"),
         ({"INSTRUMENTATION": "prometheus"}, "it must be a list of names from prometheus, opentelemetry"),
         ({"EXEMPT_PATHS": "/api/"}, "is '/api/'; it must be a list of regular expressions"),
@@ -115,12 +115,6 @@ def test_a_callable_inside_a_group_may_be_given_as_its_dotted_path(settings):
     assert conf().policy.body == Body(redact=cut, limit=5)
 
 
-def test_groups_are_taken_as_they_are(settings):
-    settings.IDEMPOTENCY = {"FINGERPRINT": Fingerprint(only=["item"]), "ADMIT": Limits(new_keys=5)}
-    policy = resolve(Policy(required=True))
-    assert (policy.fingerprint, policy.admit) == (Fingerprint(only=["item"]), Limits(new_keys=5))
-
-
 @pytest.mark.parametrize("word", ["atomic", "lease"])
 @pytest.mark.parametrize("by_setting", [False, True])
 def test_a_word_means_what_the_settings_say(settings, word, by_setting):
@@ -129,11 +123,6 @@ def test_a_word_means_what_the_settings_say(settings, word, by_setting):
     meant = {"atomic": Atomic(claim="lock"), "lease": Lease(seconds=20)}[word]
     assert resolve(Policy() if by_setting else Policy(mode=word)).mode == meant
     assert conf().policy.mode == (meant if by_setting else Atomic(claim="lock"))
-
-
-def test_a_mode_of_a_view_leaves_what_it_does_not_set_to_the_settings(settings):
-    settings.IDEMPOTENCY = {"LEASE": Lease(seconds=20), "MODE": "atomic"}
-    assert resolve(Policy(mode=Lease(on_crash="hold"))).mode == Lease(seconds=20, on_crash="hold")
 
 
 def test_a_mode_as_an_object_goes_over_what_its_word_means(settings):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import ast
+import base64
 import dataclasses
 import logging
+import os
 import re
 import shlex
 from importlib.util import find_spec
@@ -17,11 +19,14 @@ from django.core.management import BaseCommand, call_command, get_commands, load
 from django.http import HttpResponse
 from django.test import override_settings
 
-from django_idempotency import conf, policy
+from django_idempotency import conf
 from django_idempotency.checks.registry import registered
 from django_idempotency.contrib.outbox import signals as outbox_signals
-from django_idempotency.decorators import idempotent
-from django_idempotency.exceptions import (
+from django_idempotency.http.placement import idempotent
+from django_idempotency.instrumentation import metrics
+from django_idempotency.reporting import events
+from django_idempotency.values import policy, problems
+from django_idempotency.values.exceptions import (
     AnonymousKey,
     MalformedKey,
     MissingKey,
@@ -30,11 +35,9 @@ from django_idempotency.exceptions import (
     RequestIncomplete,
     StoreUnavailable,
 )
-from django_idempotency.http import problems
-from django_idempotency.instrumentation import metrics
-from django_idempotency.policy import Atomic, Body, Fingerprint, Keys, Lease, Limits
-from django_idempotency.reporting import events
 from django_idempotency.values.outcomes import InFlight, Mismatch, OnHold
+from django_idempotency.values.policy import Atomic, Body, Fingerprint, Keys, Lease, Limits
+from django_idempotency.values.rules import rules
 from django_idempotency.values.scopes import BuiltInScope
 from tests.support.pages import DOCS, FENCE, ROOT, anchors, code, headings, prose, rows, section, slug, text
 from tests.support.reader import follow_the_quickstart, reader_with_postgresql
@@ -78,12 +81,12 @@ def test_every_option_of_a_policy_is_documented_with_its_default():
 
 def test_every_option_of_a_policy_has_an_anchor():
     of_groups = {slug(f"{group.__name__}.{name}") for group in GROUPS for name in defaults(group)}
-    assert policy.NAMES | of_groups <= anchors(DOCS / "policy.md")
+    assert rules(policy.Policy).keys() | of_groups <= anchors(DOCS / "policy.md")
 
 
 def test_the_options_that_messages_use_are_options():
     listed = code(section("policy.md", "Consumers").partition("It uses")[2])
-    assert set(listed) <= policy.NAMES
+    assert set(listed) <= rules(policy.Policy).keys()
 
 
 def known_problems():
@@ -131,7 +134,7 @@ def test_every_metric_is_documented_as_it_is():
     counted = {code(name)[0]: meaning for name, meaning in rows(section("metrics.md", "What is counted"))[:-1]}
     assert counted == {
         metrics.in_prometheus(counter): counter.meaning
-        for counter in (*metrics.COUNTERS, *metrics.counters_of(outbox_signals.FAMILY))
+        for counter in (*metrics.counters_of(None), *metrics.counters_of(outbox_signals.FAMILY))
     } | {str(event.reason): event.meaning for event in events.EVENTS if event.reason}
     others = [
         rows(section("metrics.md", "What is counted"))[-1],
@@ -139,7 +142,7 @@ def test_every_metric_is_documented_as_it_is():
     ]
     assert {code(name)[0]: meaning for name, meaning in others} == {
         metrics.in_prometheus(metric): metric.meaning
-        for metric in (metrics.RUN, *(gauge for family in metrics.gauge_families() for gauge in family.gauges))
+        for metric in (metrics.RUN, *(gauge for family in metrics.gauge_families for gauge in family.gauges))
     }
 
 
@@ -316,11 +319,17 @@ def run(example):
 
 
 @pytest.mark.parametrize("example", list(examples()))
-def test_an_example_runs(example):
+def test_an_example_runs(example, monkeypatch):
+    for name in re.findall(r'os\.environ\["(\w+)"\]', example):
+        monkeypatch.setenv(name, base64.b64encode(os.urandom(conf.KEY_LENGTH)).decode())
     names = run(example)
     if "IDEMPOTENCY" in names:
         with override_settings(IDEMPOTENCY=names["IDEMPOTENCY"]):
             assert conf.conf()
+
+
+def test_pages_show_no_key_that_could_be_copied():
+    assert [str(page) for page in PAGES if re.search(r'"[A-Za-z0-9+/_-]{43}="', page.read_text())] == []
 
 
 def interrupted(request):

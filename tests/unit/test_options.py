@@ -12,8 +12,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django_idempotency.conf import Conf
 from django_idempotency.contrib.dashboard.conf import Options as OfDashboard
 from django_idempotency.contrib.outbox.conf import Options as OfOutbox
-from django_idempotency.policy import NAMES, Atomic, Body, Fingerprint, Keys, Lease, Limits, Policy
-from django_idempotency.values.options import (
+from django_idempotency.values.policy import Atomic, Body, Fingerprint, Keys, Lease, Limits, Policy
+from django_idempotency.values.rules import (
     LONGEST,
     conform,
     listed,
@@ -21,6 +21,7 @@ from django_idempotency.values.options import (
     number,
     option,
     or_none,
+    rules,
     seconds,
     unknown_names,
     validate,
@@ -67,7 +68,7 @@ def test_a_secret_option_is_not_shown():
 
 def test_a_wrong_name_is_an_error_with_the_nearest_right_one_in_any_case():
     assert nearest("leese", ["LEASE", "WAIT"]) == "did you mean 'LEASE'?"
-    assert nearest("mod_x_y", NAMES) == "did you mean 'mode'?"
+    assert nearest("mod_x_y", rules(Policy)) == "did you mean 'mode'?"
     assert nearest("xyz", ["b", "a"]) == "it must be one of a, b."
     assert nearest("xyz", ["default"]) == "it must be 'default'."
     assert unknown_names({"retension": 1, "wait": 2}, ["wait", "retention"]) == [
@@ -92,21 +93,21 @@ def test_a_value_that_is_not_a_duration_is_refused(wrong):
 
 
 @pytest.mark.parametrize(
-    ("policy", "kept"),
+    "kept",
     [
-        (lambda day: Policy(retention=day).retention, 86_400),
-        (lambda day: Policy(audit_retention=day).audit_retention, 86_400),
-        (lambda day: Policy(wait=day).wait, 86_400),
-        (lambda day: Lease(seconds=day).seconds, 86_400),
-        (lambda day: Atomic(takeover_grace=day).takeover_grace, 86_400),
-        (lambda day: Conf(sweep_pause=day).sweep_pause, 86_400),
-        (lambda day: OfDashboard(observe=day).observe, 86_400),
-        (lambda day: OfOutbox(poll=day).poll, 86_400),
+        lambda day: Policy(retention=day).retention,
+        lambda day: Policy(audit_retention=day).audit_retention,
+        lambda day: Policy(wait=day).wait,
+        lambda day: Lease(seconds=day).seconds,
+        lambda day: Atomic(takeover_grace=day).takeover_grace,
+        lambda day: Conf(sweep_pause=day).sweep_pause,
+        lambda day: OfDashboard(observe=day).observe,
+        lambda day: OfOutbox(poll=day).poll,
     ],
 )
-def test_a_timedelta_goes_wherever_a_duration_goes(policy, kept):
-    assert policy(timedelta(days=1)) == kept
-    assert isinstance(policy(timedelta(days=1)), float)
+def test_a_timedelta_goes_wherever_a_duration_goes(kept):
+    assert kept(timedelta(days=1)) == 86_400
+    assert isinstance(kept(timedelta(days=1)), float)
 
 
 @pytest.mark.parametrize(

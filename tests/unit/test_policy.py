@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import copy
-import math
-from datetime import timedelta
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_idempotency.policy import NAMES, Atomic, Body, Fingerprint, Keys, Lease, Limits, Policy, retention_for
-from django_idempotency.values.options import LONGEST
+from django_idempotency.values.policy import (
+    Atomic,
+    Body,
+    Fingerprint,
+    Keys,
+    Lease,
+    Limits,
+    Policy,
+    retention_for,
+)
+from django_idempotency.values.rules import LONGEST, rules
 
 
 @pytest.mark.parametrize(
@@ -19,21 +26,17 @@ from django_idempotency.values.options import LONGEST
         ("mode", "queue", 'must be "atomic", "lease", Atomic(…) or Lease(…)'),
         ("mode", None, 'must be "atomic", "lease", Atomic(…) or Lease(…)'),
         ("wait", 0, "a number of seconds from 0.001 to"),
-        ("wait", True, "a number of seconds from 0.001 to"),
         ("retention", None, "a number of seconds from 1 to"),
-        ("retention", math.nan, "a number of seconds from 1 to"),
-        ("retention", 10**12, "a number of seconds from 1 to"),
-        ("audit_retention", timedelta(days=-1), "a number of seconds from 1 to"),
         ("required", "yes", "True or False"),
-        ("scope", "tenant", 'None, "public" or a callable'),
-        ("scope", "shop.scopes.tenant", 'None, "public" or a callable'),
+        ("scope", "tenant", 'None, "public", or a callable'),
+        ("scope", "shop.scopes.tenant", 'None, "public", or a callable'),
         ("anonymous", "refused", "must be one of refuse, ignore, or None"),
         ("using", ["default"], "the alias of a database"),
         ("keys", {"min_length": 5}, "a Keys(…)"),
         ("body", Keys(), "a Body(…)"),
         ("body", Body(redact="shop.cut"), "a Body(…), and its redact a callable"),
-        ("fingerprint", {"only": ["amount"]}, "a callable or a Fingerprint(…)"),
-        ("admit", 5, "a callable or Limits(…)"),
+        ("fingerprint", {"only": ["amount"]}, "a Fingerprint(…), or a callable"),
+        ("admit", 5, "a Limits(…), or None, or a callable"),
         ("methods", "POST", "a list, tuple or set of HTTP methods"),
         ("methods", ["post"], "in upper case"),
         ("release_statuses", 404, "HTTP statuses"),
@@ -49,19 +52,17 @@ def test_an_invalid_value_is_an_error_that_says_which(name, wrong, sentence):
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("name", "choices"),
     [
-        {"mode": [Atomic(claim="lock"), Lease(on_crash="hold")]},
-        {"scope": ["public", None, repr]},
-        {"anonymous": ["refuse", "ignore", None]},
-        {"fingerprint": [repr, Fingerprint(only=["amount"])]},
-        {"admit": [repr, Limits(bytes=1), None]},
+        ("mode", [Atomic(claim="lock"), Lease(on_crash="hold")]),
+        ("scope", ["public", None, repr]),
+        ("anonymous", ["refuse", "ignore", None]),
+        ("fingerprint", [repr, Fingerprint(only=["amount"])]),
+        ("admit", [repr, Limits(bytes=1), None]),
     ],
-    ids=lambda words: next(iter(words)),
 )
-def test_each_documented_choice_of_an_option_is_accepted(words):
-    for name, choices in words.items():
-        assert [getattr(Policy(**{name: choice}), name) for choice in choices] == choices
+def test_each_documented_choice_of_an_option_is_accepted(name, choices):
+    assert [getattr(Policy(**{name: choice}), name) for choice in choices] == choices
 
 
 def test_the_bounds_of_an_option_are_accepted():
@@ -87,7 +88,7 @@ def test_a_mode_has_the_defaults_of_its_word(policy, atomic, by_lock, holds):
     assert policy.by_record.mode.on_release == policy.mode.on_release
 
 
-@pytest.mark.parametrize("name", sorted(NAMES))
+@pytest.mark.parametrize("name", sorted(rules(Policy)))
 def test_every_option_can_be_stated_as_its_default(name):
     assert getattr(Policy(**{name: getattr(Policy(), name)}), name) == getattr(Policy(), name)
 
@@ -96,10 +97,6 @@ def test_precedence_of_view_project_and_defaults():
     project = Policy(retention=30, required=True, methods=["POST"])
     view = Policy(retention=5, required=False).over(project)
     assert (view.retention, view.required, view.methods, view.wait) == (5, False, {"POST"}, None)
-
-
-def test_a_view_that_states_the_default_still_overrides_the_project():
-    assert Policy(mode="atomic").over(Policy(mode="lease")).is_atomic
 
 
 def test_a_group_leaves_what_it_does_not_set_to_the_project():

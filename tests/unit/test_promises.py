@@ -1,4 +1,4 @@
-"""The promises by database: each names a test that is there, and runs on that database, or a check."""
+"""The promises by database, and the laws by kind of claim: each names a test that runs there, or a check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pages import section, text
+from tests.support.pages import rows, section, text
 
 ROOT = Path(__file__).parents[2]
 EVIDENCE = section("evidence/correctness.md", "Promises by database")
@@ -83,3 +83,16 @@ def test_the_page_on_databases_says_yes_only_where_a_test_holds_the_promise():
     for (promise, *said), (_promise, *held) in zip(stated, PROMISES, strict=True):
         for word, cell in zip(said, held, strict=True):
             assert word in (["yes", "no"] if NAMED.search(cell) else [cell]), promise
+
+
+LAWS = rows(section("evidence/correctness.md", "Law by law"))
+BY_LOCK = re.compile(r"\bby_lock\b|BY_LOCK|in_each_mode|of_both_kinds|claim=\"lock\"")
+
+
+def test_every_law_has_its_tests_for_both_kinds_of_claim():
+    assert [law.split()[0] for law, *_cells in LAWS] == [f"L{number}" for number in range(1, 14)]
+    for _law, record, lock in LAWS:
+        assert "::" in record
+        assert "::" in lock
+        for named in NAMED.findall(lock):
+            assert BY_LOCK.search((ROOT / named.partition("::")[0]).read_text()), named

@@ -1,17 +1,20 @@
-"""What a release says of itself in several places is the same everywhere."""
+"""What a release says of itself is the same everywhere, and its migrations block no claims."""
 
 from __future__ import annotations
 
 import re
 import tomllib
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 
 import pytest
+from django.db import migrations, models
 
 import django_idempotency
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "django_idempotency"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 README, INSTALL = (ROOT / "README.md").read_text(), (ROOT / "docs" / "install.md").read_text()
 CHANGELOG, SECURITY = (ROOT / "CHANGELOG.md").read_text(), (ROOT / "SECURITY.md").read_text()
@@ -114,7 +117,43 @@ def test_the_changelog_begins_with_this_version():
 def test_the_map_of_the_house_names_every_room():
     page = (ROOT / "CONTRIBUTING.md").read_text()
     named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| .* \|$", page, re.MULTILINE)))) - {"django_idempotency"}
-    package = Path(django_idempotency.__file__).parent
-    rooms = {path.parent.name for path in package.glob("*/__init__.py")} - {"migrations", "templatetags"}
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"migrations", "templatetags"}
     assert rooms - named == set()
-    assert {name for name in named if not (package / name).is_dir() and not (package / f"{name}.py").is_file()} == set()
+    assert {name for name in named if not (PACKAGE / name).is_dir() and not (PACKAGE / f"{name}.py").is_file()} == set()
+
+
+FIRST_RELEASE = {"0001_create_record", "0001_create_counters", "0001_create_outbox"}
+# What reads the table, or rewrites it, under a lock that claims wait for.
+BLOCKING = (migrations.AddIndex, migrations.AddConstraint, migrations.AlterField)
+
+
+def modules():
+    """Every migration: of the core and of the wings."""
+    return {
+        path.stem: ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        for path in PACKAGE.rglob("migrations/0*.py")
+    }
+
+
+def blocks(migration):
+    """Subclasses, such as ``AddIndexConcurrently`` and ``AddConstraintNotValid``, are made not to."""
+    return any(type(operation) in BLOCKING for operation in migration.operations)
+
+
+def test_every_migration_is_on_the_page():
+    page = (ROOT / "docs" / "upgrading.md").read_text()
+    listed = set(re.findall(r"^\| `(\d{4}_\w+)`", page, re.MULTILINE))
+    assert listed == set(modules())
+
+
+def test_a_plain_index_counts_as_blocking():
+    class Migration:
+        operations = (migrations.AddIndex("record", models.Index(fields=["key"], name="of_keys")),)
+
+    assert blocks(Migration)
+
+
+def test_migrations_after_the_first_release_do_not_block_claims():
+    later = {name: path for name, path in modules().items() if name not in FIRST_RELEASE}
+    blocking = [name for name, path in later.items() if blocks(import_module(path).Migration)]
+    assert not blocking, "build indexes concurrently, and add constraints as NOT VALID"

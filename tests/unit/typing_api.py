@@ -10,13 +10,13 @@ from django.http import HttpRequest, HttpResponse
 from django.views import View
 from rest_framework.views import APIView
 
-from django_idempotency.decorators import idempotency_exempt, idempotent
 from django_idempotency.engine import Context
-from django_idempotency.exceptions import TerminalFailure
 from django_idempotency.forms import idempotent_form
+from django_idempotency.http.placement import idempotency_exempt, idempotent
 from django_idempotency.messages.celery import idempotent_task
-from django_idempotency.policy import Atomic, Body, Lease, Policy
 from django_idempotency.rest_framework import IdempotentMixin
+from django_idempotency.values.exceptions import TerminalFailure
+from django_idempotency.values.policy import Atomic, Body, Lease, Policy
 
 
 @idempotent

@@ -8,7 +8,10 @@ class CitusConfig(AppConfig):
     label = "django_idempotency_citus"
 
     def ready(self) -> None:
-        from django_idempotency.contrib.citus import distribution
-        from django_idempotency.stores import sharding
+        from django_idempotency import checks
+        from django_idempotency.contrib.citus import store
+        from django_idempotency.contrib.citus.checks import CHECKS
+        from django_idempotency.maintenance import records
 
-        sharding.register(distribution)
+        checks.register(CHECKS, label=self.label, page="scaling")
+        records.register_sharding(store)

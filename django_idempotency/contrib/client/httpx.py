@@ -11,7 +11,7 @@ import time
 
 import httpx
 
-from django_idempotency.contrib.client.retries import Call, Retries
+from django_idempotency.contrib.client import Call, Retries
 
 NO_RESPONSE = (httpx.NetworkError, httpx.TimeoutException, httpx.ProxyError, httpx.RemoteProtocolError)
 
@@ -36,12 +36,10 @@ class IdempotentTransport(httpx.BaseTransport):
             try:
                 response = self._attempt(request, call)
             except NO_RESPONSE:
-                wait = call.after_failure()
-                if wait is None:
+                if (wait := call.after_failure()) is None:
                     raise
             else:
-                wait = call.after_response(response.status_code, response.headers)
-                if wait is None:
+                if (wait := call.after_response(response.status_code, response.headers)) is None:
                     return response
                 response.close()
             time.sleep(wait)
@@ -76,12 +74,10 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
             try:
                 response = await self._attempt(request, call)
             except NO_RESPONSE:
-                wait = call.after_failure()
-                if wait is None:
+                if (wait := call.after_failure()) is None:
                     raise
             else:
-                wait = call.after_response(response.status_code, response.headers)
-                if wait is None:
+                if (wait := call.after_response(response.status_code, response.headers)) is None:
                     return response
                 await response.aclose()
             await anyio.sleep(wait)

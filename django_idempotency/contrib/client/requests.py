@@ -15,7 +15,7 @@ import requests
 from requests.adapters import HTTPAdapter
 from requests.exceptions import ChunkedEncodingError, ConnectionError, Timeout
 
-from django_idempotency.contrib.client.retries import Call, Retries
+from django_idempotency.contrib.client import Call, Retries
 
 NO_RESPONSE = (ConnectionError, Timeout, ChunkedEncodingError)
 
@@ -45,12 +45,10 @@ class IdempotentAdapter(HTTPAdapter):
                 if call.keyed:
                     _ = response.content  # one that was cut off counts as no response
             except NO_RESPONSE:
-                wait = call.after_failure()
-                if wait is None:
+                if (wait := call.after_failure()) is None:
                     raise
             else:
-                wait = call.after_response(response.status_code, response.headers)
-                if wait is None:
+                if (wait := call.after_response(response.status_code, response.headers)) is None:
                     return response
                 response.close()
             time.sleep(wait)

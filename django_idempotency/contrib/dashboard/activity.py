@@ -52,11 +52,10 @@ def figures_of(counts: Mapping[str, int]) -> Activity:
     """
     figures = {name: sum(counts.get(event, 0) for event in events) for name, (_title, events) in FIGURES.items()}
     ran = max(0, counts.get("key_claimed", 0) + figures["takeovers"] - figures["lost"])
-    replays = figures["replays"]
-    requests = ran + replays + sum(counts.get(_rejected(reason), 0) for reason in Rejection)
-    of_wings = {event.name: counts.get(event.name, 0) for family in families() for event in family.events}
-    share = replays / requests if requests else 0.0
-    return {"requests": requests, "replays": replays, "deduplicated": share, **figures, **of_wings}
+    requests = ran + figures["replays"] + sum(counts.get(_rejected(reason), 0) for reason in Rejection)
+    of_wings = {event.name: counts.get(event.name, 0) for family in families for event in family.events}
+    share = figures["replays"] / requests if requests else 0.0
+    return {"requests": requests, "deduplicated": share, **figures, **of_wings}
 
 
 def activity(seconds: float, *, using: str | None = None) -> Activity:

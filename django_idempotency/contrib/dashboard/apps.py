@@ -17,10 +17,11 @@ class DashboardConfig(AppConfig):
         from django_idempotency.contrib.dashboard.formatting import recently
         from django_idempotency.contrib.dashboard.pages import dashboard
         from django_idempotency.maintenance import cleaner, formatting
+        from django_idempotency.reporting import events
 
         checks.register(CHECKS, label=self.label, page="observe")
         cleaner.register(counters.prune)
         cleaner.register(observations.prune)
         formatting.register(recently)
         register(Page("dashboard/", dashboard, "django_idempotency_dashboard", _("Dashboard")))
-        counters.listen()
+        events.listen(counters.count_event)

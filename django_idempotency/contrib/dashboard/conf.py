@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from django_idempotency.conf import OBSERVE, options_of_wing
-from django_idempotency.values.option_groups import Seconds
-from django_idempotency.values.options import Kept, option, or_none, seconds, validate
+from django_idempotency.values.rules import Kept, Seconds, option, or_none, seconds, validate
 
 
 @dataclass(frozen=True, kw_only=True)

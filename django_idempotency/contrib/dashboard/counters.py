@@ -74,7 +74,7 @@ class Counters:
                     view = OTHER_VIEWS
             first = not self._counts[using]
             self._counts[using][view, event] += count
-            flush = self._flushes.setdefault(using, partial(self._flush, using))
+            flush = self._flushes.setdefault(using, partial(self.flush, using))
         if first:
             background.later(flush, FLUSH_EVERY, store_for(conf().policy, operation))
 
@@ -84,17 +84,14 @@ class Counters:
         After an error the counts are kept.
         """
         for name in [using] if using else list(self._counts):
-            self._flush(name)
-
-    def _flush(self, using: str) -> None:
-        with self._lock:
-            counts = self._counts.pop(using, Counter())
-        try:
-            _add(counts, using)
-        except BaseException:  # no count is lost, whatever ends the flush
             with self._lock:
-                self._counts[using].update(counts)
-            raise
+                counts = self._counts.pop(name, Counter())
+            try:
+                _add(counts, name)
+            except BaseException:  # no count is lost, whatever ends the flush
+                with self._lock:
+                    self._counts[name].update(counts)
+                raise
 
 
 def _add(counts: Counter[tuple[str, str]], using: str) -> None:
@@ -110,23 +107,14 @@ def _add(counts: Counter[tuple[str, str]], using: str) -> None:
         cursor.execute(statement, values)
 
 
-def listen() -> None:
-    """Count every event, from now on."""
-    events.listen(_count, __name__)
-    events.listen_to_families(_count_several, __name__)
-
-
-def _count(event: events.Event, *, operation: Operation, **_named: Any) -> None:
-    counters.count(event.counted_as, operation.view, operation)
-
-
-def _count_several(
-    family: events.Family, event: events.Event, *, sender: str, count: int, using: str, **_named: Any
-) -> None:
-    """Count under a view such as ``(outbox webhooks)``: in the wing's database if it has records, else in the first."""
+def count_event(event: events.Event, family: events.Family | None, *, sender: object, **named: Any) -> None:
+    if family is None:
+        counters.count(event.counted_as, named["operation"].view, named["operation"])
+        return
+    # Under a view such as ``(outbox webhooks)``: in the wing's database if it has records, else in the first.
     known = databases()
-    operation = Operation("", "", b"", database=using if using in known else known[0])
-    counters.count(event.counted_as, f"({family.name} {sender})", operation, count)
+    operation = Operation("", "", b"", database=named["using"] if named["using"] in known else known[0])
+    counters.count(event.counted_as, f"({family.name} {sender})", operation, named["count"])
 
 
 def prune(*, using: str | None = None) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -23,26 +23,30 @@ TITLES: Mapping[str, str | Promise] = {
     "deduplicated": gettext_lazy("deduplicated"),
     **{name: title for name, (title, _events) in FIGURES.items()},
 }
+MOST_NAMED = 5
 _ALARMING = frozenset({"on_hold", "stale_writes", "store_errors"})
 
 
 def happened(activity: Activity) -> list[Figure]:
     """Return what happened to keys in a span of time."""
-    return [_happened(field, str(title), activity[field]) for field, title in TITLES.items()]
+    return _figures(TITLES, _ALARMING, activity)
 
 
 def happened_in(family: Family, activity: Activity) -> list[Figure]:
     """Return what happened to the events of a wing. Those that are logged as errors are alarming."""
     grave = {event.name for event in family.events if (event.level or 0) >= logging.ERROR}
+    return _figures(family.titles, grave, activity)
+
+
+def _figures(titles: Mapping[str, str | Promise], grave: Collection[str], activity: Activity) -> list[Figure]:
     return [
-        Figure(str(title), amount(count := activity.get(name, 0)), alarming=bool(count) and name in grave)
-        for name, title in family.titles.items()
+        Figure(
+            str(title),
+            share(activity[name]) if name == "deduplicated" else amount(activity[name]),
+            alarming=bool(activity[name]) and name in grave,
+        )
+        for name, title in titles.items()
     ]
-
-
-def _happened(field: str, name: str, value: Any) -> Figure:
-    shown: Callable[[Any], str] = share if field == "deduplicated" else amount
-    return Figure(name, shown(value), alarming=bool(value) and field in _ALARMING)
 
 
 def busiest(views: Mapping[str, Activity], name: str, *, most: int = 10) -> list[Figure]:
@@ -57,20 +61,14 @@ def busiest(views: Mapping[str, Activity], name: str, *, most: int = 10) -> list
     ]
 
 
-MOST_NAMED = 5
-
-
 def observed(observed: Observed) -> list[Figure]:
     """Return what was observed in a week and would have been prevented; the views that matter most."""
-    views = [
-        Figure(_("at %(view)s") % {"view": view}, amount(count))
-        for view, count in list(observed.views.items())[:MOST_NAMED]
-    ]
+    views = [Figure(_("at %(view)s") % {"view": view}, amount(count)) for view, count in observed.views.items()]
     return [
         Figure(_("would have been prevented"), amount(observed.preventable)),
         Figure(_("of which with a key"), amount(observed.duplicates_keyed)),
         Figure(_("of which without, and likely"), amount(observed.duplicates_unkeyed)),
-        *views,
+        *views[:MOST_NAMED],
         Figure(_("would have been refused"), amount(observed.refused)),
         Figure(_("would have been unprotected"), amount(observed.unprotected)),
         Figure(_("requests with a key"), amount(observed.keyed)),
@@ -85,25 +83,18 @@ def recently(using: str) -> Section:
     """Return what happened in the last hour and day, and what was observed in the last week."""
     views = activity_of.views(DAY, using=using)
     hour, day = (activity_of.activity(seconds, using=using) for seconds in (HOUR, DAY))
-    seen = activity_of.observed(WEEK, using=using) if conf().observes else None
-    facts: dict[str, Any] = {
-        "last_hour": hour,
-        "last_day": day,
-        "views": views,
-        **({"observed_last_week": asdict(seen)} if seen else {}),
-    }
-    shown = [*_what_happened(hour, day)]
+    facts: dict[str, Any] = {"last_hour": hour, "last_day": day, "views": views}
+    shown = [*_beside("WHAT HAPPENED", happened(hour), happened(day))]
+    for family in families:
+        shown += _beside(family.name.upper(), happened_in(family, hour), happened_in(family, day))
     for name, title in {"replays": "MOST REPLAYS, LAST DAY", "conflicts": "MOST CONFLICTS, LAST DAY"}.items():
         if ranking := busiest(views, name):
             shown += lines(title, ranking)
-    return Section(facts, [*shown, *(lines("OBSERVED, LAST WEEK", observed(seen)) if seen else [])])
-
-
-def _what_happened(hour: Activity, day: Activity) -> Iterator[str]:
-    yield from _beside("WHAT HAPPENED", happened(hour), happened(day))
-    for family in families():
-        spans = (happened_in(family, span) for span in (hour, day))
-        yield from _beside(family.name.upper(), *spans)
+    if conf().observes:
+        seen = activity_of.observed(WEEK, using=using)
+        facts["observed_last_week"] = asdict(seen)
+        shown += lines("OBSERVED, LAST WEEK", observed(seen))
+    return Section(facts, shown)
 
 
 def _beside(title: str, hour: list[Figure], day: list[Figure]) -> Iterator[str]:

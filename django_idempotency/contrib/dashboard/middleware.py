@@ -18,14 +18,14 @@ from django.http.response import HttpResponseBase
 
 from django_idempotency.conf import conf, resolve
 from django_idempotency.contrib.dashboard.observations import REFUSED, UNPROTECTED, observations
-from django_idempotency.exceptions import IdempotencyError
 from django_idempotency.http.placement import entry_point_policy, handler_of
 from django_idempotency.http.requests import has_moderate_body, observed_operation, scope_and_key
 from django_idempotency.middleware import policy_by_path
-from django_idempotency.policy import Policy
 from django_idempotency.reporting.logs import cause, is_due, log
+from django_idempotency.values.exceptions import IdempotencyError
 from django_idempotency.values.keys import parse_key
-from django_idempotency.values.outcomes import EntryPoint, Operation
+from django_idempotency.values.outcomes import EntryPoint
+from django_idempotency.values.policy import Policy
 
 WATCHED = "_idempotency_watched"
 View = Callable[..., Any]
@@ -92,14 +92,10 @@ def _report(request: HttpRequest, response: HttpResponseBase) -> None:
         own = entry_point_policy(view, request.method)
         entry_point = EntryPoint.MIDDLEWARE if own is None else EntryPoint.DECORATOR
         sender = handler_of(view, request.method)
-        key, comparable = _key(request, policy), response.status_code < 400 and _can_be_read(request)
-        operation = comparable and observed_operation(request, request, policy, key, sender, entry_point)
-        observations.receive(
-            operation or Operation("", "", b"", sender=sender, entry_point=entry_point),
-            keyed=bool(key),
-            comparable=bool(operation),
-            fate=_fate(request, policy, entry_point),
-        )
+        key, operation = _key(request, policy), None
+        if response.status_code < 400 and _can_be_read(request):
+            operation = observed_operation(request, policy, key, sender, entry_point)
+        observations.receive(sender, operation, keyed=bool(key), fate=_fate(request, policy, entry_point))
     except Exception as error:  # from a scope, a fingerprint or a router; the request already has its response
         _report_failure(error)
 

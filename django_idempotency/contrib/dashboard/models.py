@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from django.db import models, transaction
-from django.utils.translation import gettext_lazy as _
 
 from django_idempotency.stores.connections import record_database
 from django_idempotency.stores.database import ahead
@@ -17,16 +16,14 @@ class IdempotencyCounter(models.Model):
     """How often one event happened at one view within five minutes. It contains neither keys nor scopes."""
 
     pk = models.CompositePrimaryKey("since", "view", "event")
-    since = models.DateTimeField(_("since"))
-    view = models.CharField(_("view"), max_length=200)
-    event = models.CharField(_("event"), max_length=32)
-    count = models.BigIntegerField(_("count"))
+    since = models.DateTimeField()
+    view = models.CharField(max_length=200)
+    event = models.CharField(max_length=32)
+    count = models.BigIntegerField()
 
     objects: ClassVar[models.Manager[IdempotencyCounter]] = models.Manager()
 
     class Meta:
-        verbose_name = _("idempotency counter")
-        verbose_name_plural = _("idempotency counters")
         db_table = "django_idempotency_counter"
         default_permissions = ()
 
@@ -38,14 +35,12 @@ class IdempotencyObservation(models.Model):
     """A digest of an observed request, and the time of the last request like it. It doesn't say who sent it."""
 
     digest = models.UUIDField(primary_key=True, editable=False)
-    seen_at = models.DateTimeField(_("seen at"))
-    found = models.IntegerField(_("found"))  # how many duplicates the last write found
+    seen_at = models.DateTimeField()
+    found = models.IntegerField()  # how many duplicates the last write found
 
     objects: ClassVar[models.Manager[IdempotencyObservation]] = models.Manager()
 
     class Meta:
-        verbose_name = _("idempotency observation")
-        verbose_name_plural = _("idempotency observations")
         db_table = "django_idempotency_observation"
         default_permissions = ()
         indexes = [models.Index(fields=["seen_at"], name="idempotency_observation_seen")]

@@ -65,7 +65,7 @@ _MERGE = {
 class _Seen:
     """Requests with one digest. ``last``: the time of the last one by the monotonic clock."""
 
-    operation: Operation
+    here: Operation  # as it is counted
     event: str
     count: int
     last: float
@@ -81,20 +81,21 @@ class Observations:
         self._lock = threading.Lock()
         self._seen: dict[UUID, _Seen] = {}
 
-    def receive(self, operation: Operation, *, keyed: bool, comparable: bool, fate: str | None) -> None:
+    def receive(self, sender: object, operation: Operation | None, *, keyed: bool, fate: str | None) -> None:
         """Count a request, and keep its digest if it is comparable. Both are written after about ten seconds.
 
+        ``operation``: ``None`` if the request can't be compared with others.
         ``fate``: ``REFUSED`` or ``UNPROTECTED``, if that is what it would have been.
         """
         using = databases()[0]
-        here = Operation("", "", b"", sender=operation.sender, database=using)
-        counters.count(KEYED if keyed else UNKEYED, operation.view, here)
+        here = Operation("", "", b"", sender=sender, database=using)
+        counters.count(KEYED if keyed else UNKEYED, here.view, here)
         if fate is not None:
-            counters.count(fate, operation.view, here)
-        if comparable and self._keep(operation, DUPLICATE_KEYED if keyed else DUPLICATE_UNKEYED):
+            counters.count(fate, here.view, here)
+        if operation is not None and self._keep(operation, here, DUPLICATE_KEYED if keyed else DUPLICATE_UNKEYED):
             background.later(self.flush, FLUSH_EVERY, store_for(conf().policy, here))
 
-    def _keep(self, operation: Operation, event: str) -> bool:
+    def _keep(self, operation: Operation, here: Operation, event: str) -> bool:
         """Keep a digest; return whether it is now the only one."""
         parts = (operation.scope.encode(), operation.key.encode(), operation.fingerprint)
         id = UUID(int=int.from_bytes(digest(parts)[:16], "big") & ~CLEARED)
@@ -103,7 +104,7 @@ class Observations:
             if seen is not None:
                 seen.count, seen.last = seen.count + 1, time.monotonic()
             elif len(self._seen) < MOST:
-                self._seen[id] = _Seen(operation, event, 1, time.monotonic())
+                self._seen[id] = _Seen(here, event, 1, time.monotonic())
             return len(self._seen) == 1
 
     def flush(self) -> None:
@@ -114,9 +115,7 @@ class Observations:
         if window is None:
             return
         for id, found in _compare(sorted(seen.items()), window, using):
-            of_id = seen[id]
-            here = Operation("", "", b"", sender=of_id.operation.sender, database=using)
-            counters.count(of_id.event, of_id.operation.view, here, found)
+            counters.count(seen[id].event, seen[id].here.view, seen[id].here, found)
         counters.flush(using)  # at once, because at the end of a process there is no later flush
 
 

@@ -6,7 +6,7 @@ or not in time, that panel says so, and the others are shown all the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,22 +31,17 @@ TEMPLATE = "admin/django_idempotency/idempotencyrecord/dashboard.html"
 MOST = 10_000  # the most records that a panel looks at
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """The last ``seconds``. ``within`` is its name beside the title of a panel."""
-
-    seconds: int
-    title: str | Promise
-    within: str | Promise
-
-
-RANGES: Mapping[str, Range] = {
-    "1h": Range(HOUR, gettext_lazy("1 hour"), gettext_lazy("last hour")),
-    "6h": Range(6 * HOUR, gettext_lazy("6 hours"), gettext_lazy("last 6 hours")),
-    "24h": Range(DAY, gettext_lazy("24 hours"), gettext_lazy("last 24 hours")),
-    "7d": Range(WEEK, gettext_lazy("7 days"), gettext_lazy("last 7 days")),
+# By the value of ``?range=``: the seconds, the title of its link, and its name beside the title of a panel.
+RANGES: Mapping[str, tuple[int, str | Promise, str | Promise]] = {
+    "1h": (HOUR, gettext_lazy("1 hour"), gettext_lazy("last hour")),
+    "6h": (6 * HOUR, gettext_lazy("6 hours"), gettext_lazy("last 6 hours")),
+    "24h": (DAY, gettext_lazy("24 hours"), gettext_lazy("last 24 hours")),
+    "7d": (WEEK, gettext_lazy("7 days"), gettext_lazy("last 7 days")),
 }
-STANDARD = RANGES["24h"]
+STANDARD = "24h"
+
+
+Shown = tuple[str, str | Promise, Callable[[Asking], list[Figure]]]  # the title of a panel, when, and its figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,56 +54,45 @@ class Panel:
 
 
 def dashboard(model_admin: Any, request: HttpRequest) -> TemplateResponse:
-    """Return the page for users who may see records. ``?range=`` is one of ``RANGES``."""
+    """Return the page for users who may see records."""
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
     request.current_app = model_admin.admin_site.name
-    chosen = RANGES.get(request.GET.get("range", ""), STANDARD)
+    chosen = next((name for name in RANGES if name == request.GET.get("range")), STANDARD)
+    seconds, _title, within = RANGES[chosen]
     using, database = database_of(request), query_of(request)
     context = {
         **model_admin.admin_site.each_context(request),
         "title": _("Idempotency dashboard"),
         "opts": model_admin.opts,
         "ranges": [
-            (found.title, "&".join(filter(None, (f"range={name}", database))), found is chosen)
-            for name, found in RANGES.items()
+            (title, "&".join(filter(None, (f"range={name}", database))), name == chosen)
+            for name, (_seconds, title, _within) in RANGES.items()
         ],
         "databases": choices(request),
         "database_query": database,
         "counts": options().stats_retention is not None,
         "alarms": alarms(using),
-        "panels": panels(chosen, using),
+        "panels": panels(seconds, within, using),
     }
     return TemplateResponse(request, TEMPLATE, context)
 
 
-def panels(chosen: Range, using: str) -> list[Panel]:
-    def observed(ask: Asking) -> list[Figure]:
-        return of_counters.observed(ask(activity_of.observed, chosen.seconds))
-
-    def happened(ask: Asking) -> list[Figure]:
-        return of_counters.happened(ask(activity_of.activity, chosen.seconds))
-
-    def pending(ask: Asking) -> list[Figure]:
-        return formatting.waiting(ask(stats.pending, most=MOST), MOST)
-
-    def backlog(ask: Asking) -> list[Figure]:
-        return formatting.backlog(ask(stats.due, most=MOST), MOST)
-
-    def sizes(ask: Asking) -> list[Figure]:
-        return formatting.sizes(ask(stats.size))
-
-    views = panel(lambda ask: ask(activity_of.views, chosen.seconds), using)
+def panels(seconds: int, within: str | Promise, using: str) -> list[Panel]:
+    views = panel(lambda ask: ask(activity_of.views, seconds), using)
+    observed: Shown = _("Observed"), within, lambda ask: of_counters.observed(ask(activity_of.observed, seconds))
+    shown: list[Shown] = [
+        *([observed] if conf().observes else []),
+        (_("What happened"), within, lambda ask: of_counters.happened(ask(activity_of.activity, seconds))),
+        (_("Pending"), _("now"), lambda ask: formatting.figures(ask(stats.pending, most=MOST), MOST)),
+        (_("Cleaning up"), _("now"), lambda ask: formatting.figures(ask(stats.due, most=MOST), MOST)),
+        (_("Size"), _("now"), lambda ask: formatting.figures(ask(stats.size))),
+    ]
     rankings = {"replays": _("Most replays"), "conflicts": _("Most conflicts")}
-    now = _("now")
     return [
-        *([Panel(_("Observed"), chosen.within, panel(observed, using))] if conf().observes else []),
-        Panel(_("What happened"), chosen.within, panel(happened, using)),
-        Panel(_("Pending"), now, panel(pending, using)),
-        Panel(_("Cleaning up"), now, panel(backlog, using)),
-        Panel(_("Size"), now, panel(sizes, using)),
+        *(Panel(title, when, panel(figures, using)) for title, when, figures in shown),
         *(
-            Panel(title, chosen.within, None if views is None else of_counters.busiest(views, name))
+            Panel(title, within, None if views is None else of_counters.busiest(views, name))
             for name, title in rankings.items()
         ),
     ]

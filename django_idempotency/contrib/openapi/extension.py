@@ -21,7 +21,7 @@ from django_idempotency.conf import conf, resolve
 from django_idempotency.contrib.openapi import published
 from django_idempotency.http.placement import has_entry_point
 from django_idempotency.middleware import is_covering, policy_by_path
-from django_idempotency.policy import Policy
+from django_idempotency.values.policy import Policy
 
 
 def describe_operations() -> None:
@@ -69,7 +69,16 @@ class IdempotentSchema(AutoSchema):
 
     def get_override_parameters(self) -> list[Any]:
         parameters = list(super().get_override_parameters())
-        return [key_parameter(self.policy), *parameters] if self.policy else parameters
+        if (policy := self.policy) is None:
+            return parameters
+        key = OpenApiParameter(
+            name=conf().header,
+            location=OpenApiParameter.HEADER,
+            required=policy.required,
+            type=published.key_schema(policy),
+            description=published.key_description(policy),
+        )
+        return [key, *parameters]
 
     def get_description(self) -> str:  # type: ignore[override]
         texts = [super().get_description() or "", published.retry_rules(self.policy) if self.policy else ""]
@@ -87,14 +96,3 @@ class IdempotentSchema(AutoSchema):
             self.registry.register_on_missing(problem)
             published.describe(responses, self.policy, problem.ref)
         return responses
-
-
-def key_parameter(policy: Policy) -> OpenApiParameter:
-    """Return the header that carries the key."""
-    return OpenApiParameter(
-        name=conf().header,
-        location=OpenApiParameter.HEADER,
-        required=policy.required,
-        type=published.key_schema(policy),
-        description=published.key_description(policy),
-    )

@@ -16,7 +16,7 @@ from django_idempotency.conf import conf, resolve
 from django_idempotency.contrib.openapi import published
 from django_idempotency.http import ninja
 from django_idempotency.middleware import policy_by_path, routes
-from django_idempotency.policy import Policy
+from django_idempotency.values.policy import Policy
 
 
 def describe_operations() -> None:
@@ -28,7 +28,7 @@ def describe_operations() -> None:
     @wraps(details)
     def operation_details(self: Any, operation: Any) -> dict[str, Any]:
         result: dict[str, Any] = details(self, operation)
-        if (policy := published.operation_policy(operation) or _covering(operation)) is not None:
+        if (policy := _policy(operation)) is not None:
             _describe(result, operation, policy)
             self.add_schema_definitions({"IdempotencyProblem": published.PROBLEM})
         return result
@@ -37,12 +37,16 @@ def describe_operations() -> None:
     OpenAPISchema.operation_details = operation_details  # type: ignore[method-assign]
 
 
-def _covering(operation: Any) -> Policy | None:
-    """Return the policy in force of an operation at its path in the URLconf."""
+def _policy(operation: Any) -> Policy | None:
+    """Return the policy in force of an operation, by its own entry point or by its path in the URLconf.
+
+    ``None`` if it takes no keys.
+    """
+    own = (getattr(part, "idempotency_policy", None) for part in (operation.run, operation.view_func))
     route, view = _routed_operations(get_resolver()).get(operation, ("", None))
-    stated = [policy_by_path(view, method, route) for method in operation.methods if view is not None]
-    policy = next(filter(None, stated), None)
-    return policy and published.covering(resolve(policy), operation)
+    by_path = (policy_by_path(view, method, route) for method in operation.methods if view is not None)
+    policy = next(map(resolve, filter(None, (*own, *by_path))), None)
+    return None if policy is None or set(policy.methods).isdisjoint(operation.methods) else policy
 
 
 @lru_cache(maxsize=1)
@@ -51,17 +55,14 @@ def _routed_operations(_resolver: URLResolver) -> dict[Any, tuple[str, Callable[
 
 
 def _describe(result: dict[str, Any], operation: Any, policy: Policy) -> None:
-    result["parameters"] = [*result.get("parameters", ()), _key_parameter(operation, policy)]
-    result["description"] = "\n\n".join(filter(None, [result.get("description"), published.retry_rules(policy)]))
-    responses = result["responses"] = {str(status): dict(response) for status, response in result["responses"].items()}
-    published.describe(responses, policy, {"$ref": "#/components/schemas/IdempotencyProblem"})
-
-
-def _key_parameter(operation: Any, policy: Policy) -> dict[str, Any]:
-    return {
+    key = {
         "in": "header",
         "name": conf().header,
         "required": policy.required and set(operation.methods) <= set(policy.methods),
         "schema": published.key_schema(policy),
         "description": published.key_description(policy),
     }
+    result["parameters"] = [*result.get("parameters", ()), key]
+    result["description"] = "\n\n".join(filter(None, [result.get("description"), published.retry_rules(policy)]))
+    responses = result["responses"] = {str(status): dict(response) for status, response in result["responses"].items()}
+    published.describe(responses, policy, {"$ref": "#/components/schemas/IdempotencyProblem"})

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from django_idempotency.conf import resolve
-from django_idempotency.http.problems import PROBLEM_JSON
-from django_idempotency.policy import Fingerprint, Policy
 from django_idempotency.values.keys import MAX_LENGTH
+from django_idempotency.values.policy import Fingerprint, Policy
+from django_idempotency.values.problems import PROBLEM_JSON
 
 PROBLEM: dict[str, Any] = {
     "type": "object",
@@ -44,21 +43,6 @@ CODES = {
     "429": ("idempotency_key_not_admitted",),
     "503": ("idempotency_store_unavailable",),
 }
-
-
-def operation_policy(operation: Any) -> Policy | None:
-    """Return the policy in force of an operation of Django Ninja.
-
-    ``None`` if it has no entry point of its own, or if none of its methods takes keys.
-    """
-    marks = [getattr(part, "__dict__", {}) for part in (operation.run, operation.view_func)]
-    stated = next((mark["idempotency_policy"] for mark in marks if "idempotency_policy" in mark), None)
-    return stated and covering(resolve(stated), operation)
-
-
-def covering(policy: Policy, operation: Any) -> Policy | None:
-    """Return ``policy`` if it covers one of the methods of an operation of Django Ninja."""
-    return None if set(policy.methods).isdisjoint(operation.methods) else policy
 
 
 def key_schema(policy: Policy) -> dict[str, Any]:

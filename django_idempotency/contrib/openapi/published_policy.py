@@ -18,7 +18,7 @@ from django_idempotency.contrib.openapi import published
 from django_idempotency.http import ninja
 from django_idempotency.http.placement import entry_point_policy, view_class
 from django_idempotency.middleware import is_covering, routes
-from django_idempotency.policy import Policy
+from django_idempotency.values.policy import Policy
 
 
 class PublishedPolicyView(TemplateView):
@@ -67,21 +67,18 @@ def operations() -> Iterator[tuple[str, list[str], Policy]]:
 
 
 def _methods(callback: Any) -> Iterator[tuple[str, Policy]]:
-    for operation in ninja.operations(callback):
-        if (policy := published.operation_policy(operation)) is not None:
-            yield from ((method, policy) for method in operation.methods if method in policy.methods)
     initial = getattr(callback, "initkwargs", {}).get("idempotency_policy")
     for method in _handled(callback):
-        stated = entry_point_policy(callback, method) and (initial or entry_point_policy(callback, method))
-        if stated and method in resolve(stated).methods:
-            yield method, resolve(stated)
+        own = entry_point_policy(callback, method)
+        if own is not None and method in (policy := resolve(initial or own)).methods:
+            yield method, policy
 
 
 def _handled(callback: Any) -> Collection[str]:
-    """Return the methods of a class-based view; for a function, those that its policy covers."""
+    """Return the methods of a class-based view or of Ninja's operations; for a function, those of its policy."""
+    if operations := ninja.operations(callback):
+        return [method for operation in operations for method in operation.methods]
     cls: Any = view_class(callback)
-    if ninja.path_view(callback) is not None:
-        return []
     if cls is None:
         stated = entry_point_policy(callback, None)
         return resolve(stated).methods if stated else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from django.contrib import admin, messages
@@ -16,13 +16,13 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from django_idempotency.admin.actions import Decision
 from django_idempotency.admin.alarms import Alarm, register
 from django_idempotency.admin.pages import RESPONSE_BODY, ReadOnly, panel, readable
 from django_idempotency.contrib.outbox import maintenance
-from django_idempotency.contrib.outbox.decisions import Act, decide, version
+from django_idempotency.contrib.outbox.maintenance import Act, decide, version
 from django_idempotency.contrib.outbox.models import TRIED, OutboxEvent, Status
-from django_idempotency.contrib.outbox.publishing import opened
+from django_idempotency.contrib.outbox.publishing import database, opened
+from django_idempotency.maintenance.decision_forms import Decision
 from django_idempotency.maintenance.decisions import Refusal
 from django_idempotency.maintenance.formatting import amount
 from django_idempotency.maintenance.history import write_entry
@@ -34,15 +34,10 @@ ALIVE = _("It is not a dead letter.")
 MOST = 10_000  # the most dead letters that are counted
 TIMES = ("shown_available_at", "shown_given_up_at", "shown_created_at")
 
-if TYPE_CHECKING:
-    EventModelAdmin = admin.ModelAdmin[OutboxEvent]
-else:
-    EventModelAdmin = admin.ModelAdmin
-
 
 def dead_letter_alarms(using: str) -> list[Alarm]:
     """Return the alarm that there are dead letters, if the outbox is in the database ``using``."""
-    if using != maintenance.database():
+    if using != database():
         return []
     count = OutboxEvent.objects.using(using).filter(TRIED, status=Status.DEAD)[:MOST].count()
     return [Alarm(_("%(count)s dead letters") % {"count": amount(count, MOST)})] if count else []
@@ -105,7 +100,7 @@ def _tell(request: HttpRequest, form: Decision, done: int, refused: Mapping[Refu
 
 
 @admin.register(OutboxEvent)
-class OutboxEventAdmin(ReadOnly, EventModelAdmin):
+class OutboxEventAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
     list_display = (
         "topic",
         "key",
@@ -139,7 +134,7 @@ class OutboxEventAdmin(ReadOnly, EventModelAdmin):
             When(attempts__gt=0, then=Value(1)),
             default=Value(2),
         )
-        events = super().get_queryset(request).using(maintenance.database())
+        events: QuerySet[OutboxEvent] = super().get_queryset(request).using(database())
         return events.annotate(now=DatabaseNow()).order_by(rank, "id")
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest) -> bool:
@@ -147,7 +142,7 @@ class OutboxEventAdmin(ReadOnly, EventModelAdmin):
         return not lookup.startswith(("payload", "headers")) and super().lookup_allowed(lookup, value, request)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        raised = panel(lambda ask: ask(dead_letter_alarms), maintenance.database())
+        raised = panel(lambda ask: ask(dead_letter_alarms), database())
         return super().changelist_view(request, {"alarms": raised, **(extra_context or {})})
 
     def get_search_results(
@@ -175,8 +170,9 @@ class OutboxEventAdmin(ReadOnly, EventModelAdmin):
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any
     ) -> HttpResponse:
         """Write a history entry before content is shown, so that nobody sees any without an entry."""
-        if options.get("obj") is not None and request.user.has_perm(RESPONSE_BODY):
-            write_entry(options["obj"], request.user, "Payload viewed.")
+        event = context.get("original")
+        if event is not None and request.user.has_perm(RESPONSE_BODY):
+            write_entry(event, request.user, "Payload viewed.")
         return super().render_change_form(request, context, *args, **options)
 
     shown_created_at = column("created_at", _("created at"))

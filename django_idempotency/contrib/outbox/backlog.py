@@ -154,13 +154,11 @@ class Backlog:
             attempts = refusal.event.attempts + 1
             dead = refusal.permanent or attempts >= self.options.max_attempts
             alike[attempts, _storable(refusal.reason), dead].append(refusal.event.position)
-        later = given_up = 0
+        counts = {True: 0, False: 0}  # by whether they are dead
         with transaction.atomic(using=self.using):
             for (attempts, reason, dead), ids in alike.items():
-                count = self._fail(ids, attempts, reason, relay, dead=dead)
-                given_up += count * dead
-                later += count * (not dead)
-        return later, given_up
+                counts[dead] += self._fail(ids, attempts, reason, relay, dead=dead)
+        return counts[False], counts[True]
 
     def _fail(self, ids: list[int], attempts: int, reason: str, relay: UUID, *, dead: bool) -> int:
         ours = Lane.objects.using(self.using).filter(publisher=self.publisher, number=OuterRef("lane"), relay_id=relay)

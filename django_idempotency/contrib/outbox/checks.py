@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -11,27 +12,23 @@ from django_idempotency.conf import Conf
 from django_idempotency.contrib.outbox.conf import DEFAULT, make_publisher, options
 
 
-def why_unreadable(_settings: Conf) -> Exception | None:
+def errors(_settings: Conf) -> Iterator[Exception]:
     try:
-        options()
+        publishers = options().publishers
     except (ImproperlyConfigured, TypeError) as error:
-        return error
-    return None
-
-
-def errors(settings: Conf) -> Iterator[Exception]:
-    if error := why_unreadable(settings):
         yield error
         return
-    for alias in options().publishers:
+    for alias in publishers:
         try:
             make_publisher(alias)
         except ImproperlyConfigured as error:
             yield error
 
 
-def lacks_default(settings: Conf) -> bool:
-    return not why_unreadable(settings) and DEFAULT not in options().publishers
+def lacks_default(_settings: Conf) -> bool:
+    with suppress(ImproperlyConfigured, TypeError):
+        return DEFAULT not in options().publishers
+    return False
 
 
 CHECKS = (

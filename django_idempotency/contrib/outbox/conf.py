@@ -13,11 +13,11 @@ from django.utils.module_loading import import_string
 
 from django_idempotency.conf import options_of_wing
 from django_idempotency.messages.publisher import Publisher
-from django_idempotency.values.option_groups import Seconds
-from django_idempotency.values.options import (
+from django_idempotency.values.rules import (
     BACKENDS,
     MAPPING,
     Kept,
+    Seconds,
     nearest,
     number,
     option,
@@ -53,7 +53,9 @@ class Options:
         validate(self)
         for pattern, alias in self.routes.items():
             if alias not in self.publishers:
-                raise ImproperlyConfigured(f"ROUTES sends {pattern!r} to {alias!r}, which is not in PUBLISHERS.")
+                raise ImproperlyConfigured(
+                    f"OUTBOX: ROUTES sends {pattern!r} to {alias!r}, which is not in PUBLISHERS."
+                )
 
     def publisher_of(self, topic: str) -> str:
         """Return the alias of the publisher for ``topic``: that of the first route that fits, else ``"default"``."""

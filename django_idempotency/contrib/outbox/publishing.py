@@ -18,8 +18,8 @@ from django.db import connections, router
 from django_idempotency.conf import conf
 from django_idempotency.contrib.outbox.conf import options
 from django_idempotency.contrib.outbox.models import LANES, OutboxEvent
-from django_idempotency.exceptions import IdempotencyError
 from django_idempotency.stores.codec import EPOCH, Life, decoded, encrypted, is_encrypted
+from django_idempotency.values.exceptions import IdempotencyError
 from django_idempotency.values.outcomes import StoredResponse
 
 JSON = "application/json"
@@ -71,7 +71,7 @@ def publish(
     Raises ``PublishedOutsideTransaction`` outside a transaction (a test case's own counts as one), ``InvalidEvent`` if
     the event can't be sent, and ``TypeError`` if JSON can't hold the payload.
     """
-    using = using or options().using or router.db_for_write(OutboxEvent)
+    using = database(using)
     if not connections[using].in_atomic_block:
         raise PublishedOutsideTransaction(using)
     body, usual_type = _encoded(payload)
@@ -90,6 +90,11 @@ def publish(
         headers=content[1],
     )
     return event_id
+
+
+def database(using: str | None = None) -> str:
+    """Return the alias of the outbox's database: ``using``, else the setting's, else the router's choice."""
+    return using or options().using or router.db_for_write(OutboxEvent)
 
 
 def new_event_id() -> UUID:
@@ -159,8 +164,7 @@ def _trace_context() -> dict[str, str]:
 
 def sealed(event_id: UUID, payload: bytes, headers: Mapping[str, str]) -> Content | None:
     """Return payload and headers as they are to be stored; ``None`` if they can't be encrypted."""
-    body = conf().policy.body
-    if not body.encrypt:
+    if not conf().policy.body.encrypt:
         return payload, dict(headers)
     stored = encrypted(_content(payload, headers), _life(event_id))
     return None if stored is None else (stored.body or b"", dict(stored.headers))

@@ -9,15 +9,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from django.db import Error, connections, router
+from django.db import Error, connections
 
 from django_idempotency.contrib.outbox import signals
 from django_idempotency.contrib.outbox.backlog import Backlog
 from django_idempotency.contrib.outbox.conf import make_publisher, options
 from django_idempotency.contrib.outbox.cursor import Cursor
 from django_idempotency.contrib.outbox.lanes import Lanes
-from django_idempotency.contrib.outbox.models import OutboxEvent
-from django_idempotency.contrib.outbox.publishing import is_sealed
+from django_idempotency.contrib.outbox.publishing import database, is_sealed
 from django_idempotency.messages.publisher import (
     Confirmed,
     ConnectionLost,
@@ -44,7 +43,7 @@ class EventRelay:
     def __init__(self, alias: str, *, using: str | None = None) -> None:
         self.alias = alias
         self.options = options()
-        self.using = using or self.options.using or router.db_for_write(OutboxEvent)
+        self.using = database(using)
         self.publisher = make_publisher(alias)
         self.backlog = Backlog(alias, self.using, self.options)
         self.lanes = Lanes(alias, self.using, self.options.lease)

@@ -23,12 +23,13 @@ class PartitionsConfig(AppConfig):
         from django_idempotency import checks
         from django_idempotency.contrib.partitions.catalog import meaning
         from django_idempotency.contrib.partitions.checks import CHECKS
-        from django_idempotency.contrib.partitions.upkeep import FAMILY
+        from django_idempotency.contrib.partitions.upkeep import FAMILY, delay
         from django_idempotency.instrumentation import metrics
-        from django_idempotency.maintenance import passes
+        from django_idempotency.maintenance import passes, stats
         from django_idempotency.stores import errors
 
         checks.register(CHECKS, label=self.label, page="partitions")
         metrics.register(FAMILY)
         passes.register(*PASSES)
+        stats.allow_delay(delay)
         errors.register(meaning)

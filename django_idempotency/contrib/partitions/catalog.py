@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from django.db import IntegrityError, connections
 
@@ -18,17 +18,17 @@ from django_idempotency.contrib.partitions.layout import (
     RETIRED,
     TABLE,
     UNTIL,
-    Contents,
     Layout,
     Partition,
     Template,
     stamp,
+    why_kept,
 )
-from django_idempotency.exceptions import NotConvertible, StoreConflict, StoreRefused, StoreUnavailable
 from django_idempotency.models import LIVE, TERMINAL
 from django_idempotency.reporting.logs import cause, log
 from django_idempotency.stores.connections import record_database
 from django_idempotency.stores.errors import sqlstate
+from django_idempotency.values.exceptions import NotConvertible, StoreConflict, StoreRefused, StoreUnavailable
 
 CHECK_VIOLATION = "23514"
 NO_PARTITION = (
@@ -94,8 +94,8 @@ def postgresql(using: str | None) -> str:
     return alias
 
 
-def contents_of(cursor: Any, partition: Partition) -> Contents:
-    """Return what ``partition`` contains.
+def reason_to_keep(cursor: Any, partition: Partition) -> str:
+    """Return why ``partition`` can't go; empty if it can. Counts go up to ``MOST``.
 
     It is read by the partial indexes alone, and through the table, for a role that has no rights on its partitions.
     """
@@ -111,7 +111,7 @@ def contents_of(cursor: Any, partition: Partition) -> Contents:
     )
     cursor.execute(statement)
     of_live, of_on_hold, purge_at, now = cursor.fetchone()
-    return Contents(of_live, of_on_hold, _when(purge_at), EPOCH + timedelta(microseconds=now))
+    return why_kept(partition, of_live, of_on_hold, _when(purge_at), EPOCH + timedelta(microseconds=now))
 
 
 LEFT_BEHIND = f"""
@@ -155,21 +155,14 @@ def template(cursor: Any, partitions: Sequence[Partition]) -> Template:
 
 def meaning(error: IntegrityError) -> StoreUnavailable | None:
     """Return what the violation of a CHECK of partitioning means for a claim; ``None`` for any other error."""
-    violated = _violated_check(error)
-    if violated == RETIRED:  # the statement is as old as the partition being dropped; the next one goes elsewhere
+    if sqlstate(error) != CHECK_VIOLATION:
+        return None
+    diagnosis = cast(Any, error.__cause__).diag
+    if diagnosis.constraint_name == RETIRED:  # the statement is as old as the partition; the next one goes elsewhere
         return StoreConflict(str(error).strip())
-    if violated in ("", UNTIL):
+    # A row that has no partition violates no constraint that has a name. If not even its table is named, another server
+    # passed the error on, as Citus does for its own.
+    if diagnosis.constraint_name == UNTIL or (diagnosis.table_name and not diagnosis.constraint_name):
         log(logging.CRITICAL, "no_partition", "%s (%s)", NO_PARTITION, cause(error))
         return StoreRefused(NO_PARTITION)
     return None
-
-
-def _violated_check(error: IntegrityError) -> str | None:
-    """Return the name of a violated CHECK in PostgreSQL; empty if a row had no partition, which counts as one.
-
-    ``None`` if neither it nor its table is named: another server passed the error on, as Citus does for its own.
-    """
-    driver: Any = error.__cause__
-    if sqlstate(error) != CHECK_VIOLATION:
-        return None
-    return driver.diag.constraint_name or ("" if driver.diag.table_name else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django_idempotency.checks import Check, Database, each
 from django_idempotency.contrib.partitions.catalog import read_layout
-from django_idempotency.contrib.partitions.layout import UNTIL, Layout, covered_until, is_short, stamp
+from django_idempotency.contrib.partitions.layout import UNTIL, Layout, stamp
 
 
 def _layout(database: Database) -> Layout | None:
@@ -13,10 +13,7 @@ def _layout(database: Database) -> Layout | None:
 
 def end_that_is_near(database: Database) -> str | None:
     layout = _layout(database)
-    if layout is None or not layout.partitioned or not is_short(layout.partitions, layout.now):
-        return None
-    until = covered_until(layout.partitions, layout.now)
-    return stamp(until) if until else None
+    return stamp(layout.covered_until) if layout and layout.covered_until and layout.is_short() else None
 
 
 def is_half_enabled(database: Database) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from operator import methodcaller
 from typing import Any
@@ -20,10 +19,10 @@ from django_idempotency.contrib.partitions.locks import (
     patiently,
     short_transaction,
 )
-from django_idempotency.exceptions import NotConvertible
 from django_idempotency.reporting.logs import cause, log
 from django_idempotency.stores.claim_function import TABLE_LOCKS
 from django_idempotency.stores.errors import is_conflict
+from django_idempotency.values.exceptions import NotConvertible
 
 ATTEMPTS = 100
 FIRST = f"{TABLE}_p0"
@@ -74,15 +73,10 @@ WHERE taken.relname = '{FIRST}' AND record.oid = '{TABLE}'::regclass
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
-    """``changed``: false if the table was partitioned already."""
+def enable(*, using: str | None = None) -> bool:
+    """Make the table partitioned by day; return false if it was partitioned already.
 
-    changed: bool
-
-
-def enable(*, using: str | None = None) -> Converted:
-    """Make the table partitioned by day. Claims wait for it about 100 ms at a time, and go on as before.
+    Claims wait for it about 100 ms at a time, and go on as before.
 
     Existing keys are kept, live ones included. The partitions that ``ensure`` makes still have to be made afterwards.
     ``using``: the database's alias; default: the settings'. Raises ``NotConvertible`` if something is in the way, if
@@ -91,7 +85,7 @@ def enable(*, using: str | None = None) -> Converted:
     alias = postgresql(using)
     with _alone(alias):
         if not enable_plan(using=alias):
-            return Converted(changed=False)
+            return False
         try:
             for statement in _preparation(alias):
                 _patiently(alias, methodcaller("execute", statement))
@@ -99,7 +93,7 @@ def enable(*, using: str | None = None) -> Converted:
         except BaseException:  # Ctrl-C, too, must leave no table half converted
             _take_back(alias)
             raise
-    return Converted(changed=True)
+    return True
 
 
 def enable_plan(*, using: str | None = None) -> list[str]:

@@ -56,36 +56,42 @@ class Layout:
     partitions: tuple[Partition, ...] = ()
     halfway: bool = False  # an interrupted ``enable`` has left its CHECK behind
 
+    @property
+    def covered_until(self) -> datetime | None:
+        """Until when, from now on, every new record has its partition; ``None``: for ever, or the table is plain."""
+        if not self.partitioned:
+            return None
+        until = self.now
+        for partition in self.partitions:
+            if partition.covers(until) and not partition.detaching and not partition.retired:
+                if partition.upper is None:
+                    return None
+                until = partition.upper
+        return until
 
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What was in a partition at ``now``. Counts go up to ``MOST``."""
+    def is_short(self, *, days: int = 2) -> bool:
+        """Whether fewer than this many whole future days are covered."""
+        return self.covered_until is not None and self.covered_until < midnight(self.now) + (days + 1) * DAY
 
-    live: int
-    on_hold: int
-    purge_at: datetime | None  # of the last response
-    now: datetime
+    def missing(self, ahead: int) -> list[tuple[datetime, datetime]]:
+        """Return the bounds of the partitions to add for now and for the next ``ahead`` days. The past stays."""
+        found = []
+        when, until = self.now, midnight(self.now) + (ahead + 1) * DAY
+        while when < until:
+            taken = next((partition for partition in self.partitions if partition.covers(when)), None)
+            if taken is None:
+                found.append(_free(self.partitions, when))
+                when = found[-1][1]
+            elif taken.upper is None:
+                break
+            else:
+                when = taken.upper
+        return found
 
 
 def midnight(when: datetime) -> datetime:
     """Return when the day of ``when`` began, in UTC."""
     return EPOCH + (when - EPOCH) // DAY * DAY
-
-
-def missing(partitions: Sequence[Partition], now: datetime, ahead: int) -> list[tuple[datetime, datetime]]:
-    """Return the bounds of the partitions to add for now and for the next ``ahead`` days. The past stays as it is."""
-    found = []
-    when, until = now, midnight(now) + (ahead + 1) * DAY
-    while when < until:
-        taken = next((partition for partition in partitions if partition.covers(when)), None)
-        if taken is None:
-            found.append(_free(partitions, when))
-            when = found[-1][1]
-        elif taken.upper is None:
-            break
-        else:
-            when = taken.upper
-    return found
 
 
 def _free(partitions: Sequence[Partition], when: datetime) -> tuple[datetime, datetime]:
@@ -95,32 +101,18 @@ def _free(partitions: Sequence[Partition], when: datetime) -> tuple[datetime, da
     return max([midnight(when), *before]), min([midnight(when) + DAY, *after])
 
 
-def covered_until(partitions: Sequence[Partition], now: datetime) -> datetime | None:
-    """Return until when, from now on, every new record has its partition; ``None``: for ever."""
-    until = now
-    for partition in partitions:
-        if partition.covers(until) and not partition.detaching and not partition.retired:
-            if partition.upper is None:
-                return None
-            until = partition.upper
-    return until
+def why_kept(partition: Partition, live: int, on_hold: int, purge_at: datetime | None, now: datetime) -> str:
+    """Return why a partition can't go, by what it contains ``now``; empty if it can.
 
-
-def is_short(partitions: Sequence[Partition], now: datetime, *, days: int = 2) -> bool:
-    """Whether fewer than this many whole future days are covered."""
-    until = covered_until(partitions, now)
-    return until is not None and until < midnight(now) + (days + 1) * DAY
-
-
-def why_kept(partition: Partition, contents: Contents) -> str:
-    """Return why a partition can't go; empty if it can."""
-    if partition.upper is None or partition.upper > contents.now:
+    ``purge_at``: that of the last response.
+    """
+    if partition.upper is None or partition.upper > now:
         return "not over yet"
     if partition.half_detached:
         return partition.half_detached
-    reasons = [f"{count} {what}" for count, what in ((contents.live, "live"), (contents.on_hold, "on hold")) if count]
-    if contents.purge_at is not None and contents.purge_at >= contents.now:
-        reasons.append(f"the last due at {stamp(contents.purge_at)}")
+    reasons = [f"{count} {what}" for count, what in ((live, "live"), (on_hold, "on hold")) if count]
+    if purge_at is not None and purge_at >= now:
+        reasons.append(f"the last due at {stamp(purge_at)}")
     return ", ".join(reasons)
 
 

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import partial
 
 from django.db import DatabaseError, connections, transaction
 
-from django_idempotency.contrib.partitions.catalog import contents_of, left_behind, postgresql, read_layout, template
+from django_idempotency.contrib.partitions.catalog import left_behind, postgresql, read_layout, reason_to_keep, template
 from django_idempotency.contrib.partitions.layout import (
     RETIRED,
     TABLE,
     Layout,
     Partition,
-    covered_until,
     creation,
     detachment,
-    is_short,
-    missing,
     name_of,
     stamp,
-    why_kept,
 )
 from django_idempotency.contrib.partitions.locks import (
     LOCK_TIMEOUT,
@@ -32,7 +28,7 @@ from django_idempotency.contrib.partitions.locks import (
     short_transaction,
 )
 from django_idempotency.instrumentation.metrics import Figures, Gauge, GaugeFamily
-from django_idempotency.maintenance.sweep import stepwise
+from django_idempotency.maintenance.stats import DAY
 from django_idempotency.stores.errors import is_conflict
 
 AHEAD = 7  # future days that `ensure` provides for
@@ -71,15 +67,11 @@ def status(*, using: str | None = None) -> Status:
     found = read_layout(using=alias)
     return Status(
         partitioned=found.partitioned,
-        covered_until=_covered_until(found),
-        short=found.partitioned and is_short(found.partitions, found.now),
+        covered_until=found.covered_until,
+        short=found.is_short(),
         partitions=tuple(_standing(alias, partition) for partition in found.partitions),
         left_behind=tuple(left_behind(alias)),
     )
-
-
-def _covered_until(found: Layout) -> datetime | None:
-    return covered_until(found.partitions, found.now) if found.partitioned else None
 
 
 def _standing(alias: str, partition: Partition) -> Standing:
@@ -87,7 +79,7 @@ def _standing(alias: str, partition: Partition) -> Standing:
     if not partition.retired:  # one that is retired is empty, and may be dropped by another session at any moment
         with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
             cursor.execute(NO_TIMEOUTS)
-            kept = why_kept(partition, contents_of(cursor, partition))
+            kept = reason_to_keep(cursor, partition)
     return Standing(**asdict(partition), kept=kept)
 
 
@@ -129,17 +121,17 @@ def ensure(*, ahead: int = AHEAD, using: str | None = None) -> Ensured:
             cursor.execute(f"LOCK TABLE ONLY {TABLE} IN SHARE UPDATE EXCLUSIVE MODE")
             found = read_layout(using=alias)
             like = template(cursor, found.partitions)
-            for lower, upper in missing(found.partitions, found.now, ahead):
+            for lower, upper in found.missing(ahead):
                 created.append(name_of(found.schema, lower))
                 for statement in creation(found.schema, created[-1], lower, upper, like):
                     cursor.execute(statement)
             found = read_layout(using=alias)
-    until = _covered_until(found)
+    until = found.covered_until
     return Ensured(
         created=tuple(created),
         partitioned=found.partitioned,
         covered_until=stamp(until) if until else None,
-        short=found.partitioned and is_short(found.partitions, found.now, days=min(ahead, 2)),
+        short=found.is_short(days=min(ahead, 2)),
     )
 
 
@@ -158,20 +150,28 @@ class Dropped:
     partitioned: bool = True
 
     def __add__(self, later: Dropped) -> Dropped:
-        return replace(later, dropped=self.dropped + later.dropped, kept={**self.kept, **later.kept})
+        return replace(self, dropped=self.dropped + later.dropped, kept={**self.kept, **later.kept})
 
 
-@stepwise
-def drop(*, using: str | None = None) -> Iterator[Dropped]:
+def drop(*, using: str | None = None, go_on: Callable[[Dropped], bool] = lambda _sum: True) -> Dropped:
     """Drop the partitions in which no record is live, on hold or still to be kept: all responses are past ``purge_at``.
 
     If it is interrupted, the next call continues. Two calls at once are harmless, and so is a call on a plain table.
 
-    ``using``: the database's alias; default: the settings'. Raises ``NotConvertible`` if it is not PostgreSQL.
+    ``using``: the database's alias; default: the settings'. ``go_on``: called with the sum after each partition; if it
+    returns false, no further one is dropped. Raises ``NotConvertible`` if the database is not PostgreSQL.
     """
     alias = postgresql(using)
     found = patiently(partial(read_layout, using=alias))
-    yield Dropped(partitioned=found.partitioned)
+    dropped = Dropped(partitioned=found.partitioned)
+    for one in _dropped_one_by_one(alias, found):
+        dropped += one
+        if not go_on(dropped):
+            break
+    return dropped
+
+
+def _dropped_one_by_one(alias: str, found: Layout) -> Iterator[Dropped]:
     for partition in found.partitions:
         if partition.upper is not None and partition.upper <= found.now:
             yield _drop(alias, partition.name)
@@ -248,7 +248,7 @@ def _drop_detached(alias: str, name: str) -> Dropped:
     return Dropped(dropped=(name,))
 
 
-# --- For Prometheus and OpenTelemetry --------------------------------------------------------------------------------
+# --- Figures ---------------------------------------------------------------------------------------------------------
 
 GAUGES = (Gauge("partitions_ahead", "for how long, from now on, new records have partitions", {"": "ahead"}, unit="s"),)
 
@@ -258,8 +258,15 @@ def _ahead(using: str) -> Mapping[str, Figures]:
     if connections[using].vendor != "postgresql":
         return {}
     found = read_layout(using=using)
-    until = _covered_until(found)
+    until = found.covered_until
     return {} if until is None else {using: {"ahead": (until - found.now).total_seconds()}}
 
 
 FAMILY = GaugeFamily("database", GAUGES, _ahead)
+
+
+def delay(using: str) -> float:
+    """Return for how many seconds a record may be due before its partition can be dropped: one partition's time."""
+    if connections[using].vendor != "postgresql" or not read_layout(using=using).partitioned:
+        return 0.0
+    return DAY

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
@@ -17,19 +16,21 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_idempotency.contrib.redis.scripts import Script
-from django_idempotency.exceptions import StoreRefused, StoreUnavailable
-from django_idempotency.values.option_groups import Seconds
-from django_idempotency.values.options import BOOLEAN, Kept, number, one_of, option, or_none, seconds, text, validate
+from django_idempotency.values.exceptions import StoreRefused, StoreUnavailable
+from django_idempotency.values.rules import (
+    BOOLEAN,
+    Kept,
+    Seconds,
+    number,
+    one_of,
+    option,
+    or_none,
+    seconds,
+    text,
+    validate,
+)
 
 ID_LENGTH = 32  # of a record's id, with which its key ends
-
-
-class Durability(StrEnum):
-    """What has to hold a write before it counts."""
-
-    NONE = "none"
-    REPLICAS = "replicas"
-    DISK = "disk"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class RedisOptions:
     client: str | None = option(None, or_none(text("the path of a callable")))
     prefix: str = option("idempotency:", text("the beginning of a key"))
     timeout: Kept[Seconds, float] = option(2.0, seconds(0.01, 600))
-    durability: str = option(Durability.NONE, one_of(Durability))
+    durability: str = option("none", one_of(("none", "replicas", "disk")))
     replicas: int = option(1, number(1, 100))
     durability_timeout: Kept[Seconds, float] = option(0.5, seconds(0.001, 600))
 
@@ -57,23 +58,21 @@ class RedisOptions:
         validate(self)
         if (self.url is None) == (self.client is None):
             raise ImproperlyConfigured("set either url or client, not both.")
-        if self.durability != Durability.NONE and self.durability_timeout >= self.timeout:
+        if self.durability != "none" and self.durability_timeout >= self.timeout:
             raise ImproperlyConfigured(
                 f"durability_timeout is {self.durability_timeout}; it must be less than the timeout of {self.timeout}, "
                 "within which the server must respond."
             )
 
     def make_client(self) -> Any:
-        client = self._given_or_new()
+        client = import_string(self.client)() if self.client is not None else self._new_client()
         if client.get_encoder().decode_responses:
             raise ImproperlyConfigured(
                 "The client of a Redis store has decode_responses=True, but responses are bytes."
             )
         return client
 
-    def _given_or_new(self) -> Any:
-        if self.client is not None:
-            return import_string(self.client)()
+    def _new_client(self) -> Any:
         kind = redis.RedisCluster if self.cluster else redis.Redis
         # Retry once, immediately, if a connection breaks: no script does harm when it is run again with the same token.
         # Don't retry after a timeout: the caller has already waited as long as ``timeout`` says.
@@ -102,21 +101,20 @@ def redis_errors() -> Iterator[None]:
     try:
         yield
     except exceptions.ResponseError as error:
-        raise (StoreRefused if _is_refusal(error) else StoreUnavailable)(_described(error)) from error
+        raise (StoreUnavailable if isinstance(error, TRANSIENT) else StoreRefused)(_described(error)) from error
     except (exceptions.RedisError, exceptions.RedisClusterException, OSError) as error:
         raise StoreUnavailable(_described(error)) from error
-
-
-def _is_refusal(error: BaseException) -> bool:
-    return isinstance(error, exceptions.ResponseError) and not isinstance(error, TRANSIENT)
 
 
 def _described(error: Exception) -> str:
     return f"Redis: {type(error).__name__}: {str(error)[:200]}"
 
 
-class TooFew(Exception):
-    """The write was not acknowledged by enough replicas, or disks, in time. It has taken place all the same."""
+class TooFew(StoreUnavailable):
+    """The write was not acknowledged by enough replicas, or disks, in time. It has taken place all the same.
+
+    It is repeated when there are replicas, as after any ``StoreUnavailable``.
+    """
 
 
 def _keys(key: str) -> tuple[int, str, str]:
@@ -197,11 +195,14 @@ class Connection:
 
         Raises ``TooFew`` if that is not reached in time. The write has taken place then, too.
         """
-        if self.options.durability == Durability.NONE:
+        if self.options.durability == "none":
             return self.run(script, key, *values)
         with redis_errors():
-            result, acknowledged = self._run_and_wait(self._node_of(key), script, key, *values)
-        wanted = self.options.replicas if self.options.durability == Durability.REPLICAS else 1
+            node = self.client
+            if self.is_cluster:
+                node = self.client.get_redis_connection(self.client.get_node_from_key(key))
+            result, acknowledged = self._run_and_wait(node, script, key, *values)
+        wanted = self.options.replicas if self.options.durability == "replicas" else 1
         if acknowledged < wanted:
             raise TooFew(f"Redis: {acknowledged} of {wanted} acknowledgements within the durability_timeout.")
         return result
@@ -221,14 +222,9 @@ class Connection:
 
     def _wait(self) -> tuple[Any, ...]:
         milliseconds = max(1, round(self.options.durability_timeout * 1000))
-        if self.options.durability == Durability.DISK:
+        if self.options.durability == "disk":
             return ("WAITAOF", 1, 0, milliseconds)
         return ("WAIT", self.options.replicas, milliseconds)
-
-    def _node_of(self, key: str) -> Any:
-        if not self.is_cluster:
-            return self.client
-        return self.client.get_redis_connection(self.client.get_node_from_key(key))
 
     def reconnect(self) -> None:
         """Drop idle connections, which may be stale."""

@@ -11,16 +11,16 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate, pairwise
 from operator import methodcaller
-from typing import Any, NoReturn
+from typing import Any
 from uuid import UUID
 
 from django.utils.translation import gettext_noop
 
 from django_idempotency.contrib.redis import scripts
 from django_idempotency.contrib.redis.client import ID_LENGTH, Connection, RedisOptions, TooFew, connection
-from django_idempotency.exceptions import StoreConflict, StoreRefused, StoreUnavailable
 from django_idempotency.models import Status, check_move
 from django_idempotency.stores.base import Seen, Store, Unlocked
+from django_idempotency.values.exceptions import StoreConflict, StoreRefused, StoreUnavailable
 from django_idempotency.values.outcomes import Claimed, Operation, Snapshot, StoredResponse
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -62,7 +62,7 @@ class RedisStore(Store):
             reply = self._durably(scripts.CLAIM, operation.id, *values)
         except TooFew as error:
             self.connection.run(scripts.RELEASE, self._key(operation.id), token.hex)
-            _refuse(error)
+            raise StoreRefused(str(error)) from error
         record = _shown(operation.id, reply)
         return Seen(record) if record else Claimed(operation, token, receipt=reply.decode())
 
@@ -89,15 +89,14 @@ class RedisStore(Store):
         except TooFew as error:
             with suppress(TooFew):
                 self._end(claim, Status.FAILED, reason=TAKEOVER_NOT_ACKNOWLEDGED)
-            _refuse(error)
+            raise StoreRefused(str(error)) from error
         return claim
 
     def hold(self, record: Snapshot, reason: str) -> None:
         check_move(record.status, Status.FAILED)
         values = (_as_seen(record), reason, _micro(self.policy.retention))
-        with _acknowledged():
-            if not self._durably(scripts.HOLD, record.id, *values):
-                raise StoreConflict(f"The record {record.id} changed while it was being put on hold.")
+        if not self._durably(scripts.HOLD, record.id, *values):
+            raise StoreConflict(f"The record {record.id} changed while it was being put on hold.")
 
     def read(self, id: UUID) -> Snapshot | None:
         return _shown(id, self.connection.run(scripts.READ, self._key(id)))
@@ -106,12 +105,10 @@ class RedisStore(Store):
 
     def complete(self, claim: Claimed, response: StoredResponse, *, failure: bool = False) -> bool:
         status = Status.FAILED if failure else Status.COMPLETED
-        with _acknowledged():
-            return self._end(claim, status, response=response)
+        return self._end(claim, status, response=response)
 
     def fail(self, claim: Claimed, reason: str, *, on_hold: bool = False) -> bool:
-        with _acknowledged():
-            return self._end(claim, Status.FAILED, reason=reason, on_hold=on_hold)
+        return self._end(claim, Status.FAILED, reason=reason, on_hold=on_hold)
 
     def _end(
         self,
@@ -172,8 +169,7 @@ class RedisStore(Store):
             yield from filter(None, map(_shown, some, reply))
 
     def delete(self, record: Snapshot) -> bool:
-        with _acknowledged():
-            return bool(self._durably(scripts.DELETE, record.id, _as_seen(record)))
+        return bool(self._durably(scripts.DELETE, record.id, _as_seen(record)))
 
     def _pattern(self) -> str:
         escaped = "".join(f"\\{letter}" if letter in "*?[]\\^" else letter for letter in self.options.prefix)
@@ -197,19 +193,6 @@ class RedisStore(Store):
         return self.connection.run_durably(script, self._key(id), *values)
 
 
-@contextmanager
-def _acknowledged() -> Iterator[None]:
-    """Raise ``StoreUnavailable`` for a write that was not acknowledged, to have it repeated when there are replicas."""
-    try:
-        yield
-    except TooFew as error:
-        raise StoreUnavailable(str(error)) from error
-
-
-def _refuse(error: TooFew) -> NoReturn:
-    raise StoreRefused(str(error)) from error
-
-
 def _micro(seconds: float) -> int:
     return round(seconds * 1_000_000)
 
@@ -220,10 +203,6 @@ def _milli(seconds: float) -> int:
 
 def _moment(text: bytes) -> datetime:
     return EPOCH + int(text) * MICROSECOND
-
-
-def _moment_or_none(text: bytes) -> datetime | None:
-    return _moment(text) if text else None
 
 
 def _stamp(moment: datetime | None) -> str:
@@ -270,8 +249,8 @@ def _snapshot(id: UUID, now: bytes, values: Sequence[bytes]) -> Snapshot:
         on_hold=on_hold == b"1",
         reason=reason.decode(),
         token=UUID(token.decode()) if token else None,
-        locked_at=_moment_or_none(locked_at),
-        locked_until=_moment_or_none(locked_until),
+        locked_at=_moment(locked_at) if locked_at else None,
+        locked_until=_moment(locked_until) if locked_until else None,
         expires_at=_moment(expires_at),
         response_status=int(response_status) if response_status else None,
         response_headers=json.loads(headers) if response_status else None,

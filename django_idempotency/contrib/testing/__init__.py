@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from django_idempotency.values.lazily import lazily
 
 if TYPE_CHECKING:
-    from django_idempotency.contrib.testing.crashes import crash_after_effect
-    from django_idempotency.contrib.testing.requests import assert_idempotent
+    from django_idempotency.contrib.testing.assertions import assert_idempotent, crash_after_effect
     from django_idempotency.contrib.testing.twice import Repetition, sending_twice
 
 __all__ = ["Repetition", "assert_idempotent", "crash_after_effect", "sending_twice"]
@@ -18,8 +17,7 @@ _KIT = "django_idempotency.contrib.testing"
 __getattr__ = lazily(
     __name__,
     {
-        "assert_idempotent": f"{_KIT}.requests",
-        "crash_after_effect": f"{_KIT}.crashes",
+        **dict.fromkeys(("assert_idempotent", "crash_after_effect"), f"{_KIT}.assertions"),
         **dict.fromkeys(("Repetition", "sending_twice"), f"{_KIT}.twice"),
     },
 )

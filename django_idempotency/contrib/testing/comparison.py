@@ -14,8 +14,9 @@ from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model, QuerySet
 
-from django_idempotency.http.problems import NOT_STORED, PROBLEM_JSON
-from django_idempotency.http.responses import REPLAYED, is_about_caching, is_browsable_page, may_be_stored
+from django_idempotency.http.responses import REPLAYED, is_browsable_page
+from django_idempotency.values.problems import NOT_STORED, PROBLEM_JSON
+from django_idempotency.values.response_headers import is_about_caching, may_be_stored
 
 # These headers belong to one response of the server, not to the operation.
 OF_ONE_RESPONSE = frozenset({REPLAYED.lower(), "server-timing", "x-request-id"})
@@ -42,18 +43,11 @@ def differences_of_headers(first: Any, second: Any, ignore: Collection[str] = ()
     """Describe how headers differ that are the same in a replay. ``ignore``: names of headers to leave out."""
     if not _is_stored(first, second):  # the headers describe the body
         return
-    left_out = OF_ONE_RESPONSE.union(name.lower() for name in ignore)
-    before, after = (
-        {
-            name: value
-            for name, value in ((name.lower(), value) for name, value in response.headers.items())
-            if name not in left_out and may_be_stored(name) and not is_about_caching(name)
-        }
-        for response in (first, second)
-    )
-    for name in {**before, **after}:
-        if before.get(name) != after.get(name):
-            yield f"header {name} {before.get(name)!r}, then {after.get(name)!r}"
+    sent = {name.lower() for response in (first, second) for name in response.headers}
+    for name in sorted(sent - OF_ONE_RESPONSE - {name.lower() for name in ignore}):
+        before, after = first.headers.get(name), second.headers.get(name)
+        if before != after and may_be_stored(name) and not is_about_caching(name):
+            yield f"header {name} {before!r}, then {after!r}"
 
 
 def _is_stored(first: Any, second: Any) -> bool:
@@ -83,8 +77,9 @@ def described(response: Any) -> str:
     return f"{response.status_code} {_shown(response.content)}"
 
 
-def _shown(content: bytes) -> str:
-    return repr(content if len(content) <= SHOWN else content[:SHOWN] + b"...")
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 # --- Effects: by default rows of the project's models and mail, or else what a test observes itself ------------------
@@ -172,13 +167,8 @@ def _size(value: Any) -> Any:
 
 def _change(before: Any, after: Any) -> str:
     if not isinstance(before, Rows) or not isinstance(after, Rows):
-        return f"{_short(before)}, then {_short(after)}"
+        return f"{_shown(before)}, then {_shown(after)}"
     if before.count == after.count:
         return "rows were changed"
     more = after.count - before.count
     return f"{abs(more)} {'more' if more > 0 else 'fewer'} row{'s' * (abs(more) != 1)}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}…"

@@ -73,19 +73,14 @@ class _Twice:
                 yield
             finally:
                 item.stash[SENT] += sent
-                self.sent.update(_named(one) for one in sent)
-                self.differed.update(_named(one) for one in sent if one.differences)
+                item.user_properties += [(OPTION, [f"{one.method} {one.route}", bool(one.differences)]) for one in sent]
 
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
-        if output is not None:  # this process is a worker of pytest-xdist
-            output["idempotency_twice"] = [dict(self.sent), dict(self.differed)]
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any, error: object) -> None:
-        sent, differed = getattr(node, "workeroutput", {}).get("idempotency_twice", ({}, {}))
-        self.sent.update(sent)
-        self.differed.update(differed)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count what a test has sent. With pytest-xdist, its workers' reports come to the process that sums up."""
+        if report.when == "teardown":
+            sent: list[Any] = [value for name, value in report.user_properties if name == OPTION]
+            self.sent.update(named for named, _differs in sent)
+            self.differed.update(named for named, differs in sent if differs)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         write = terminalreporter.write_line
@@ -97,7 +92,3 @@ class _Twice:
 
 def _differences(item: pytest.Item) -> str:
     return "\n".join(str(one) for one in item.stash[SENT] if one.differences)
-
-
-def _named(one: Repetition) -> str:
-    return f"{one.method} {one.route}"

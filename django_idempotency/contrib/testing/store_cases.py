@@ -16,10 +16,10 @@ from uuid import UUID, uuid4
 from django.db import connections
 
 from django_idempotency import engine
-from django_idempotency.policy import Policy
 from django_idempotency.stores import store_for
 from django_idempotency.stores.base import Seen, Store
 from django_idempotency.values.outcomes import Claimed, Mismatch, Operation, Outcome, Snapshot, Verdict
+from django_idempotency.values.policy import Policy
 
 T = TypeVar("T")
 

@@ -9,7 +9,6 @@ commits (``transactional_db``). The tests use keys of their own and clean nothin
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -20,22 +19,20 @@ from uuid import UUID, uuid4
 from django_idempotency import engine
 from django_idempotency.contrib.testing.store_cases import PATIENCE, RIVALS, StoreCase, still
 from django_idempotency.engine.claims import duplicate
-from django_idempotency.exceptions import ClaimLost, StoreConflict
-from django_idempotency.policy import Lease
 from django_idempotency.stores import store_for
 from django_idempotency.stores.base import Seen, Store, Unlocked
+from django_idempotency.values.exceptions import ClaimLost, StoreConflict
 from django_idempotency.values.outcomes import (
     Claimed,
-    Fail,
     InFlight,
     Keep,
     OnHold,
     Operation,
-    Release,
     Replay,
     Snapshot,
     StoredResponse,
 )
+from django_idempotency.values.policy import Lease
 
 RESPONSE = StoredResponse(201, (("Content-Type", "a/b"), ("X-Twice", "1"), ("X-Twice", "2")), b"\0\xff\r\n{}")
 OTHER = StoredResponse(200, (), b"another")
@@ -322,13 +319,6 @@ class StoreContract(StoreCase):
         assert self.asked(operation) == Replay(RESPONSE)
         self.refuses_another(operation)
 
-    def test_a_duplicate_in_flight_is_told_how_long_to_wait(self) -> None:
-        operation = self.claimed(self.store(mode=Lease(seconds=30))).operation
-        outcome = self.asked(operation)
-        assert isinstance(outcome, InFlight)
-        assert 1 <= outcome.retry_after <= 30
-        self.refuses_another(operation)
-
     def test_a_duplicate_that_waits_gets_the_response_of_the_first(self) -> None:
         owner = self.claimed()
         waiting = engine.begin_claim(owner.operation, self.policy(wait=PATIENCE))
@@ -336,18 +326,6 @@ class StoreContract(StoreCase):
         with closing(waiting):
             assert self.store().complete(owner, RESPONSE)
             assert waiting.ask() == Replay(RESPONSE)
-
-    def test_a_duplicate_that_waits_in_vain_is_told_so(self) -> None:
-        owner, began = self.claimed(), time.monotonic()
-        assert isinstance(self.asked(owner.operation, wait=0.2), InFlight)
-        assert time.monotonic() - began >= 0.2
-
-    def test_a_failure_is_run_again_and_a_released_key_anew(self) -> None:
-        operation = self.operation()
-        assert self.performed(operation, Fail("broke")).attempt == 1
-        self.refuses_another(operation)
-        assert self.performed(operation, Release()).attempt == 2
-        assert self.performed(operation, Keep(RESPONSE)).attempt == 1
 
     def test_a_dead_owner_is_taken_over_once_its_lease_ran_out(self) -> None:
         dead = self.claimed(self.store(mode=SHORT_LEASE))

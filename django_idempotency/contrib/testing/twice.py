@@ -68,8 +68,12 @@ def sending_twice(*, every: bool = False, ignore: Collection[str] = ()) -> Itera
         if not stated and code(first) == "idempotency_key_anonymous":
             return send_again()
         if first.status_code < 400:
-            with _cookies(client, cookies), _unlogged():
-                differing = _differing(first, lambda: send_again(**key), ignore)
+            after, client.cookies = client.cookies, cookies
+            try:
+                with _unlogged():
+                    differing = _differing(first, lambda: send_again(**key), ignore)
+            finally:
+                client.cookies = after
             match = first.wsgi_request.resolver_match
             path = sent["PATH_INFO"]
             found.append(Repetition(sent["REQUEST_METHOD"], f"/{match.route}" if match else path, path, differing))
@@ -90,16 +94,6 @@ def _differing(first: Any, send_again: Callable[[], Any], ignore: Collection[str
             return (*differences(first, second), *changes(before, observe(ignore=ignore)))
         except Exception as error:  # the view's, or of a database transaction that it broke
             return (f"raised {error!r}",)
-
-
-@contextmanager
-def _cookies(client: Client, as_before: Any) -> Iterator[None]:
-    """Give the client the cookies from before the first response, and in the end those from after it."""
-    after, client.cookies = client.cookies, as_before
-    try:
-        yield
-    finally:
-        client.cookies = after
 
 
 @contextmanager

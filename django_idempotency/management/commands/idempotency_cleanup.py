@@ -19,4 +19,4 @@ class Command(MaintenanceCommand):
 
     def work(self, *, bodies: bool, **options: Any) -> bool:
         clean = drop_bodies if bodies else cleanup
-        return not self.run_pass(clean.in_steps, options).bad
+        return not self.run_pass(clean, options).bad

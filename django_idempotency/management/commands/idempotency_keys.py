@@ -1,37 +1,30 @@
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
 from uuid import UUID
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser, no_translations
 
-from django_idempotency.maintenance.advice import Standing, advice, shown_reason, standing, standing_of
-from django_idempotency.maintenance.decisions import (
-    Act,
-    Done,
-    Refusal,
-    Refused,
-    allow_retry,
-    extend,
-    fail,
-    objection,
-    resolve,
-    version,
+from django_idempotency.maintenance.advice import (
+    Event,
+    Standing,
+    advice,
+    seconds_of,
+    shown_reason,
+    standing_of,
+    timeline,
 )
+from django_idempotency.maintenance.decision_forms import INTERVENTIONS, Intervention
+from django_idempotency.maintenance.decisions import Act, Refusal, objection_to, version
 from django_idempotency.maintenance.formatting import age
-from django_idempotency.maintenance.reaper import store_of, watch
+from django_idempotency.maintenance.reaper import watch
 from django_idempotency.maintenance.records import Records, record_of, records
-from django_idempotency.maintenance.timeline import Event, timeline
-from django_idempotency.management.base import MaintenanceCommand, number, seconds
+from django_idempotency.management.base import MaintenanceCommand, number
 from django_idempotency.models import DatabaseNow, RowLocked
 from django_idempotency.stores import Store
-from django_idempotency.values.keys import is_record_id, record_id
-from django_idempotency.values.outcomes import StoredResponse
+from django_idempotency.values.keys import record_id
 from django_idempotency.values.printable import in_zone, printable
 
 ACTIONS = {
@@ -40,27 +33,8 @@ ACTIONS = {
         "Show the records of a key: what each is, what happens by itself, what is safe to do now, and what happened. "
         "Never shows responses. Changes nothing."
     ),
-    "resolve": (
-        "Give a key the response that its operation, which did take place, should have returned: every retry gets it."
-    ),
-    "fail": "Mark a key as failed for good: it never runs again, and every retry gets a problem response.",
-    "allow-retry": (
-        "Let the next request with a key run again, if the key is on hold or its owner is gone. First make sure that "
-        "the operation did not take place."
-    ),
-    "extend": (
-        "Make the lease of a key last at least the given time from now, for an owner that is well but does not renew "
-        "it. A lease is never shortened."
-    ),
 }
-
-
-OUTCOMES = {
-    Act.ALLOW_RETRY: "free: its next request runs again",
-    Act.FAIL: "failed for good: every retry gets the problem response",
-    Act.RESOLVE: "resolved: every retry gets the response",
-    Act.EXTEND: "held by its owner for at least that long",
-}
+ACTS = {act.replace("_", "-"): act for act in Act}
 SHOWN = (
     *("id", "scope", "key", "method", "path", "mode", "status", "attempts", "on_hold", "reason", "created_at"),
     *("locked_at", "locked_until", "updated_at", "expires_at", "purge_at", "replays", "response_status"),
@@ -73,34 +47,31 @@ class Command(MaintenanceCommand):
     help = "Lists keys, shows one, and decides about one as an operator does. Exits with 1 if nothing is found or done."
     works_on_stores = True
 
+    @no_translations
     def add_arguments(self, parser: CommandParser) -> None:
-        for name, action in self.add_actions(parser, ACTIONS):
+        forms = {name: INTERVENTIONS[act] for name, act in ACTS.items()}
+        acts = {name: f"{form.title}. {form.asks}" for name, form in forms.items()}
+        for name, action in self.add_actions(parser, ACTIONS | acts):
             super().add_arguments(action)
             if name != "list":
                 which = action.add_mutually_exclusive_group(required=True)
                 which.add_argument("key", nargs="?", help="the whole key, as the client sent it")
                 which.add_argument("--record", type=UUID, help="instead: the id of its record, which logs show, too")
             action.add_argument("--scope", help='a whole scope, such as "auth.user:7"; needed if the key is in several')
-            if name not in ("list", "show"):
+            if name == "list":
+                action.add_argument("--limit", type=number, default=100, help="at most this many; default: 100")
+            elif name in ACTS:
                 self.add_operator(action)
-            match name:
-                case "list":
-                    help = "at most this many; default: 100"
-                    action.add_argument("--limit", type=number, default=100, help=help)
-                case "resolve":
-                    self._add_resolve(action)
-                case "fail":
-                    help = "of the response, 400 to 599; default: 410"
-                    action.add_argument("--status", type=int, default=410, help=help)
-                    action.add_argument("--detail", default="", help="for the client, in the problem response")
-                case "extend":
-                    help = "seconds from now; default: 300"
-                    action.add_argument("--seconds", type=seconds, default=300, help=help)
+                self._add_fields(action, forms[name])
 
-    def _add_resolve(self, action: CommandParser) -> None:
-        action.add_argument("--status", type=int, required=True, help="status of the response, 200 to 599")
-        action.add_argument("--content-type", default="application/json", help="of the body; default: application/json")
-        action.add_argument("--body", default="", help="body of the response; default: none")
+    def _add_fields(self, action: CommandParser, form: type[Intervention]) -> None:
+        for name, field in form.base_fields.items():
+            if name == "note":  # as for other commands
+                continue
+            help = f"{field.help_text or field.label}".removesuffix(".") + "."
+            help += f" Default: {field.initial}." if field.initial else ""
+            required, default = field.required and not field.initial, field.initial or ""
+            action.add_argument(f"--{name.replace('_', '-')}", required=required, default=default, help=help)
 
     def handle(self, *args: Any, action: str, **options: Any) -> None:
         if action == "list":
@@ -108,7 +79,7 @@ class Command(MaintenanceCommand):
         elif action == "show":
             self._show(options)
         else:
-            self._decide(Act(action.replace("-", "_")), options)
+            self._decide(ACTS[action], options)
 
     def work(self, *, limit: int, scope: str | None, **options: Any) -> bool:
         found = (each for each in waiting(self.database, self.store) if scope in (None, each.scope))
@@ -122,28 +93,30 @@ class Command(MaintenanceCommand):
         return True
 
     def _show(self, options: dict[str, Any]) -> None:
-        for found in self._find(options):
-            self.database, self.store = found.alias, found.store
-            self.report(*described(found.record), options)
+        for record in self._find(options):
+            self.database, self.store = record.alias, record.store
+            self.report(*described(record), options)
         if not self.complete:
             raise CommandError("A database or store could not be searched: the key may have more records there.")
 
     # --- finding
 
-    def _find(self, options: dict[str, Any]) -> list[Found]:
+    def _find(self, options: dict[str, Any]) -> list[Any]:
         """Return the key's records in the scope, or in any. Raise ``CommandError`` if there is none.
 
-        Set ``complete`` to whether each database and store was searched.
+        Each has the ``alias`` of the place where it is, and its ``store`` if that is outside the databases. Set
+        ``complete`` to whether each database and store was searched.
         """
-        found: list[Found] = []
+        found: list[Any] = []
 
         def search(*, key: str | None, scope: str | None, record: UUID | None, **_options: Any) -> bool:
-            here = found_in(self.database, self.store, key=key, scope=scope, id=record)
-            found.extend(Found(self.database, self.store, each) for each in here)
+            for each in found_in(self.database, self.store, key=key, scope=scope, id=record):
+                each.alias, each.store = self.database, self.store
+                found.append(each)
             return True
 
         self.complete = self.work_on_each(search, **options)
-        wanted = [each for each in found if options["scope"] in (None, each.record.scope)]
+        wanted = [record for record in found if options["scope"] in (None, record.scope)]
         if wanted:
             return wanted
         if found:
@@ -155,12 +128,12 @@ class Command(MaintenanceCommand):
             "its run has claimed it by a lock."
         )
 
-    def _chosen(self, act: Act, found: list[Found], options: dict[str, Any]) -> Found:
-        possible = [each for each in found if objection_to(act, each.record) is None]
+    def _chosen(self, act: Act, found: list[Any], options: dict[str, Any]) -> Any:
+        possible = [record for record in found if objection_to(act, record) is None]
         if not possible:
-            raise CommandError("\n".join(why_not(each.record, objection_to(act, each.record)) for each in found))
-        if len({each.record.scope for each in possible}) < len(possible):
-            places = ", ".join(each.alias for each in possible)
+            raise CommandError("\n".join(why_not(record, objection_to(act, record)) for record in found))
+        if len({record.scope for record in possible}) < len(possible):
+            places = ", ".join(record.alias for record in possible)
             raise CommandError(f"The key is in several places; pass one of them with --database or --store: {places}.")
         if len(possible) > 1:
             raise CommandError(f"The key is in several scopes; pass one of them with --scope: {_scopes(possible)}.")
@@ -171,71 +144,36 @@ class Command(MaintenanceCommand):
     # --- deciding
 
     def _decide(self, act: Act, options: dict[str, Any]) -> None:
-        decide = _decision(act, options)  # refuse what can't be meant before anything else
+        form = INTERVENTIONS[act](options)
+        if not form.is_valid():
+            raise CommandError(
+                "\n".join(f"{name}: {' '.join(map(str, errors))}" for name, errors in form.errors.items())
+            )
+        by = self.operator(options, act.permission)
         found = self._find(options)
-        if act != Act.EXTEND and (lapsed := list(filter(_has_only_lapsed, found))):
-            self.operator(options, act.permission)  # refuse before waiting, not after it
+        if lapsed := [record for record in found if objection_to(act, record) is Refusal.LAPSED]:
             self._watch(lapsed, options)
             found = self._find(options)
-        chosen = self._chosen(act, found, options)
-        self.database, self.store, record = chosen.alias, chosen.store, chosen.record
-        by = self.operator(options, act.permission)
-        try:
-            outcome = decide(record.pk, as_seen=version(record), note=options["note"].strip(), by=by, **self.where)
-        except ValueError as error:
-            raise CommandError(printable(str(error))) from error
-        if isinstance(outcome, Refused):
-            raise CommandError(why_not(record, outcome.why))
-        self.report({act: [record.scope]}, f"The key of {record.scope} is {OUTCOMES[act]}.", options)
+        record = self._chosen(act, found, options)
+        self.database, self.store = record.alias, record.store
+        outcome = form.do(record.pk, as_seen=version(record), by=by, **form.terms(), **self.where)
+        if isinstance(outcome, Refusal):
+            raise CommandError(why_not(record, outcome))
+        self.report({act: [record.scope]}, f"{form.title}: done for the key of {record.scope}.", options)
 
-    def _watch(self, lapsed: list[Found], options: dict[str, Any]) -> None:
+    def _watch(self, lapsed: list[Any], options: dict[str, Any]) -> None:
         """Give owners whose leases have lapsed time to renew them, as they may do after an outage of the store."""
         if options["verbosity"] > 0:
             self.stderr.write("Its lease ran out: watching whether its owner renews it.", self.style.NOTICE)
-        for found in lapsed:
-            watch(found.store or store_of(found.record), found.record.pk)
+        for record in lapsed:
+            watch(record, record.store)
 
 
-def _has_only_lapsed(found: Found) -> bool:
-    return objection(found.record, Act.ALLOW_RETRY, found.record.now) is Refusal.LAPSED
-
-
-def _scopes(found: list[Found]) -> str:
-    return ", ".join(printable(each.record.scope) for each in found)
-
-
-def _decision(act: Act, options: dict[str, Any]) -> Callable[..., Done | Refused]:
-    match act:
-        case Act.ALLOW_RETRY:
-            return allow_retry
-        case Act.FAIL:
-            return partial(fail, status=options["status"], detail=options["detail"])
-        case Act.EXTEND:
-            return partial(extend, seconds=options["seconds"])
-    response = StoredResponse(options["status"], (("Content-Type", options["content_type"]),), _body(options))
-    return partial(resolve, response=response)
-
-
-def _body(options: dict[str, Any]) -> bytes:
-    body = str(options["body"]).encode()
-    if body and "json" in options["content_type"]:
-        try:
-            json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise CommandError(f"The body is not JSON: {error}") from None
-    return body
+def _scopes(found: list[Any]) -> str:
+    return ", ".join(printable(record.scope) for record in found)
 
 
 # --- The records of a key, and how they stand ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A record, and where it is: the alias of its database, or of its store."""
-
-    alias: str
-    store: Store | None
-    record: Any
 
 
 def read(rows: Records) -> Any:
@@ -248,28 +186,19 @@ def waiting(using: str, store: Store | None) -> Iterator[Any]:
     if store is None:
         rows = read(records(using))
         return chain(rows.awaiting_operator(), rows.abandoned())
-    return (record_of(found) for found in store.unfinished() if standing(found) in (Standing.ON_HOLD, Standing.LAPSED))
+    found = map(record_of, store.unfinished())
+    return (record for record in found if standing_of(record) in (Standing.ON_HOLD, Standing.LAPSED))
 
 
-def found_in(using: str, store: Store | None, *, key: str | None, scope: str | None, id: UUID | None) -> list[Any]:
+def found_in(using: str, store: Store | None, *, key: str | None, scope: str | None, id: Any) -> list[Any]:
     """Return the records of a key, in any scope, or the one with an id."""
     if store is None:
         rows = records(using)
-        return list(read(rows.with_key(key) if key is not None else rows.filter(pk__in=_ids(id))).order_by("pk"))
+        return list(read(rows.with_id(id) if key is None else rows.with_key(key)).order_by("pk"))
     if key is not None and scope is None:
         return [record_of(snapshot) for snapshot in store.records() if snapshot.key == key]
-    ids = [record_id(scope or "", key)] if key is not None else _ids(id)
-    return [record_of(snapshot) for snapshot in map(store.read, ids) if snapshot]
-
-
-def _ids(id: UUID | None) -> list[UUID]:
-    return [id] if id is not None and is_record_id(id) else []
-
-
-def objection_to(act: Act, record: Any) -> Refusal | None:
-    """Return why ``act`` can't be done to a record that was read with ``now`` and ``locked``."""
-    why = objection(record, act, record.now)
-    return Refusal.BUSY if why is None and record.locked and act != Act.EXTEND else why
+    snapshot = store.read(id if key is None else record_id(scope or "", key))
+    return [record_of(snapshot)] if snapshot else []
 
 
 def why_not(record: Any, why: Refusal | None) -> str:
@@ -283,26 +212,20 @@ def why_not(record: Any, why: Refusal | None) -> str:
 def facts_of(record: Any) -> dict[str, Any]:
     """Return what a JSON report says about a record. It has neither its response nor its token or fingerprint."""
     facts = {name: getattr(record, name) for name in SHOWN}
-    return facts | {"standing": str(standing_of(record)), "age": round(_seconds(record))}
-
-
-def _seconds(record: Any) -> float:
-    """Return for how many seconds the record has been in its state: since its claim, or since its end."""
-    seconds: float = (record.now - (record.locked_at or record.updated_at)).total_seconds()
-    return seconds
+    return facts | {"standing": str(standing_of(record)), "age": round(seconds_of(record))}
 
 
 def line(record: Any) -> str:
     """Return the line of a list about a record."""
     texts = {name: printable(getattr(record, name)) for name in ("scope", "key", "method", "path")}
     standing = str(standing_of(record).label)
-    spent, attempts, reason = age(_seconds(record)), record.attempts, shown_reason(record)
+    spent, attempts, reason = age(seconds_of(record)), record.attempts, shown_reason(record)
     return LINE.format(standing=standing, age=spent, attempts=attempts, reason=reason, **texts).rstrip()
 
 
 def described(record: Any) -> tuple[dict[str, Any], str]:
     """Return what there is to say about a record: as facts, and in words."""
-    advised, events = advice(record), timeline(record, record.now)
+    advised, events = advice(record), timeline(record)
     facts = facts_of(record) | {
         "what": advised.what,
         "by_itself": advised.by_itself,
@@ -319,7 +242,7 @@ def described(record: Any) -> tuple[dict[str, Any], str]:
         "record id": str(record.pk),
     }
     lines = [f"{record}: {standing_of(record).label}"]
-    lines += [f"  {name:{WIDTH}}  {printable(text)}" for name, text in texts.items() if text]
+    lines += [f"  {name:{WIDTH}}  {printable(str(text))}" for name, text in texts.items() if text]
     return facts, "\n".join([*lines, "  what happened", *map(_line_of, events)])
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 from uuid import UUID
@@ -9,8 +8,7 @@ from uuid import UUID
 from django.core.management.base import CommandError, CommandParser
 
 from django_idempotency.maintenance.decisions import Act
-from django_idempotency.maintenance.privacy import Selection, erase, export
-from django_idempotency.maintenance.reencryption import reencrypt
+from django_idempotency.maintenance.privacy import Selection, erase, export, reencrypt
 from django_idempotency.management.base import MaintenanceCommand
 from django_idempotency.values.printable import printable
 
@@ -28,6 +26,11 @@ ACTIONS = {
         "not been examined yet."
     ),
 }
+# Of the actions that select records; all of the options that are given have to match.
+BODIES = {
+    "erase": "erase only the headers and bodies of responses, and the paths; keys stay, and no retry runs again",
+    "export": "also headers and bodies of responses, decrypted; needs --by",
+}
 SELECTED = tuple(field.name for field in fields(Selection))
 VIEW = "django_idempotency.view_response_idempotencyrecord"
 
@@ -39,35 +42,19 @@ class Command(MaintenanceCommand):
         for name, action in self.add_actions(parser, ACTIONS):
             self.works_on_stores = name != "reencrypt"
             super().add_arguments(action)
-            getattr(self, f"_add_{name}")(action)
-
-    def _add_erase(self, action: CommandParser) -> None:
-        self._add_selection(action)
-        help = "erase only the headers and bodies of responses, and the paths; keys stay, and no retry runs again"
-        action.add_argument("--bodies", action="store_true", help=help)
-        help = "also records on hold, which wait for a decision; without --bodies, needs --by"
-        action.add_argument("--on-hold", action="store_true", help=help)
-        self._add_walk(action)
-
-    def _add_walk(self, action: CommandParser) -> None:
-        self.add_bounds(action)
-        action.add_argument("--after", type=UUID, help="continue after this id, where an earlier run ended")
-
-    def _add_selection(self, action: CommandParser) -> None:
-        """Add the options that select records. If several are given, a record has to match all of them."""
-        action.add_argument("--scope", help='a whole scope, such as "auth.user:7"')
-        action.add_argument("--scope-prefix", help='the beginning of a scope, up to a separator, such as "acme/"')
-        action.add_argument("--key", help="a whole key, as the client sent it")
-        action.add_argument("--record", type=UUID, help="the id of a record")
-        self.add_operator(action)
-
-    def _add_export(self, action: CommandParser) -> None:
-        self._add_selection(action)
-        help = "also headers and bodies of responses, decrypted; needs --by"
-        action.add_argument("--bodies", action="store_true", help=help)
-
-    def _add_reencrypt(self, action: CommandParser) -> None:
-        self._add_walk(action)
+            if name in BODIES:
+                action.add_argument("--scope", help='a whole scope, such as "auth.user:7"')
+                action.add_argument("--scope-prefix", help='the beginning of a scope, up to a separator, as "acme/"')
+                action.add_argument("--key", help="a whole key, as the client sent it")
+                action.add_argument("--record", type=UUID, help="the id of a record")
+                action.add_argument("--bodies", action="store_true", help=BODIES[name])
+                self.add_operator(action)
+            if name == "erase":
+                help = "also records on hold, which wait for a decision; without --bodies, needs --by"
+                action.add_argument("--on-hold", action="store_true", help=help)
+            if name != "export":
+                self.add_bounds(action)
+                action.add_argument("--after", type=UUID, help="continue after this id, where an earlier run ended")
 
     def handle(self, *args: Any, action: str, **options: Any) -> None:
         self.works_on_stores = action != "reencrypt"
@@ -82,19 +69,14 @@ class Command(MaintenanceCommand):
     def work(self, **options: Any) -> bool:
         if options.get("after") is not None and self.several:
             raise CommandError("Pass --database to say in which database to continue --after that id.")
-        work: dict[str, Callable[..., bool]] = {
-            "erase": self._erase,
-            "export": self._export,
-            "reencrypt": self._reencrypt,
-        }
         try:
-            return work[self.action](options)
+            return bool(getattr(self, f"_{self.action}")(options))
         except ValueError as error:
             raise CommandError(printable(str(error))) from error
 
     def _erase(self, options: dict[str, Any]) -> bool:
         what = {name: options[name] for name in (*SELECTED, "bodies", "on_hold", "after", "note")}
-        return self.run_pass(erase.in_steps, options, by=self.by, **what).complete or options["dry_run"]
+        return self.run_pass(erase, options, by=self.by, **what).complete or options["dry_run"]
 
     def _export(self, options: dict[str, Any]) -> bool:
         count, what = 0, {name: options[name] for name in (*SELECTED, "bodies", "note")}
@@ -108,4 +90,4 @@ class Command(MaintenanceCommand):
         return True
 
     def _reencrypt(self, options: dict[str, Any]) -> bool:
-        return self.run_pass(reencrypt.in_steps, options, after=options["after"]).complete or options["dry_run"]
+        return self.run_pass(reencrypt, options, after=options["after"]).complete or options["dry_run"]

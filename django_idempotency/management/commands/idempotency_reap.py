@@ -18,4 +18,4 @@ class Command(MaintenanceCommand):
         self.add_bounds(parser)
 
     def work(self, *, older_than: float, **options: Any) -> bool:
-        return not self.run_pass(reap.in_steps, options, older_than=older_than).bad
+        return not self.run_pass(reap, options, older_than=older_than).bad

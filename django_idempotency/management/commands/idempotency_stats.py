@@ -1,20 +1,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import CommandParser
 
 from django_idempotency.maintenance import formatting
 from django_idempotency.maintenance.formatting import age, sections
-from django_idempotency.maintenance.stats import HOUR, MOST, Stats, alarms, alarms_of_store, at_most, due, stats
+from django_idempotency.maintenance.stats import HOUR, MOST, alarms, alarms_of_store, at_most, due, pending, size
 from django_idempotency.maintenance.sweep import LONGEST
 from django_idempotency.management.base import FAILURE, MaintenanceCommand, seconds
 from django_idempotency.stores import Store
 
 CHECK_SECONDS = 10.0  # for each statement of a check
+# What a check is about, how long it has lasted, and the option with its limit.
+LIMITS = (
+    ("stuck", "stuck_oldest", "stuck_for"),
+    ("on_hold", "on_hold_oldest", "on_hold_for"),
+    ("behind", "lag", "behind_for"),
+)
 EXCEEDED, UNKNOWN = 2, 3  # exit codes, as monitoring plugins use them
 
 
@@ -56,43 +60,36 @@ class Command(MaintenanceCommand):
         return True
 
     def _tell(self, options: dict[str, Any]) -> None:
-        stand = stats(using=self.database)
-        facts, lines = asdict(stand), [*_standing(stand)]
-        for section in sections(self.database):
+        facts: dict[str, Any] = {}
+        lines: list[str] = []
+        for title, measure, most in (("RECORDS", size, None), ("PENDING", pending, MOST), ("CLEANING UP", due, MOST)):
+            found = measure(using=self.database)
+            facts |= found
+            lines += formatting.lines(title, formatting.figures(found, most))
+        for section_of in sections:
+            section = section_of(self.database)
             facts |= section.facts
             lines += section.lines
         self.report(facts, "\n".join(lines), options)
 
     def _tell_of_store(self, store: Store, options: dict[str, Any]) -> None:
         found = alarms_of_store(store.name, seconds=CHECK_SECONDS)
-        lines = ["", *formatting.lines(f"STORE {store.name}", formatting.alarming(found))]
-        self.report(asdict(found), "\n".join(lines), options)
+        lines = ["", *formatting.lines(f"STORE {store.name}", formatting.figures(found))]
+        self.report(found, "\n".join(lines), options)
 
     def _check(self, options: dict[str, Any]) -> None:
-        late: dict[str, float] = {}
         if self.store is not None:
-            raised = alarms_of_store(self.store.name, seconds=CHECK_SECONDS)
+            found = alarms_of_store(self.store.name, seconds=CHECK_SECONDS)
         else:
             with at_most(CHECK_SECONDS, self.database):
-                raised, late = alarms(using=self.database), asdict(due(using=self.database))
-        lasting = {
-            "stuck": (raised.stuck_oldest, options["stuck_for"]),
-            "on_hold": (raised.on_hold_oldest, options["on_hold_for"]),
-            **({"behind": (late["lag"], options["behind_for"])} if late else {}),
-        }
+                found = alarms(using=self.database) | due(using=self.database)
+        lasting = {name: (found[age], options[limit]) for name, age, limit in LIMITS if age in found}
         exceeded = [name for name, (lasts, limit) in lasting.items() if lasts > limit]
         self.exceeded |= bool(exceeded)
         figures = ", ".join(_lasting(name, *times) for name, times in lasting.items())
-        facts = {**asdict(raised), **late, "exceeded": exceeded}
-        self.report(facts, f"{'CRITICAL' if exceeded else 'OK'}: {figures}.", options)
+        self.report(found | {"exceeded": exceeded}, f"{'CRITICAL' if exceeded else 'OK'}: {figures}.", options)
 
 
 def _lasting(name: str, lasts: float, limit: float) -> str:
     text = f"{name.replace('_', ' ')} for {age(lasts)}"
     return text if lasts <= limit else f"{text} (over {age(limit)})"
-
-
-def _standing(stand: Stats) -> Iterator[str]:
-    yield from formatting.lines("RECORDS", formatting.sizes(stand))
-    yield from formatting.lines("PENDING", formatting.waiting(stand, MOST))
-    yield from formatting.lines("CLEANING UP", formatting.backlog(stand, MOST))

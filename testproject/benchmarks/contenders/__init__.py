@@ -21,7 +21,7 @@ NAMES = (
     "idemkit_redis",
     "django_idempotency_key",
 )
-ON_REQUEST = ("cached_in_process",)
+ON_REQUEST = ("cached_in_process", "statements_by_record", "statements_by_lock")
 
 
 def _plain(view: Any) -> Any:

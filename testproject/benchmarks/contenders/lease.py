@@ -6,8 +6,8 @@ from testproject.benchmarks.contenders import Contender, behind
 
 
 def protect(view: Any) -> Any:
-    from django_idempotency.policy import Policy
     from django_idempotency.rest_framework import IdempotentMixin
+    from django_idempotency.values.policy import Policy
 
     return behind(IdempotentMixin, view, idempotency_policy=Policy(mode="lease"))
 

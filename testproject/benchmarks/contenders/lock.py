@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_idempotency.policy import Atomic
+from django_idempotency.values.policy import Atomic
 from testproject.benchmarks.contenders import Contender, behind
 
 
 def protect(view: Any) -> Any:
-    from django_idempotency.policy import Policy
     from django_idempotency.rest_framework import IdempotentMixin
+    from django_idempotency.values.policy import Policy
 
     return behind(IdempotentMixin, view, idempotency_policy=Policy(mode=Atomic(claim="lock")))
 

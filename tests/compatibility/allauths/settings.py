@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from tests.compatibility.settings import *
 
-ROOT_URLCONF = "tests.compatibility.allauths.urls"
 INSTALLED_APPS = [*INSTALLED_APPS, "django.contrib.messages", "allauth", "allauth.account", "allauth.headless"]
 MIDDLEWARE = [
     *MIDDLEWARE,

@@ -27,4 +27,3 @@ AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.ModelBackend", "guardia
 CONTENT_SECURITY_POLICY = {"DIRECTIVES": {"default-src": ["'self'"]}}
 PGTRIGGER_MIGRATIONS = False
 PGTRIGGER_INSTALL_ON_MIGRATE = True
-ROOT_URLCONF = "tests.compatibility.companions.urls"

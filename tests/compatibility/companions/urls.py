@@ -65,9 +65,6 @@ class Companion(Project):
     def effects(self, reference):
         return Payment.objects.filter(reference__startswith=reference).count()
 
-    def take_bookings(self):
-        return 0
-
 
 class Recorded(Companion):
     """``entries``: where the package keeps one of each payment by Carol; the others: in which columns."""

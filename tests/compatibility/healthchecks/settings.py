@@ -10,7 +10,7 @@ sys.path.insert(0, os.environ["HEALTHCHECKS"])
 
 from hc.settings import *
 
-from tests.compatibility.settings import ALLOWED_HOSTS, DATABASES  # noqa: F401
+from tests.compatibility.settings import ALLOWED_HOSTS, DATABASES, ROOT_URLCONF  # noqa: F401
 
 
 def owner_of_api_key(request):
@@ -22,4 +22,3 @@ SECRET_KEY = "not a secret: tests"
 INSTALLED_APPS = (*INSTALLED_APPS, "django_idempotency")
 MIDDLEWARE = [*MIDDLEWARE, "django_idempotency.middleware.IdempotencyMiddleware"]
 IDEMPOTENCY = {"SCOPE": owner_of_api_key}
-ROOT_URLCONF = "tests.compatibility.healthchecks.urls"

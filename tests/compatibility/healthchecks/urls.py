@@ -29,9 +29,6 @@ class Healthchecks(Project):
     def effects(self, reference):
         return Check.objects.filter(name=reference).count()
 
-    def take_bookings(self):
-        return 0
-
     def check(self):
         created = self.send("r-pinged", "pinged")
         url = created.json()["ping_url"]

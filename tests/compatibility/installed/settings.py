@@ -20,9 +20,9 @@ MIDDLEWARE = [
     MIDDLEWARE[-1],
 ]
 AUTHENTICATION_BACKENDS = ["axes.backends.AxesBackend", "django.contrib.auth.backends.ModelBackend"]
+AXES_FAILURE_LIMIT = 3
 AXES_VERBOSE = False
 CORS_ALLOWED_ORIGINS = ["https://shop.example"]
 CORS_ALLOW_HEADERS = [*default_headers, "idempotency-key"]
 CORS_EXPOSE_HEADERS = ["Idempotent-Replayed", "Retry-After", "X-Should-Retry"]
 REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema"}
-ROOT_URLCONF = "tests.compatibility.installed.urls"

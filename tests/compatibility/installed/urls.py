@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+from unittest import mock
 from uuid import uuid4
 
 from axes.models import AccessAttempt
+from django.conf import settings
 from django.contrib.auth import authenticate, get_user_model
+from django.db import connection
 from django.http import JsonResponse
 from django.urls import path
 from django_otp.plugins.otp_static.models import StaticDevice
@@ -38,14 +41,26 @@ def pay_with_code(request):
     return answer(asked["reference"], device.verify_token("wrong" if asked["refuse"] else "right"), 403)
 
 
-class Carol(Project):
+class Guessed(Project):
+    """Logins that the package watches."""
+
     def begin(self):
         if not get_user_model().objects.exists():
             carol = get_user_model().objects.create_user("carol", password="right")
             StaticDevice.objects.create(user=carol)
 
+    def check(self):
+        """A fresh key for each guess does not get around the lockout."""
+        for atomic_requests in (False, True):
+            with mock.patch.dict(connection.settings_dict, ATOMIC_REQUESTS=atomic_requests):
+                for _guess in range(settings.AXES_FAILURE_LIMIT):
+                    assert self.send("r-guess", str(uuid4()), refuse=True).status_code >= 400
+                assert self.send("r-locked-out", str(uuid4())).status_code >= 400
+            assert self.take_bookings() > 0
+            assert self.effects("r-locked-out") == 0
 
-class Axes(Carol):
+
+class Axes(Guessed):
     path = "/password/"
 
     def take_bookings(self):
@@ -54,7 +69,7 @@ class Axes(Carol):
         return failures
 
 
-class Otp(Carol):
+class Otp(Guessed):
     path = "/code/"
 
     def send(self, *args, **named):

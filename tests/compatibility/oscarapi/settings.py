@@ -39,4 +39,3 @@ HAYSTACK_CONNECTIONS = {"default": {"ENGINE": "haystack.backends.simple_backend.
 SITE_ID = 1
 OSCAR_INITIAL_ORDER_STATUS = "new"
 IDEMPOTENCY = {}
-ROOT_URLCONF = "tests.compatibility.oscarapi.urls"

@@ -55,9 +55,6 @@ class OscarApi(Project):
     def effects(self, reference):
         return Order.objects.filter(basket_id=self.basket(reference)).count()
 
-    def take_bookings(self):
-        return 0
-
     def check(self):
         self._fill_basket("r-line")
         line = {"url": self._product(), "quantity": 3}

@@ -23,4 +23,3 @@ sentry_sdk.init(
     integrations=[DjangoIntegration(cache_spans=True, middleware_spans=True, signals_spans=True)],
     traces_sample_rate=1.0,
 )
-ROOT_URLCONF = "tests.compatibility.sentry.urls"

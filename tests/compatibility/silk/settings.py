@@ -5,4 +5,3 @@ from tests.compatibility.settings import *
 INSTALLED_APPS += ["django.contrib.messages", "silk"]
 MIDDLEWARE = ["silk.middleware.SilkyMiddleware", *MIDDLEWARE]
 SILKY_MAX_RECORDED_REQUESTS_CHECK_PERCENT = 0
-ROOT_URLCONF = "tests.compatibility.silk.urls"

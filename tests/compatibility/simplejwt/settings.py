@@ -4,4 +4,3 @@ from tests.compatibility.settings import *
 
 INSTALLED_APPS += ["rest_framework", "rest_framework_simplejwt", "rest_framework_simplejwt.token_blacklist"]
 IDEMPOTENCY = {}
-ROOT_URLCONF = "tests.compatibility.simplejwt.urls"

@@ -18,4 +18,3 @@ MIDDLEWARE = [
     MIDDLEWARE[-1],
 ]
 IDEMPOTENCY = {}
-ROOT_URLCONF = "tests.compatibility.tenants.urls"

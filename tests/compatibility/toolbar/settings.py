@@ -7,4 +7,3 @@ INSTALLED_APPS += ["django.contrib.staticfiles", "debug_toolbar"]
 MIDDLEWARE = ["debug_toolbar.middleware.DebugToolbarMiddleware", *MIDDLEWARE]
 STATIC_URL = "static/"
 DEBUG_TOOLBAR_CONFIG = {"SHOW_TOOLBAR_CALLBACK": "tests.compatibility.toolbar.urls.always", "RESULTS_CACHE_SIZE": 1000}
-ROOT_URLCONF = "tests.compatibility.toolbar.urls"

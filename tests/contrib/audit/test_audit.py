@@ -12,9 +12,9 @@ from django.test import modify_settings
 from django_idempotency.contrib.audit.admin import EntryAdmin
 from django_idempotency.contrib.audit.models import Entry
 from django_idempotency.maintenance import allow_retry, erase, export
+from django_idempotency.maintenance.advice import timeline
 from django_idempotency.maintenance.decisions import Refusal, fail
 from django_idempotency.maintenance.history import entries_of_life, write_entry
-from django_idempotency.maintenance.timeline import timeline
 from django_idempotency.management.commands.idempotency_keys import read
 from django_idempotency.models import IdempotencyRecord
 from tests.maintenance.test_key_commands import held
@@ -31,7 +31,7 @@ def anna(django_user_model):
 def history():
     """What ``show`` and the admin say that operators did, and who they were."""
     (found,) = read(IdempotencyRecord.objects.filter(key="held"))
-    return [(event.what, event.by) for event in timeline(found, found.now) if event.by]
+    return [(event.what, event.by) for event in timeline(found) if event.by]
 
 
 def test_the_history_outlives_the_account_of_the_operator(anna):
@@ -61,9 +61,9 @@ def test_two_operators_decide_without_the_admin_and_a_deleted_one_no_longer_coun
     bob, carol = (django_user_model.objects.create_superuser(name) for name in ("bob", "carol"))
     held()
     with modify_settings(INSTALLED_APPS={"remove": ["django.contrib.admin"]}):
-        assert allow_retry(record("held").pk, by=anna).why == Refusal.PROPOSED
+        assert allow_retry(record("held").pk, by=anna) == Refusal.PROPOSED
         anna.delete()
-        assert allow_retry(record("held").pk, by=bob).why == Refusal.PROPOSED
+        assert allow_retry(record("held").pk, by=bob) == Refusal.PROPOSED
         allow_retry(record("held").pk, by=carol)
     assert not record("held").on_hold
 

@@ -7,14 +7,13 @@ from uuid import uuid4
 import pytest
 from django.core.cache import caches
 from django.core.management import call_command
-from django.db import transaction
 
 from django_idempotency import engine
 from django_idempotency.maintenance import erase
 from django_idempotency.maintenance.formatting import age
 from django_idempotency.stores import store_for
-from django_idempotency.values.outcomes import Claimed, Keep, Replay
-from tests.contrib.cached.test_cached import POLICY, RESPONSE, FaultyCache, asked, broken, done, operation, use
+from django_idempotency.values.outcomes import Claimed, Replay
+from tests.contrib.cached.test_cached import POLICY, FaultyCache, asked, broken, done, operation, use
 from tests.support.callers import stop_heartbeat
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
@@ -75,11 +74,7 @@ def test_a_record_read_before_an_erasure_is_not_cached_after_it(one, by_store):
 @pytest.mark.parametrize("bodies", [False, True])
 def test_a_response_erased_before_it_is_cached_is_not_cached(bodies):
     one = operation()
-    claim = engine.claim(one, POLICY)
-    with engine.execution(claim, POLICY) as execution:
-        # A hook of the project's, before the one that writes to the cache.
-        transaction.on_commit(lambda: erase(one.scope, bodies=bodies))
-        execution.verdict = Keep(RESPONSE)
+    done(one, hook=lambda: erase(one.scope, bodies=bodies))
     outcome, statements = asked(one)
     assert statements > 0
     assert isinstance(outcome, Replay if bodies else Claimed)

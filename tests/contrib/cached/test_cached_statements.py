@@ -11,8 +11,7 @@ from django.http import HttpResponse
 from django.urls import path
 
 from django_idempotency.contrib.dashboard.counters import Counters
-from django_idempotency.engine.background import PATIENCE, Background
-from django_idempotency.engine.workers import Worker
+from django_idempotency.engine.background import PATIENCE, Background, Worker
 from django_idempotency.models import IdempotencyRecord
 from django_idempotency.stores.own_connections import own_connection
 from tests.contrib.cached.test_cached import use

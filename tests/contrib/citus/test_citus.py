@@ -12,11 +12,11 @@ import pytest
 from django.db import IntegrityError, transaction
 
 from django_idempotency import engine
-from django_idempotency.contrib.citus.distribution import in_shards, is_distributed
+from django_idempotency.contrib.citus.store import in_shards, is_distributed
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Atomic, Policy
 from django_idempotency.stores.errors import store_errors
 from django_idempotency.values.outcomes import Claimed, Operation
+from django_idempotency.values.policy import Policy
 from tests.support import distributed
 from tests.support.callers import payment
 from tests.support.checks import ids_found
@@ -35,12 +35,7 @@ def claimed(key):
 
 def test_the_table_is_distributed():
     assert is_distributed("default")
-    assert ids_found("E004", "E030", "E031") == []
-
-
-def test_e004_claims_by_lock_are_refused(settings):
-    settings.IDEMPOTENCY = {"ATOMIC": Atomic(claim="lock")}
-    assert ids_found("E004", "E030", "E031") == ["E004"]
+    assert ids_found("E031", "E034") == []
 
 
 def test_ids_are_grouped_by_shard():

@@ -9,17 +9,21 @@ import re
 from uuid import uuid4
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from django_idempotency import engine
-from django_idempotency.contrib.citus import distribution
+from django_idempotency.contrib.citus import store as citus
+from django_idempotency.contrib.citus.store import CitusStore
+from django_idempotency.contrib.testing.stores import StoreContract
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Atomic, Policy
-from django_idempotency.stores import postgresql, store_for
-from django_idempotency.stores.claim_function import FUNCTION
+from django_idempotency.stores import configured, postgresql, store_for
+from django_idempotency.stores.claim_function import FUNCTION, TRANSACTION
 from django_idempotency.stores.database import ahead
+from django_idempotency.values.exceptions import StoreUnavailable
 from django_idempotency.values.outcomes import Claimed, Fail, Keep, Operation, Release, Replay, StoredResponse
-from tests.support.callers import entry_point, paying
+from django_idempotency.values.policy import Atomic, Policy
+from tests.support.checks import CITUS, ids_found
 from tests.support.shard_locks import refused_across_shards, shard_of
 from tests.support.statements import sent_statements
 
@@ -87,32 +91,55 @@ def test_every_statement_sent_to_postgresql_names_one_record(mode):
     assert [claim.operation.key for claim in together] == ["a", "b"]
 
 
+STORE = {"BACKEND": f"{citus.__name__}.{CitusStore.__name__}"}
+
+
 @pytest.fixture
-def shards(transactional_db, monkeypatch):
+def citus_store(settings):
+    settings.IDEMPOTENCY = {"STORES": {"default": STORE}}
+
+
+@pytest.fixture
+def shards(transactional_db, citus_store, monkeypatch):
     """The shards of each statement that has locked records; one that names several is refused, as by Citus."""
     with refused_across_shards(monkeypatch) as locked:
         yield locked
 
 
 @pytest.mark.postgresql
+@pytest.mark.usefixtures("transactional_db", "citus_store")
+class TestOnOneServer(StoreContract):
+    """Citus's store on a table that is not distributed."""
+
+
+@pytest.mark.postgresql
+@pytest.mark.usefixtures("shards")
+class TestOnSeveralServers(StoreContract):
+    pass
+
+
+@pytest.mark.postgresql
 @pytest.mark.usefixtures("shards")
 def test_the_database_is_asked_once_whether_the_table_is_distributed():
-    distribution._distributed.clear()
-    assert distribution.is_distributed("default")
+    citus._distributed.clear()
+    assert citus.is_distributed("default")
     with connections["default"].execute_wrapper(lambda *_args: pytest.fail("asked again")):
-        assert distribution.is_distributed("default")
+        assert citus.is_distributed("default")
 
 
+@pytest.mark.postgresql
 def test_plain_tables_lock_any_rows(db, monkeypatch):
-    monkeypatch.setattr(distribution, "_distributed", {})
-    assert not distribution.is_distributed("default")
+    monkeypatch.setattr(citus, "_distributed", {})
+    assert not citus.is_distributed("default")
+    ids = [uuid4() for _ in range(3)]
+    assert citus.in_shards(ids, "default") == [ids]
 
 
 @pytest.mark.postgresql
 def test_ids_are_grouped_by_shard_always_in_the_same_order(shards):
     ids = [uuid4() for _ in range(30)]
     expected = [[id for id in sorted(ids) if shard_of(id) == shard] for shard in sorted(set(map(shard_of, ids)))]
-    assert distribution.in_shards(ids, "default") == expected
+    assert citus.in_shards(ids, "default") == expected
 
 
 @pytest.mark.postgresql
@@ -133,27 +160,101 @@ def test_a_batch_is_locked_shard_by_shard(shards):
     assert shards == [{shard} for shard in sorted({shard_of(claim.id) for claim in claims})]
 
 
+@pytest.fixture
+def elsewhere(shards, monkeypatch):
+    """What the server of a record says of transactions is about others than the caller's."""
+    for name in ("LOCK", "LOCK_MANY"):
+        monkeypatch.setattr(postgresql, name, getattr(postgresql, name).replace(TRANSACTION, "'7'"))
+    monkeypatch.setattr(postgresql, "ENDING", postgresql.ENDING.replace(TRANSACTION, "'7'"))
+    monkeypatch.setattr(postgresql, "WAS_COMMITTED", "%s IS NULL")
+
+
 @pytest.mark.postgresql
+@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("verdict", VERDICTS)
-def test_a_run_on_several_servers_goes_by_the_transaction_of_its_own(shards, verdict, monkeypatch):
-    """The number that the row's server tells is another transaction's here."""
-    monkeypatch.setattr(postgresql, "LOCK", postgresql.LOCK.replace("pg_current_xact_id()::text", "'7'"))
+def test_a_run_on_several_servers_goes_by_the_transaction_of_its_own(verdict):
     settle(claimed("k", Policy()), Policy(), verdict)
     status = IdempotencyRecord.objects.filter(key="k").values_list("status", flat=True).first()
     assert status == {Keep: "completed", Fail: "failed", Release: None}[type(verdict)]
 
 
 @pytest.mark.postgresql
-def test_claims_by_lock_are_records_on_several_servers(shards):
-    claim = claimed("k", Policy(mode=Atomic(claim="lock")))
-    assert not claim.by_lock
-    assert IdempotencyRecord.objects.filter(pk=claim.id).exists()
+def test_replays_of_several_shards_are_counted_one_by_one(shards):
+    claims = [claimed(f"k{number}", Policy()) for number in range(5)]
+    store_for(Policy()).count_replays({claim.id: number for number, claim in enumerate(claims)})
+    counted = IdempotencyRecord.objects.filter(pk__in=[claim.id for claim in claims]).order_by("key")
+    assert list(counted.values_list("replays", flat=True)) == [0, 1, 2, 3, 4]
+    assert shards == []
 
 
 @pytest.mark.postgresql
-@pytest.mark.usefixtures("transactional_db")
-@pytest.mark.parametrize("claim", ["record", "lock"])
-def test_a_request_is_refused_if_the_store_fails_as_a_process_asks_for_its_shards(claim, proxy, monkeypatch):
-    monkeypatch.setattr(distribution, "_distributed", {})  # what a process asks once
+@pytest.mark.usefixtures("elsewhere")
+def test_a_run_that_failed_after_its_transaction_was_committed_is_on_hold():
+    claim, store = claimed("k", Policy()), store_for(Policy())
+    with store.transaction():
+        locked = store.lock(claim)
+    assert store.fail(locked, "broke")
+    assert IdempotencyRecord.objects.values_list("on_hold", flat=True).get(pk=claim.id)
+
+
+@pytest.mark.postgresql
+@pytest.mark.psycopg3
+@pytest.mark.usefixtures("elsewhere")
+def test_a_batch_is_completed_by_the_transaction_of_its_own():
+    """With a plain UPDATE: what depends on all of its rows would have to be asked of several servers."""
+    claims, store = [claimed(f"k{number}", Policy()) for number in range(5)], store_for(Policy())
+    with store.transaction(), sent_statements() as sent:
+        locked = store.lock_many(claims)
+        assert store.complete_many([(claim, StoredResponse(201)) for claim in locked]) == len(claims)
+    assert sent.on("WITH written") == []
+    assert set(IdempotencyRecord.objects.values_list("status", flat=True)) == {"completed"}
+
+
+@pytest.mark.usefixtures("citus_store")
+def test_claims_by_lock_are_refused():
+    policy = Policy(mode=Atomic(claim="lock"))
+    with pytest.raises(ImproperlyConfigured, match=r"'default' \(CitusStore\) are on several servers"):
+        store_for(policy)
+
+
+def test_e024_finds_claims_by_lock(settings):
+    settings.IDEMPOTENCY = {"STORES": {"default": STORE}, "ATOMIC": Atomic(claim="lock")}
+    assert ids_found("E024", databases=()) == ["E024"]
+    settings.IDEMPOTENCY = {"STORES": {"default": STORE}}
+    assert ids_found("E024", databases=()) == []
+
+
+@pytest.mark.usefixtures("citus_store")
+def test_e023_finds_the_store_without_its_app(monkeypatch):
+    assert ids_found("E023", databases=()) == []
+    configured.cache_clear()
+    monkeypatch.setattr(citus.apps, "is_installed", lambda _app: False)
+    assert ids_found("E023", databases=()) == ["E023"]
+
+
+@pytest.mark.postgresql
+@pytest.mark.usefixtures("shards")
+def test_e034_finds_a_partitioned_table(monkeypatch):
+    assert ids_found("E034") == []
+    monkeypatch.setattr(citus, "PARTITIONED", "SELECT true")
+    assert ids_found("E034") == ["E034"]
+
+
+@pytest.mark.postgresql
+def test_e001_finds_distributed_records_whose_store_is_another(shards, settings):
+    assert ids_found("E001", label=CITUS) == []
+    settings.IDEMPOTENCY = {}
+    assert ids_found("E001", label=CITUS) == ["E001"]
+    citus._distributed["default"] = False
+    assert ids_found("E001", label=CITUS) == []
+
+
+@pytest.mark.postgresql
+@pytest.mark.usefixtures("transactional_db", "citus_store")
+def test_leases_are_not_renewed_if_the_store_fails_as_a_process_asks_for_its_shards(proxy, monkeypatch):
+    policy = Policy(mode="lease")
+    claim, store = claimed("k", policy), store_for(policy)
+    monkeypatch.setattr(citus, "_distributed", {})  # what a process asks once
     proxy.go_away()
-    assert entry_point(paying, mode=Atomic(claim=claim))().status_code == 503
+    with pytest.raises(StoreUnavailable):
+        store.renew([claim])

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 
+import openai
 import pytest
+from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
+from pytest_django.live_server_helper import LiveServer
 
-from django_idempotency.decorators import idempotent
-from django_idempotency.policy import Policy
+from django_idempotency.http.placement import idempotent
 from django_idempotency.stores import store_for
+from django_idempotency.values.policy import Policy
 from tests.support.callers import claim
 from tests.support.relay import running_relay
 
@@ -17,8 +21,6 @@ pytestmark = pytest.mark.openai
 
 @pytest.fixture
 def post():
-    import openai
-
     def send(url, path, *, key, body, token="alice-token", **headers):
         with openai.OpenAI(base_url=url, api_key="none", max_retries=4) as client:
             own = {"Authorization": f"Token {token}", "Idempotency-Key": f'"{key}"', **headers}
@@ -47,11 +49,6 @@ def on_hold(request):
 
 def test_a_409_on_hold_is_not_retried(post, transactional_db, settings):
     """Without the header ``X-Should-Retry`` it would be, as any other 409."""
-    import openai
-    from django.urls import path
-    from django.views.decorators.csrf import csrf_exempt
-    from pytest_django.live_server_helper import LiveServer
-
     settings.MIDDLEWARE = []
     settings.ROOT_URLCONF = (path("pay/", csrf_exempt(idempotent(scope="public")(on_hold))),)
     policy = Policy(scope="public")

@@ -9,12 +9,15 @@ import importlib
 import json
 import uuid
 
+import httpx
 import pytest
 from django.core.wsgi import get_wsgi_application
 from django.urls import path
 from ninja import NinjaAPI, Schema, Status
 
-from django_idempotency.decorators import idempotent
+from django_idempotency.contrib.client import Retries
+from django_idempotency.contrib.client.httpx import IdempotentTransport
+from django_idempotency.http.placement import idempotent
 from tests.support.callers import all_effects, pay
 from tests.support.generated import generated_client
 
@@ -29,34 +32,17 @@ class Paid(Payment):
     entry: str
 
 
-def served():
-    """The URLs of an operation that is protected, and its OpenAPI document."""
+@pytest.fixture
+def send(settings, tmp_path):
+    """Sends a payment by a client that was generated from an API of Django Ninja; the first response gets lost."""
     api = NinjaAPI(urls_namespace=uuid.uuid4().hex, docs_url=None)
 
     @api.post("/payments/", response={201: Paid}, operation_id="payments_create", tags=["payments"])
     @idempotent(scope="public")
-    def create(request, payment: Payment):
+    def create_payment(request, payment: Payment):
         return Status(201, {"amount": payment.amount, "entry": str(pay().pk)})
 
-    return [path("", api.urls)], json.loads(json.dumps(api.get_openapi_schema(path_prefix="")))
-
-
-@pytest.fixture
-def generated(settings, tmp_path):
-    """The package that was generated from the document of an API of Django Ninja, which is served."""
-    urls, document = served()
-    settings.ROOT_URLCONF = tuple(urls)
-    with generated_client(document, tmp_path) as package:
-        yield package
-
-
-@pytest.fixture
-def send(generated):
-    """Sends a payment by the generated client; the first response gets lost."""
-    import httpx
-
-    from django_idempotency.contrib.client.httpx import IdempotentTransport
-    from django_idempotency.contrib.client.retries import Retries
+    settings.ROOT_URLCONF = (path("", api.urls),)
 
     class Lossy(httpx.WSGITransport):
         sent = 0
@@ -70,16 +56,14 @@ def send(generated):
             return response
 
     transport = IdempotentTransport(Lossy(get_wsgi_application()), Retries(first_wait=0.001))
-    name = generated.__name__
-    create = importlib.import_module(f"{name}.api.payments.payments_create")
-    payment = importlib.import_module(f"{name}.models").Payment
-    client = generated.Client(base_url="http://testserver", httpx_args={"transport": transport})
-
-    def sent(amount):
-        return create.sync_detailed(client=client, body=payment(amount=amount), idempotency_key='"k"')
-
-    yield sent
-    client.get_httpx_client().close()
+    document = json.loads(json.dumps(api.get_openapi_schema(path_prefix="")))
+    with (
+        generated_client(document, tmp_path) as package,
+        package.Client(base_url="http://testserver", httpx_args={"transport": transport}) as client,
+    ):
+        create = importlib.import_module(f"{package.__name__}.api.payments.payments_create")
+        of_payments = importlib.import_module(f"{package.__name__}.models").Payment
+        yield lambda amount: create.sync_detailed(client=client, body=of_payments(amount=amount), idempotency_key='"k"')
 
 
 def test_a_generated_client_retries_into_one_effect(send):

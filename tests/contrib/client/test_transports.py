@@ -100,12 +100,6 @@ def test_the_last_error_or_response_is_the_callers_once_no_attempt_is_left(charg
     assert (len(relay.keys), len(set(relay.keys))) == (6, 2)
 
 
-def test_a_get_is_retried_without_a_key(request_by, relay, reference):
-    relay.plan = ["lose", {"status": 503}]
-    response = request_by("GET", f"{relay.url}/api/ledger/?reference={reference}", headers=HEADERS)
-    assert (response.json()["effects"], relay.keys) == (0, [None] * 3)
-
-
 def test_a_body_that_can_be_read_once_is_sent_again(charge, relay, server, reference):
     relay.plan = ["lose"]
     body = f'{{"amount": 5, "currency": "EUR", "reference": "{reference}"}}'.encode()

@@ -75,8 +75,8 @@ def main(seconds: str, window: str) -> None:
     from django.test import override_settings
 
     from django_idempotency.contrib.dashboard import counters, observations
-    from django_idempotency.decorators import idempotent
-    from tests.contrib.dashboard.watching import watched
+    from django_idempotency.http.placement import idempotent
+    from tests.contrib.dashboard.test_observing import watched
     from tests.support.callers import SCOPE, paying, post
 
     counters.FLUSH_EVERY = observations.FLUSH_EVERY = float(seconds)

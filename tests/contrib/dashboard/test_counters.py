@@ -1,4 +1,4 @@
-"""The counters count what the signals tell, once, whatever becomes of the processes and the database meanwhile."""
+"""The counters count what the signals tell, once, whatever becomes of processes and database, and cost no lease."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ from django_idempotency.contrib.dashboard.counters import (
 )
 from django_idempotency.contrib.dashboard.models import IdempotencyCounter
 from django_idempotency.contrib.outbox.signals import FAMILY
-from django_idempotency.engine.background import background
 from django_idempotency.maintenance.cleaner import cleanup
-from django_idempotency.policy import Policy
 from django_idempotency.reporting.events import EVENTS, send, send_several
 from django_idempotency.values.outcomes import Operation
+from django_idempotency.values.policy import Lease, Policy
 from tests.contrib.dashboard.counting_process import counting
-from tests.support.callers import BODY, claim, entry_point, paying
+from tests.laws.test_leases_are_kept import LEASE, locked, outside_a_test_run, renewed
+from tests.support.callers import BODY, Gate, claim, entry_point, paying
 from tests.support.checks import ids_found
 from tests.support.threads import in_threads
 from tests.support.waiting import eventually
+
+__all__ = ["outside_a_test_run"]
 
 pytestmark = pytest.mark.usefixtures("payer")
 
@@ -79,7 +81,6 @@ def test_events_of_a_wing_are_counted_by_publisher(counted):
 
 
 def test_each_outcome_of_a_request_is_counted_by_view(counted):
-    view = PAYING
     pay = entry_point(paying)
     pay("a")
     pay("a")
@@ -89,11 +90,11 @@ def test_each_outcome_of_a_request_is_counted_by_view(counted):
     seen = counted()
     assert seen.pop((MAINTENANCE, "key_claimed")) == 1  # the claim in this test, which is no view's
     assert seen == {
-        (view, "key_claimed"): 1,
-        (view, "key_completed"): 1,
-        (view, "response_replayed"): 1,
-        (view, "request_rejected.key_reused"): 1,
-        (view, "request_rejected.in_flight"): 1,
+        (PAYING, "key_claimed"): 1,
+        (PAYING, "key_completed"): 1,
+        (PAYING, "response_replayed"): 1,
+        (PAYING, "request_rejected.key_reused"): 1,
+        (PAYING, "request_rejected.in_flight"): 1,
     }
 
 
@@ -150,11 +151,6 @@ def test_an_error_in_counting_fails_no_request(monkeypatch, caplog):
     monkeypatch.setattr(Counters, "count", lambda self, *counted: 1 / 0)
     assert entry_point(paying)().status_code == 201
     assert "ZeroDivisionError" in caplog.text
-
-
-def test_in_a_test_run_no_thread_writes():
-    entry_point(paying)()
-    assert background._thread is None
 
 
 def aged(**days):
@@ -245,8 +241,8 @@ def test_two_processes_at_once_count_every_request_once():
             process.finish()
         for process in (one, other):
             process.end()
-    view = PAYING
-    assert in_the_table() == {(view, "key_claimed"): 2, (view, "key_completed"): 2, (view, "response_replayed"): 398}
+    expected = {"key_claimed": 2, "key_completed": 2, "response_replayed": 398}
+    assert in_the_table() == {(PAYING, event): count for event, count in expected.items()}
 
 
 @pytest.mark.server
@@ -294,3 +290,15 @@ def test_w002_reports_counters_that_only_tenants_have_a_table_for(settings, monk
     settings.IDEMPOTENCY = {}
     settings.SHARED_APPS = ["django_idempotency.contrib.dashboard"]
     assert reported() == []
+
+
+@pytest.mark.postgresql
+@pytest.mark.usefixtures("outside_a_test_run")
+def test_a_locked_table_of_counters_costs_no_lease(monkeypatch):
+    monkeypatch.setattr("django_idempotency.contrib.dashboard.counters.FLUSH_EVERY", 0.1)
+    with (
+        locked(f"LOCK TABLE {IdempotencyCounter._meta.db_table} IN ACCESS EXCLUSIVE MODE"),
+        Gate().running(mode=Lease(seconds=LEASE)),
+    ):
+        renewed()
+        renewed()

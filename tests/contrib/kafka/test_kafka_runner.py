@@ -7,13 +7,17 @@ import time
 from types import MappingProxyType
 
 import pytest
+from confluent_kafka import Consumer as Client
+from confluent_kafka import Producer, TopicPartition
 from django.core.exceptions import ImproperlyConfigured
 
+from django_idempotency.contrib import kafka as adapter
+from django_idempotency.contrib.kafka import Kafka
 from django_idempotency.messages import Backoff, Consumer, Done, RejectMessage
 from django_idempotency.messages import runner as running_of_consumers
 from testproject.models import LedgerEntry
 from tests.messages.brokers import running
-from tests.messages.handlers import pay
+from tests.messages.handlers import pay, pay_from
 from tests.support.callers import all_effects as effects
 from tests.support.mock_kafka import MockKafka
 from tests.support.runner_contract import Dead, RunnerContract, refuse
@@ -26,8 +30,6 @@ class Cluster(MockKafka):
     def take_dead(self):
         """The next message of the topic of dead letters."""
         if not hasattr(self, "dead"):
-            from confluent_kafka import Consumer as Client
-
             options = {"auto.offset.reset": "earliest", "topic.metadata.refresh.interval.ms": 500}
             self.dead = Client({"bootstrap.servers": self.servers, "group.id": "dead", **options})
             self.dead.subscribe(["topic.dead"])
@@ -48,9 +50,6 @@ class Cluster(MockKafka):
         return True
 
     def committed(self, group, partition):
-        from confluent_kafka import Consumer as Client
-        from confluent_kafka import TopicPartition
-
         client = Client({"bootstrap.servers": self.servers, "group.id": group})
         try:
             return client.committed([TopicPartition("topic", partition)], timeout=10)[0].offset
@@ -76,8 +75,6 @@ class TestRunner(RunnerContract):
 
 
 def kafka(cluster, handler, *, max_attempts=10, backoff=0.2, **options):
-    from django_idempotency.contrib.kafka import Kafka
-
     consumer = Consumer("tests", handler, backoff=Backoff(first=backoff), max_attempts=max_attempts)
     config = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
     return Kafka(consumer, cluster.servers, "topic", config=config, **options)
@@ -94,8 +91,6 @@ class Idle(Consumer):
 def test_a_runner_keeps_what_was_fetched(cluster, batch):
     """It may have no room for a moment. A paused partition would be fetched anew, which takes half a second."""
     cluster.publish(*map(str, range(2000)))
-    from django_idempotency.contrib.kafka import Kafka
-
     runner = Kafka(Idle("tests", pay), cluster.servers, "topic", batch=batch)
     with running(runner):
         eventually(lambda: runner.counts["Done"], within=60)
@@ -105,8 +100,6 @@ def test_a_runner_keeps_what_was_fetched(cluster, batch):
 
 
 def test_health_tells_that_the_cluster_is_away(monkeypatch, caplog):
-    from django_idempotency.contrib import kafka as adapter
-
     monkeypatch.setattr(running_of_consumers, "SILENCE", 1.5)
     monkeypatch.setattr(adapter, "ASK_AFTER", 0.2)
     monkeypatch.setattr(adapter, "ASK_FOR", 0.2)
@@ -146,13 +139,7 @@ def test_an_offset_is_stored_only_once_its_message_is_handled(cluster):
 def test_a_batch_keeps_the_order_of_its_partition(cluster):
     """Also where one in its middle fails, and is tried again."""
     ids = [f"m-{number}" for number in range(12)]
-
-    def handle(message, context):
-        if message.id == "m-5" and context.attempt < 3:
-            raise LookupError("not yet")
-        return pay(message, context)
-
-    runner = kafka(cluster, handle, batch=8)
+    runner = kafka(cluster, pay_from(3, "m-5"), batch=8)
     cluster.publish(*ids, partition=0)
     with running(runner):
         eventually(lambda: runner.counts["Done"] == 12, within=60)
@@ -160,8 +147,6 @@ def test_a_batch_keeps_the_order_of_its_partition(cluster):
 
 
 def test_an_option_that_librdkafka_does_not_know_is_named():
-    from django_idempotency.contrib.kafka import Kafka
-
     runner = Kafka(Consumer("tests", pay), "127.0.0.1:1", "topic", config={"sasl.usrname": "shop"})
     with pytest.raises(ImproperlyConfigured, match=r"sasl\.usrname"):
         runner.run()
@@ -169,8 +154,6 @@ def test_an_option_that_librdkafka_does_not_know_is_named():
 
 def test_dead_letters_of_two_topics_are_two_messages_where_they_meet(cluster):
     """Two topics have the same partitions and offsets. A dead letter of a dead letter is still the first message."""
-    from django_idempotency.contrib.kafka import Kafka
-
     calls = []
 
     def refuse(message, context):
@@ -198,10 +181,6 @@ def test_dead_letters_of_two_topics_are_two_messages_where_they_meet(cluster):
     ids=["too large for the topic", "not confirmed in time"],
 )
 def test_a_dead_letter_that_is_not_taken_commits_nothing(cluster, monkeypatch, caplog, config, confirm, reason):
-    from confluent_kafka import Producer
-
-    from django_idempotency.contrib import kafka as adapter
-
     def handle(message, context):
         return refuse(message, context) if message.id == "poison" else pay(message, context)
 

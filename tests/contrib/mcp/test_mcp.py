@@ -34,12 +34,12 @@ from pydantic import BaseModel
 
 from django_idempotency import engine
 from django_idempotency.contrib.mcp import idempotent_tool
-from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.maintenance import Done, fail
+from django_idempotency.maintenance import fail
 from django_idempotency.messages import RejectMessage, current_context
-from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Body, Policy
+from django_idempotency.models import IdempotencyRecord, Status
+from django_idempotency.values.exceptions import StoreUnavailable
 from django_idempotency.values.outcomes import OnHold
+from django_idempotency.values.policy import Body, Policy
 from tests.support.callers import Gate, pay
 from tests.support.callers import all_effects as effects
 from tests.support.databases import environment
@@ -242,7 +242,7 @@ def test_a_call_that_can_not_be_run_says_whether_to_retry(monkeypatch, outcome, 
 
 def test_a_call_that_an_operator_marked_as_failed_is_not_run():
     calls(serving(public(failing_once(LookupError()))), lambda client: call(client, "fail"))
-    assert isinstance(fail(IdempotencyRecord.objects.get().pk, detail="refunded by hand"), Done)
+    assert fail(IdempotencyRecord.objects.get().pk, detail="refunded by hand").status == Status.FAILED
     refused, _again = twice(serving(public(failing_once(LookupError()))), "fail")
     assert code(refused) == "marked_failed"
     assert "refunded by hand. Do not repeat this call." in text(refused)

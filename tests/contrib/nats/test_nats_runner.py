@@ -7,11 +7,12 @@ from contextlib import ExitStack
 from uuid import uuid4
 
 import pytest
+from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import NotFoundError
 
+from django_idempotency.contrib.nats import JetStream
 from django_idempotency.messages import Backoff, Consumer
 from django_idempotency.messages import runner as running_of_consumers
-from testproject.models import LedgerEntry
 from tests.messages.brokers import Gate, beats_of, running
 from tests.messages.handlers import pay
 from tests.support.brokers import on_jetstream
@@ -98,8 +99,6 @@ class TestCrashes(CrashContract):
 
 
 def jetstream(stream, handler, *, max_attempts=10, **options):
-    from django_idempotency.contrib.nats import JetStream
-
     consumer = Consumer("tests", handler, backoff=Backoff(first=0.1), max_attempts=max_attempts)
     options = {"identify": lambda received: (received.headers or {}).get("X-Id"), **options}
     named = {"stream": stream.name, "dead_letters": stream.dead_letters, **options}
@@ -109,8 +108,6 @@ def jetstream(stream, handler, *, max_attempts=10, **options):
 @pytest.mark.parametrize("existing", [False, True], ids=["a consumer of ours", "a consumer that exists"])
 def test_a_long_message_is_not_delivered_again(stream, existing):
     """A consumer that exists has an ``ack_wait`` of its own, whatever the runner states."""
-    from nats.js.api import AckPolicy, ConsumerConfig
-
     config = ConsumerConfig(
         durable_name="tests", ack_policy=AckPolicy.EXPLICIT, ack_wait=1, filter_subject=stream.subject
     )
@@ -148,14 +145,6 @@ def test_without_a_dead_letter_queue_the_message_is_kept(stream, monkeypatch):
     assert stream.pending() == 1
 
 
-def test_without_a_header_the_sequence_number_is_the_id(stream):
-    runner = jetstream(stream, pay, identify=None)
-    with running(runner):
-        stream.publish(None, None)
-        eventually(lambda: runner.counts["Done"] == 2)
-    assert sorted(LedgerEntry.objects.values_list("reference", flat=True)) == ["1", "2"]
-
-
 def test_dead_letters_of_two_streams_are_two_messages_where_they_meet(stream, nats_url):
     """Two streams have the same sequence numbers."""
     calls = []
@@ -177,12 +166,9 @@ def test_dead_letters_of_two_streams_are_two_messages_where_they_meet(stream, na
 def test_health_tells_that_the_server_is_away(tmp_path, monkeypatch):
     monkeypatch.setattr(running_of_consumers, "SILENCE", 1)
     server = PrivateNATS(tmp_path)
-    server.start()
-    runner = jetstream(Stream(server.url), pay)
-    with running(runner):
+    with server.running(), running(runner := jetstream(Stream(server.url), pay)):
         eventually(lambda: runner.is_healthy)
         server.kill()
         eventually(lambda: not runner.is_healthy)
         server.start()
         eventually(lambda: runner.is_healthy)
-    server.kill()

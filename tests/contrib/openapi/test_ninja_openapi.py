@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+import uuid
 
 import pytest
 from django.apps import apps
 from django.urls import path
-from ninja import Schema
+from ninja import NinjaAPI, Schema
 from openapi_spec_validator import validate
 
-from django_idempotency.decorators import idempotent
-from django_idempotency.policy import Keys
+from django_idempotency.http.placement import idempotent
+from django_idempotency.values.policy import Keys
+
+
+@pytest.fixture
+def api():
+    return NinjaAPI(urls_namespace=uuid.uuid4().hex, docs_url=None)
 
 
 class Paid(Schema):

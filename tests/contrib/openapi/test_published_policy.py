@@ -11,9 +11,9 @@ from django.views import View
 
 from django_idempotency.contrib.openapi import published
 from django_idempotency.contrib.openapi.published_policy import PublishedPolicyView
-from django_idempotency.decorators import idempotent
-from django_idempotency.http import problems
-from django_idempotency.policy import Fingerprint, Policy
+from django_idempotency.http.placement import idempotent
+from django_idempotency.values import problems
+from django_idempotency.values.policy import Fingerprint, Policy
 from tests.unit.test_docs import REFUSALS
 
 
@@ -110,11 +110,7 @@ def test_operations_of_the_frameworks_are_listed_too(show, settings, client):
     api, router = NinjaAPI(urls_namespace="published", docs_url=None), DefaultRouter()
     api.post("/give")(idempotent(required=True)(lambda request: None))
     router.register("payments", Payments, basename="payment")
-    settings.ROOT_URLCONF = (
-        path("", PublishedPolicyView.as_view()),
-        path("ninja/", api.urls),
-        *router.urls,
-    )
+    settings.ROOT_URLCONF = (path("", PublishedPolicyView.as_view()), path("ninja/", api.urls), *router.urls)
     told = client.get("/").context["operations"]
     assert sorted((each["path"], each["methods"], each["required"]) for each in told) == [
         ("/ninja/give", ["POST"], True),

@@ -49,12 +49,14 @@ def outbox(transactional_db: None, settings: SettingsWrapper) -> Iterator[Callab
 
 
 @pytest.fixture
-def relay(outbox: Callable[..., None]) -> Iterator[Callable[[], EventRelay]]:
-    """Make relays, each with a receiver of its own; they leave when the test ends."""
+def relay(outbox: Callable[..., None]) -> Iterator[Callable[..., EventRelay]]:
+    """Make relays, each with a receiver of its own, which may refuse a topic; they leave when the test ends."""
     made: list[EventRelay] = []
 
-    def make() -> EventRelay:
+    def make(refusing: str = "") -> EventRelay:
         made.append(BoundedRelay("default"))
+        if refusing:
+            receiver(made[-1]).refuses = lambda event: "no" if event.topic == refusing else None
         return made[-1]
 
     yield make

@@ -1,4 +1,4 @@
-"""Events as publishers get them, and how to send them to one."""
+"""Events as publishers get them, how to send them to one, and many of them in the table."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from django.db import transaction
 from django_idempotency.contrib.outbox.models import OutboxEvent
 from django_idempotency.contrib.outbox.publishing import new_event_id, publish
 from django_idempotency.messages.publisher import Event, Outcome, Publisher
+from tests.support.maintained import run_sql
+from tests.support.statements import buffers, explaining
 
 _positions = itertools.count(1)
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -49,3 +51,24 @@ def told(*arguments: str) -> str:
     out = StringIO()
     call_command(*arguments, stdout=out)
     return out.getvalue().strip()
+
+
+WAITING = f"""
+INSERT INTO {OutboxEvent._meta.db_table} (event_id, publisher, lane, topic, key, payload, content_type, headers, status,
+    attempts, error, created_at, available_at)
+SELECT gen_random_uuid(), 'default', i %% 64, 'bad', 'bad-' || i, '', 'text/plain', '{{}}', 'pending', %s, 'no',
+    statement_timestamp(), statement_timestamp() + interval %s
+FROM generate_series(1, %s) AS i
+"""
+
+
+def waiting(count, interval, attempts=3):
+    """Pending events after so many failed attempts, the next one of which is after ``interval``."""
+    run_sql(WAITING, [attempts, interval, count])
+
+
+def buffers_of(work):
+    """How many buffers are read by what ``work`` selects from the table of events."""
+    with explaining(OutboxEvent._meta.db_table, only=("SELECT", "WITH")) as plans:
+        work()
+    return sum(map(buffers, plans))

@@ -8,19 +8,20 @@ import pytest
 from django.db import transaction
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from prometheus_client import CollectorRegistry
 
 from django_idempotency.contrib.dashboard.activity import activity
 from django_idempotency.contrib.dashboard.counters import counters
 from django_idempotency.contrib.dashboard.models import IdempotencyCounter
 from django_idempotency.contrib.outbox import signals
-from django_idempotency.contrib.outbox.decisions import Act, decide
-from django_idempotency.contrib.outbox.maintenance import dead_letters
+from django_idempotency.contrib.outbox.maintenance import Act, dead_letters, decide
 from django_idempotency.contrib.outbox.publishing import publish
-from django_idempotency.instrumentation import metrics, opentelemetry, prometheus
+from django_idempotency.instrumentation import metrics, opentelemetry
 from tests.contrib.outbox.events import publish_all, told
+from tests.instrumentation.conftest import registry
 from tests.support.callers import heard
 from tests.support.waiting import eventually
+
+__all__ = ["registry"]
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.opentelemetry]
 
@@ -28,20 +29,11 @@ SEEN = {"outbox_published": 4, "outbox_failed": 2, "outbox_dead_lettered": 2, "o
 
 
 @pytest.fixture
-def registry():
-    registry = CollectorRegistry()
-    prometheus.install(registry)
-    yield registry
-    prometheus.uninstall(registry)
-
-
-@pytest.fixture
-def reader():
+def reader(registry):  # it ends the listening of both
     reader = InMemoryMetricReader()
     meters = MeterProvider([reader])
     opentelemetry.install(meters)
     yield reader
-    opentelemetry.uninstall(meters)
     meters.shutdown()
 
 
@@ -52,8 +44,7 @@ def seen(outbox, relay, registry, reader):
     outbox(MAX_ATTEMPTS=2)
     with transaction.atomic():
         ids = [publish("good" if number < 3 else "bad", {"number": number}) for number in range(5)]
-    one = relay()
-    one.publisher.refuses = lambda event: "no" if event.topic == "bad" else None
+    one = relay(refusing="bad")
     eventually(lambda: one.step() == 0 and dead_letters().count() == 2)
     assert decide(Act.REQUEUE, dead_letters([ids[3]]))[0] == 1
     one.publisher.refuses = lambda event: None

@@ -43,14 +43,6 @@ def test_a_function_confirms_by_returning():
     assert sent(LocalPublisher(handle), good, bad) == [Confirmed(good), Refused(bad, "ValueError: no")]
 
 
-def test_a_function_says_that_no_event_can_be_taken():
-    def handle(event):
-        raise PublisherUnavailable("the broker is away")
-
-    with pytest.raises(PublisherUnavailable, match="the broker is away"):
-        sent(LocalPublisher(handle), event("a"))
-
-
 def test_a_coroutine_function_confirms_nothing():
     """Nobody awaits it, so it does nothing."""
 
@@ -65,14 +57,6 @@ def test_a_slow_function_leaves_the_rest_for_later():
     first, second = event("a"), event("b")
     publisher = LocalPublisher(lambda _event: time.sleep(0.02))
     assert sent(publisher, first, second, timeout=0.01) == [Confirmed(first), NotSent(second)]
-
-
-@pytest.mark.usefixtures("payer", "transactional_db")
-def test_an_event_that_is_sent_twice_has_one_effect_in_the_inbox():
-    one, publisher = event("charge.created"), LocalPublisher(receive)
-    for _ in range(2):
-        assert sent(publisher, one) == [Confirmed(one)]
-    assert LedgerEntry.objects.filter(reference=str(one.id)).count() == 1
 
 
 @pytest.mark.usefixtures("transactional_db")

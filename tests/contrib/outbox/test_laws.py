@@ -40,15 +40,11 @@ class Relays:
             given |= {"gate": str(self.gate), "gate_after": gate_after}
         publishers = {"default": {"BACKEND": "tests.contrib.outbox.receiver.FileReceiver", "OPTIONS": given}}
         outbox = {"PUBLISHERS": publishers, "LEASE": 2.0, "POLL": 0.1, "SEND_TIMEOUT": 60, **options}
+        stated = {"WORKER_SETTINGS": json.dumps({"IDEMPOTENCY": {"OUTBOX": outbox}})}
+        stated["DJANGO_SETTINGS_MODULE"] = "tests.messages.worker_settings"
         with self.log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "django", "idempotency_outbox", "relay"],
-                cwd=ROOT,
-                env=environment()
-                | {"DJANGO_SETTINGS_MODULE": "tests.contrib.outbox.settings", "OUTBOX": json.dumps(outbox)},
-                stdout=log,
-                stderr=log,
-            )
+            command = [sys.executable, "-m", "django", "idempotency_outbox", "relay"]
+            process = subprocess.Popen(command, cwd=ROOT, env=environment() | stated, stdout=log, stderr=log)
         self.processes.append(process)
         return process
 

@@ -1,18 +1,24 @@
-"""Cleaning up, signals, the relay's command, figures, checks."""
+"""The relay's command, figures, checks, and that the pages on the outbox tell of all there is."""
 
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import fields
+from inspect import Parameter, signature
+from pathlib import Path
 
 import pytest
-from django.core.management import CommandError
-from django.db import connection
+from django.core.management import CommandError, load_command_class
+from django.utils.module_loading import import_string
 
-from django_idempotency.contrib.outbox import maintenance
+from django_idempotency.contrib.outbox import maintenance, signals
+from django_idempotency.contrib.outbox.conf import Options
 from django_idempotency.contrib.outbox.models import OutboxEvent, Relay
-from tests.contrib.outbox.events import publish_all, told
-from tests.contrib.outbox.rows import buffers_of, waiting
+from tests.contrib.outbox.events import buffers_of, publish_all, told, waiting
 from tests.support import checks
+from tests.support.maintained import run_sql
+from tests.support.pages import code, rows, section
 
 
 def test_the_relay_publishes_once_and_ends(outbox):
@@ -33,6 +39,10 @@ def test_the_relay_needs_somewhere_to_publish_to(outbox):
 LOCAL = "django_idempotency.contrib.outbox.publishers.local.LocalPublisher"
 
 
+def only(backend, **options):
+    return {"PUBLISHERS": {"default": {"BACKEND": backend, "OPTIONS": options}}}
+
+
 @pytest.mark.parametrize(
     ("options", "id", "sentence"),
     [
@@ -40,29 +50,17 @@ LOCAL = "django_idempotency.contrib.outbox.publishers.local.LocalPublisher"
         ({"POLL": "1d"}, "E001", """IDEMPOTENCY["OUTBOX"]["POLL"] is '1d'; it must be a number of seconds"""),
         ({"ROUTES": {"a.*": "defualt"}}, "E001", "OUTBOX: ROUTES sends 'a.*' to 'defualt', which is not in PUBLISHERS"),
         ({"PUBLISHERS": {}}, "W002", "OUTBOX has no publisher called 'default'"),
+        (only("nowhere.Publisher"), "E001", "can't be created: No module named 'nowhere'"),
+        (only("datetime.datetime", year=1), "E001", "datetime.datetime is not a Publisher"),
+        (only(LOCAL, function=print), "E001", "unexpected keyword argument 'function'. Its options: handler."),
+        (only(LOCAL, handler="nowhere.at.all"), "E001", "can't be created: No module named 'nowhere'"),
     ],
 )
-def test_a_wrong_option_is_called_as_in_the_settings(outbox, options, id, sentence):
+def test_a_check_says_what_is_wrong_with_an_option_or_a_publisher(outbox, options, id, sentence):
     assert checks.found(label=checks.OUTBOX) == []
     outbox(**options)
     (message,) = checks.found(label=checks.OUTBOX)
     assert message.id == f"django_idempotency_outbox.{id}"
-    assert message.msg.startswith(sentence)
-
-
-@pytest.mark.parametrize(
-    ("backend", "options", "sentence"),
-    [
-        ("nowhere.Publisher", {}, "can't be created: No module named 'nowhere'"),
-        ("datetime.datetime", {"year": 1}, "datetime.datetime is not a Publisher"),
-        (LOCAL, {"function": print}, "unexpected keyword argument 'function'. Its options: handler."),
-        (LOCAL, {"handler": "nowhere.at.all"}, "can't be created: No module named 'nowhere'"),
-    ],
-)
-def test_e001_says_why_a_publisher_can_not_be_created(outbox, backend, options, sentence):
-    outbox(PUBLISHERS={"default": {"BACKEND": backend, "OPTIONS": options}})
-    (message,) = checks.found(label=checks.OUTBOX)
-    assert message.id == "django_idempotency_outbox.E001"
     assert sentence in message.msg
 
 
@@ -91,7 +89,53 @@ def test_figures_cost_no_more_however_many_events_wait(outbox, monkeypatch):
     for count in (1_000, 30_000):
         waiting(count, "1 hour")
         waiting(count, "0", attempts=0)
-        with connection.cursor() as cursor:
-            cursor.execute(f"ANALYZE {OutboxEvent._meta.db_table}")
+        run_sql(f"ANALYZE {OutboxEvent._meta.db_table}")
         buffers.append(buffers_of(maintenance.figures))
     assert buffers[1] < buffers[0] + 1_000
+
+
+APP = "django_idempotency.contrib.outbox"
+
+
+def actions():
+    parser = load_command_class(APP, "idempotency_outbox").create_parser("manage.py", "idempotency_outbox")
+    (found,) = [action.choices for action in parser._actions if action.dest == "action"]
+    return found
+
+
+def test_every_option_is_documented_with_its_default():
+    documented = {code(name)[0]: eval(code(default)[0]) for name, default, _ in rows(section("outbox.md", "Options"))}
+    assert documented == {option.name.upper(): getattr(Options(), option.name) for option in fields(Options)}
+
+
+def test_every_option_of_the_relay_is_documented():
+    documented = {code(option)[0] for option, _meaning in rows(section("outbox.md", "The relay"))}
+    options = {name for action in actions()["relay"]._actions for name in action.option_strings}
+    assert documented == options - {"-h", "--help", "-v", "--verbosity", "--database"}
+
+
+def test_every_action_on_the_outbox_is_documented():
+    documented = {code(action)[0] for action, _meaning in rows(section("outbox.md", "Dead letters"))}
+    assert documented == set(actions()) - {"relay"}
+
+
+def test_every_publisher_is_documented():
+    classes = {code(name)[0] for name, *_ in rows(section("publishers.md", "Classes"))}
+    wings = Path(signals.__file__).parents[1]
+    there = {
+        ".".join([*module.relative_to(wings).with_suffix("").parts, name]).replace(".publisher.", ".")
+        for module in wings.rglob("*.py")
+        for name in re.findall(r"^class (\w+Publisher)\(", module.read_text(), re.MULTILINE)
+    }
+    assert classes == there
+
+
+def test_every_option_of_a_publisher_is_documented_with_its_default():
+    for name, options in rows(section("publishers.md", "Options of publishers")):
+        cls = import_string(f"django_idempotency.contrib.{code(name)[0]}")
+        documented = {option: default for option, _is, default in (each.partition("=") for each in code(options))}
+        for parameter in signature(cls).parameters.values():
+            if parameter.kind != Parameter.VAR_KEYWORD:
+                assert parameter.name in documented, f"{name}: {parameter.name}"
+            if default := documented.get(parameter.name):
+                assert eval(default) == parameter.default, f"{name}: {parameter.name}"

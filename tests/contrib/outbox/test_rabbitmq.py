@@ -26,20 +26,10 @@ def channel(rabbitmq_url):
 
 
 @pytest.fixture
-def queue(channel):
+def queue(channel, request):
     """A queue of the test's own, by its name."""
     name = f"outbox-{uuid.uuid4().hex}"
-    channel.queue_declare(name, durable=True, auto_delete=False)
-    yield name
-    channel.queue_delete(name)
-
-
-@pytest.fixture
-def full_queue(channel):
-    """One that takes a single message."""
-    name = f"outbox-{uuid.uuid4().hex}"
-    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
-    channel.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)
+    channel.queue_declare(name, durable=True, auto_delete=False, arguments=getattr(request, "param", {}))
     yield name
     channel.queue_delete(name)
 
@@ -48,7 +38,7 @@ def test_a_message_has_the_events_id_key_and_headers(rabbitmq_url, channel, queu
     one = event(queue, key="order-7")
     assert sent(RabbitMQPublisher(rabbitmq_url), one) == [Confirmed(one)]
     message = channel.basic_get(queue, no_ack=True)
-    assert bytes(message.body, "utf-8") if isinstance(message.body, str) else message.body == one.payload
+    assert message.body == one.payload
     assert message.properties["message_id"] == str(one.id)
     assert message.properties["delivery_mode"] == 2
     assert message.properties["content_type"] == "application/json"
@@ -63,8 +53,9 @@ def test_an_event_that_no_queue_takes_is_refused_among_others(rabbitmq_url, queu
     assert "NO_ROUTE" in outcomes[1].reason
 
 
-def test_an_event_that_the_broker_nacks_is_refused(rabbitmq_url, full_queue):
-    first, second = event(full_queue), event(full_queue)
+@pytest.mark.parametrize("queue", [{"x-max-length": 1, "x-overflow": "reject-publish"}], indirect=True, ids=["full"])
+def test_an_event_that_the_broker_nacks_is_refused(rabbitmq_url, queue):
+    first, second = event(queue), event(queue)
     outcomes = sent(RabbitMQPublisher(rabbitmq_url), first, second)
     assert outcomes == [Confirmed(first), Refused(second, "RabbitMQ refused it (nack)")]
 

@@ -14,9 +14,9 @@ from django_idempotency.contrib.outbox.signals import outbox_failed
 from django_idempotency.messages.publisher import ConnectionLost, PublisherUnavailable
 from django_idempotency.models import DatabaseNow
 from tests.contrib.outbox.conftest import receiver
-from tests.contrib.outbox.events import publish_all
-from tests.contrib.outbox.rows import buffers_of, waiting
+from tests.contrib.outbox.events import buffers_of, publish_all, waiting
 from tests.support.callers import heard
+from tests.support.maintained import run_sql
 from tests.support.waiting import eventually
 
 
@@ -24,19 +24,10 @@ def left():
     return list(OutboxEvent.objects.order_by("id").values_list("topic", flat=True))
 
 
-def test_published_events_are_sent_in_order_and_deleted(relay):
-    ids = publish_all("a", "b")
-    one = relay()
-    assert one.run_once() == 2
-    assert [event.id for event in receiver(one).events] == ids
-    assert left() == []
-
-
 def test_a_refused_head_keeps_its_key_and_lets_others_pass(outbox, relay):
     outbox(FIRST_DELAY=60, LONGEST_DELAY=60)
     publish_all("bad/k", "next/k", "other/o", "unkeyed")
-    one = relay()
-    receiver(one).refuses = lambda event: "no" if event.topic == "bad" else None
+    one = relay(refusing="bad")
     one.run_once()
     assert sorted(receiver(one).topics) == ["other", "unkeyed"]
     publish_all("later/k")
@@ -47,8 +38,7 @@ def test_a_refused_head_keeps_its_key_and_lets_others_pass(outbox, relay):
 
 def test_a_key_goes_on_in_order_when_its_head_is_out(relay):
     publish_all("bad/k", *(f"{n:03}/k" for n in range(100)))
-    one = relay()
-    receiver(one).refuses = lambda event: "no" if event.topic == "bad" else None
+    one = relay(refusing="bad")
     one.step()
     publish_all("new/k", *(f"new-{n}" for n in range(200)))
     one.step()
@@ -65,20 +55,11 @@ def test_a_key_goes_on_in_order_when_its_head_is_out(relay):
 def test_a_dead_head_holds_its_key(outbox, relay):
     outbox(MAX_ATTEMPTS=1)
     publish_all("bad/k", "next/k", "other/o")
-    one = relay()
-    receiver(one).refuses = lambda event: "no" if event.topic == "bad" else None
+    one = relay(refusing="bad")
     one.run_once()
     assert receiver(one).topics == ["other"]
     dead = OutboxEvent.objects.get(topic="bad")
     assert (dead.status, dead.attempts, dead.error) == (Status.DEAD, 1, "no")
-
-
-def test_an_event_that_can_never_be_sent_is_given_up_at_once(relay):
-    publish_all("bad")
-    one = relay()
-    receiver(one).refuses, receiver(one).permanent = lambda event: "never", True
-    one.run_once()
-    assert OutboxEvent.objects.get().status == Status.DEAD
 
 
 def test_an_outage_is_no_attempt_of_any_event(relay):
@@ -119,9 +100,8 @@ def unavailable(*arguments):
 
 def test_order_by_key_survives_a_failure_that_could_not_be_noted(without_sweeps, outbox, relay):
     outbox(FIRST_DELAY=60, LONGEST_DELAY=60)
-    one = relay()
+    one = relay(refusing="bad")
     publish_all("bad/k")
-    receiver(one).refuses = lambda event: "no" if event.topic == "bad" else None
 
     def fail(execute, sql, *details):
         if sql.startswith("UPDATE") and OutboxEvent._meta.db_table in sql:
@@ -257,8 +237,7 @@ def test_events_are_sent_outside_a_transaction(relay):
 def test_an_event_that_is_held_back_does_not_fill_its_lane(outbox, relay):
     outbox(FIRST_DELAY=60, LONGEST_DELAY=60, BATCH=8)
     publish_all("bad/k", *(f"{n}/k" for n in range(300)))
-    one = relay()
-    receiver(one).refuses = lambda event: "no" if event.topic == "bad" else None
+    one = relay(refusing="bad")
     one.run_once()
     publish_all(*(f"free-{n}" for n in range(100)))
     one.run_once()
@@ -328,13 +307,10 @@ def holding_xmin():
 
 
 @pytest.mark.postgresql
-def test_a_pass_steps_over_nothing_that_was_deleted_before(outbox, relay, monkeypatch):
+def test_a_pass_steps_over_nothing_that_was_deleted_before(without_sweeps, outbox, relay):
     """While ``xmin`` is held, what was deleted stays, and its index leads to it. Also where a failed event has come."""
     outbox(BATCH=500, FIRST_DELAY=1_000, LONGEST_DELAY=1_000)
-    monkeypatch.setattr("django_idempotency.contrib.outbox.cursor.OVERLAP", 0)
-    monkeypatch.setattr("django_idempotency.contrib.outbox.cursor.SWEEP_EVERY", 1_000_000)
-    one, buffers = relay(), []
-    receiver(one).refuses = lambda event: "no" if event.topic == "bad" else None
+    one, buffers = relay(refusing="bad"), []
     with holding_xmin():
         for round in range(5):
             if round:
@@ -350,9 +326,8 @@ def test_a_pass_steps_over_nothing_that_was_deleted_before(outbox, relay, monkey
 def test_events_that_wait_for_their_next_attempt_are_not_stepped_over(outbox, relay):
     """By the statistics of a table that was empty, too."""
     outbox(FIRST_DELAY=1_000, LONGEST_DELAY=1_000)
-    with connection.cursor() as cursor:
-        cursor.execute(f"TRUNCATE {OutboxEvent._meta.db_table}")
-        cursor.execute(f"ANALYZE {OutboxEvent._meta.db_table}")
+    run_sql(f"TRUNCATE {OutboxEvent._meta.db_table}")
+    run_sql(f"ANALYZE {OutboxEvent._meta.db_table}")
     one, buffers = relay(), []
     for _round in range(2):
         publish_all(*(f"t/k-{number}" for number in range(100)))
@@ -367,8 +342,7 @@ def test_events_that_fail_again_take_only_a_share(outbox, relay):
     outbox(FIRST_DELAY=1_000, LONGEST_DELAY=1_000, BATCH=100)
     waiting(1_000, "-1 second")
     publish_all(*(f"good-{number}" for number in range(100)))
-    one = relay()
-    receiver(one).refuses = lambda event: "no" if event.topic == "bad" else None
+    one = relay(refusing="bad")
     one.step()
     assert (len(receiver(one).events), OutboxEvent.objects.filter(attempts=4).count()) == (100, 25)
     one.run_once()

@@ -7,9 +7,9 @@ import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
+import boto3
 import pytest
 from botocore.config import Config
-from moto.server import ThreadedMotoServer
 
 from django_idempotency.contrib.sqs import SQSPublisher
 from django_idempotency.messages.publisher import Confirmed, PublisherUnavailable, Refused
@@ -21,23 +21,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-ACCOUNT = {"region_name": "eu-west-1", "aws_access_key_id": "test", "aws_secret_access_key": "test"}
-
-
-@pytest.fixture(scope="module")
-def options():
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield {"endpoint_url": f"http://{host}:{port}", **ACCOUNT}
-    server.stop()
 
 
 @pytest.fixture
-def sqs(options):
-    import boto3
-
-    client = boto3.client("sqs", **options)
+def sqs(sqs_options):
+    client = boto3.client("sqs", **sqs_options)
     yield client
     client.close()
 
@@ -57,10 +45,10 @@ def attributes(message):
     return {name: value["StringValue"] for name, value in message["MessageAttributes"].items()}
 
 
-def test_a_message_has_the_events_id_and_headers(sqs, options):
+def test_a_message_has_the_events_id_and_headers(sqs, sqs_options):
     url = sqs.create_queue(QueueName="plain")["QueueUrl"]
     one = event("charge.created")
-    assert sent(SQSPublisher(url, **options), one) == [Confirmed(one)]
+    assert sent(SQSPublisher(url, **sqs_options), one) == [Confirmed(one)]
     (message,) = received(sqs, url)
     assert message["Body"] == one.payload.decode()
     assert attributes(message) == {
@@ -71,9 +59,9 @@ def test_a_message_has_the_events_id_and_headers(sqs, options):
     }
 
 
-def test_a_fifo_queue_deduplicates_by_the_id_and_groups_by_the_key(sqs, options):
+def test_a_fifo_queue_deduplicates_by_the_id_and_groups_by_the_key(sqs, sqs_options):
     url = sqs.create_queue(QueueName="charges.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
-    one, publisher = event("charge.created", key="order 7"), SQSPublisher(url, **options)
+    one, publisher = event("charge.created", key="order 7"), SQSPublisher(url, **sqs_options)
     for _ in range(2):
         assert sent(publisher, one) == [Confirmed(one)]
     (message,) = received(sqs, url)
@@ -81,17 +69,17 @@ def test_a_fifo_queue_deduplicates_by_the_id_and_groups_by_the_key(sqs, options)
     assert message["Attributes"]["MessageGroupId"] == "b3JkZXIgNw=="
 
 
-def test_more_than_a_call_takes_go_in_several(sqs, options):
+def test_more_than_a_call_takes_go_in_several(sqs, sqs_options):
     sqs.create_queue(QueueName="many")
-    url = options["endpoint_url"] + "/123456789012/{topic}"
+    url = sqs_options["endpoint_url"] + "/123456789012/{topic}"
     events = [event("many") for _ in range(23)]
-    assert sent(SQSPublisher(url, **options), *events) == [Confirmed(one) for one in events]
+    assert sent(SQSPublisher(url, **sqs_options), *events) == [Confirmed(one) for one in events]
 
 
 @pytest.mark.parametrize("payload", [b"\xff\x00", b"\x00"], ids=["no text", "no text of SQS'"])
-def test_bytes_go_as_base64(sqs, options, payload):
+def test_bytes_go_as_base64(sqs, sqs_options, payload):
     url = sqs.create_queue(QueueName="bytes")["QueueUrl"]
-    sent(SQSPublisher(url, **options), event("a", payload))
+    sent(SQSPublisher(url, **sqs_options), event("a", payload))
     (message,) = received(sqs, url)
     assert base64.b64decode(message["Body"]) == payload
     assert attributes(message)["content-encoding"] == "base64"
@@ -104,18 +92,18 @@ def test_bytes_go_as_base64(sqs, options, payload):
         ({"payload": b""}, "no empty messages"),
     ],
 )
-def test_an_event_that_sqs_never_takes_is_given_up_and_leaves_the_others_confirmed(sqs, options, changed, reason):
+def test_an_event_that_sqs_never_takes_is_given_up_and_leaves_the_others_confirmed(sqs, sqs_options, changed, reason):
     url = sqs.create_queue(QueueName="partial")["QueueUrl"]
     good, bad = event("a"), event("a", **changed)
-    outcomes = sent(SQSPublisher(url, **options), good, bad)
+    outcomes = sent(SQSPublisher(url, **sqs_options), good, bad)
     assert outcomes == [Confirmed(good), Refused(bad, f"SQS accepts {reason}", permanent=True)]
 
 
-def test_an_event_that_makes_a_whole_call_fail_costs_the_others_no_attempt(sqs, options):
+def test_an_event_that_makes_a_whole_call_fail_costs_the_others_no_attempt(sqs, sqs_options):
     """As it does for a header with a name that it does not take."""
     url = sqs.create_queue(QueueName="whole")["QueueUrl"]
     one, bad, other = event("a"), event("a", headers={"no name": "x"}), event("a")
-    outcomes = sent(SQSPublisher(url, **options), one, bad, other)
+    outcomes = sent(SQSPublisher(url, **sqs_options), one, bad, other)
     assert [outcomes[0], outcomes[2]] == [Confirmed(one), Confirmed(other)]
     assert isinstance(outcomes[1], Refused)
 
@@ -130,7 +118,7 @@ def test_an_event_that_makes_a_whole_call_fail_costs_the_others_no_attempt(sqs, 
         (403, "SignatureDoesNotMatch"),
     ],
 )
-def test_an_illness_of_the_service_is_no_events_fault(options, status, code):
+def test_an_illness_of_the_service_is_no_events_fault(sqs_account, status, code):
     class Ill(BaseHTTPRequestHandler):
         def do_POST(self):
             self.send_response(status)
@@ -147,19 +135,19 @@ def test_an_illness_of_the_service_is_no_events_fault(options, status, code):
     config = Config(retries={"max_attempts": 0})
     try:
         with pytest.raises(PublisherUnavailable, match=code):
-            sent(SQSPublisher(f"{url}/1/q", endpoint_url=url, config=config, **ACCOUNT), event("a"), event("a"))
+            sent(SQSPublisher(f"{url}/1/q", endpoint_url=url, config=config, **sqs_account), event("a"), event("a"))
     finally:
         server.shutdown()
         server.server_close()
 
 
-def test_a_queue_that_is_not_there_refuses(options):
-    (outcome,) = sent(SQSPublisher(options["endpoint_url"] + "/123456789012/none", **options), event("a"))
+def test_a_queue_that_is_not_there_refuses(sqs_options):
+    (outcome,) = sent(SQSPublisher(sqs_options["endpoint_url"] + "/123456789012/none", **sqs_options), event("a"))
     assert isinstance(outcome, Refused)
     assert "NonExistentQueue" in outcome.reason
 
 
-def test_a_service_that_is_down_is_said_to_be():
+def test_a_service_that_is_down_is_said_to_be(sqs_account):
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(PublisherUnavailable):
-        sent(SQSPublisher(f"{url}/1/queue", endpoint_url=url, **ACCOUNT), event("a"))
+        sent(SQSPublisher(f"{url}/1/queue", endpoint_url=url, **sqs_account), event("a"))

@@ -8,6 +8,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import standardwebhooks
 from django.core.exceptions import ImproperlyConfigured
 
 from django_idempotency.contrib.outbox.publishers.webhooks import SILENT, Endpoint, WebhookPublisher
@@ -75,8 +76,6 @@ def site():
 
 
 def test_each_secret_of_a_rotation_passes_the_reference_librarys_test(site):
-    import standardwebhooks
-
     one = event("charge.created")
     publisher = webhooks(endpoint=lambda _event: Endpoint(f"{site.url}/204", [SECRET, OTHER]))
     assert sent(publisher, one) == [Confirmed(one)]

@@ -10,21 +10,15 @@ import pytest
 from django.db import transaction
 
 from django_idempotency.contrib.partitions.layout import TABLE
-from django_idempotency.policy import Policy
+from django_idempotency.values.policy import Policy
 from tests.support.callers import claim, entry_point, paying, shift
 from tests.support.maintained import run_sql
 
 HOUR, DAY = 3600, 24 * 3600
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-DAYS, HOURS = timedelta(days=1), timedelta(hours=1)
-
-
 MIDNIGHT = NOON.replace(hour=0)
-
-
+DAYS, HOURS = timedelta(days=1), timedelta(hours=1)
 ACTIVITY = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database()"
-
-
 postgresql = pytest.mark.postgresql
 plain_table = pytest.mark.plain_table
 OLDEST, YESTERDAY, TODAY = (f"public.{TABLE}_p{number}" for number in range(3))

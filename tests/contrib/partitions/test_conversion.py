@@ -13,11 +13,11 @@ from django_idempotency import engine
 from django_idempotency.contrib.partitions.catalog import read_layout
 from django_idempotency.contrib.partitions.conversion import enable, enable_plan
 from django_idempotency.contrib.partitions.layout import TABLE
-from django_idempotency.exceptions import NotConvertible
 from django_idempotency.models import IdempotencyRecord, Status
-from django_idempotency.policy import Policy
 from django_idempotency.stores import store_for
+from django_idempotency.values.exceptions import NotConvertible
 from django_idempotency.values.outcomes import Keep, StoredResponse
+from django_idempotency.values.policy import Policy
 from tests.contrib.partitions.table import DAYS, described, old, run_sql
 from tests.support.callers import claim, effects, entry_point, is_replay, paying, record
 from tests.support.threads import in_threads, just_before
@@ -32,7 +32,7 @@ def test_enable_keeps_every_row_and_the_tables_definition(table):
         old("old")
         live = claim("live", policy=Policy(mode="lease"))
         before, kept = described(), list(IdempotencyRecord.objects.order_by("pk").values())
-        assert enable().changed
+        assert enable()
         assert read_layout().partitioned
         assert list(IdempotencyRecord.objects.order_by("pk").values()) == kept
         after = described()
@@ -49,7 +49,7 @@ def test_enable_keeps_every_row_and_the_tables_definition(table):
             assert run_sql(sql, [partition.oid]) == before["options"]
         assert store_for(Policy()).renew([live]) == {live.token}
         call_command("makemigrations", "django_idempotency", check=True, dry_run=True, verbosity=0)
-        assert not enable().changed
+        assert not enable()
     finally:
         run_sql(f"REVOKE SELECT ON {TABLE} FROM PUBLIC")
 
@@ -107,7 +107,7 @@ def test_an_obstacle_to_a_conversion_stops_it_however_late_it_comes_and_is_named
     finally:
         run_sql(removal)
     assert described() == before
-    assert enable().changed
+    assert enable()
 
 
 @pytest.mark.usefixtures("table", "impatient")
@@ -128,7 +128,7 @@ def test_of_two_who_enable_at_once_the_second_is_refused(table, other_thread):
             other_thread(enable)
 
     with just_before("ALTER TABLE .* VALIDATE", enable_too):
-        assert enable().changed
+        assert enable()
 
 
 def test_requests_continue_during_a_conversion(table):

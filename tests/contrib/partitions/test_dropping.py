@@ -16,14 +16,15 @@ from django_idempotency.contrib.partitions.catalog import read_layout
 from django_idempotency.contrib.partitions.conversion import enable
 from django_idempotency.contrib.partitions.layout import TABLE
 from django_idempotency.contrib.partitions.upkeep import Dropped, drop, ensure, status
-from django_idempotency.exceptions import StoreConflict
 from django_idempotency.maintenance import decisions
+from django_idempotency.maintenance.stats import due
 from django_idempotency.models import IdempotencyRecord, Status
-from django_idempotency.policy import Lease, Policy
 from django_idempotency.stores import store_for
 from django_idempotency.stores.database import ahead
 from django_idempotency.stores.errors import store_errors
+from django_idempotency.values.exceptions import StoreConflict
 from django_idempotency.values.outcomes import Claimed, Keep, StoredResponse
+from django_idempotency.values.policy import Lease, Policy
 from tests.contrib.partitions.table import (
     ACTIVITY,
     DAY,
@@ -41,6 +42,7 @@ from tests.contrib.partitions.table import (
 )
 from tests.support.callers import claim, entry_point, is_replay, operation, paying, record, shift
 from tests.support.checks import PARTITIONS, found
+from tests.support.maintained import RecordFactory
 from tests.support.statements import buffers, explaining
 from tests.support.threads import in_threads, just_before
 from tests.support.waiting import eventually
@@ -125,6 +127,16 @@ def test_a_row_that_somebody_has_locked_keeps_its_partition(days, other_thread):
     assert store.complete(claimed, StoredResponse(201))
 
 
+@pytest.mark.parametrize(("due_for", "behind"), [(23 * HOURS, 0), (26 * HOURS, 2 * 3600)])
+def test_a_record_that_waits_for_its_partition_is_not_late_for_a_day(days, due_for, behind):
+    """Nothing else deletes it where ``drop`` is all that runs."""
+    RecordFactory(created_at=read_layout().now)
+    due_at = read_layout().now - due_for
+    IdempotencyRecord.objects.update(expires_at=due_at, purge_at=due_at)
+    late = due()
+    assert (late["due"], late["lag"]) == (1, pytest.approx(behind, abs=60))
+
+
 def test_an_early_claim_finds_the_partition_closed(days):
     """As late as that a statement must hang for as long as keys are kept; but then it must not be lost."""
     with pytest.raises(StoreConflict), just_before("ALTER TABLE .* DETACH .*_p1", insert_late):
@@ -134,19 +146,7 @@ def test_an_early_claim_finds_the_partition_closed(days):
 
 def insert_late():
     with store_errors():
-        make_record(read_layout().now - 2 * HOURS)
-
-
-def make_record(created_at):
-    """By a raw INSERT, past the claim."""
-    columns = (
-        "id, scope, key, method, path, fingerprint, mode, created_at, status, updated_at, expires_at, purge_at,"
-        " response_status, response_headers"
-    )
-    run_sql(f"""
-        INSERT INTO {TABLE} ({columns}) SELECT gen_random_uuid(), 's', 'k', '', '', '', 'atomic',
-            '{created_at}', 'completed', now(), now(), now(), 200, '{{}}'
-    """)
+        RecordFactory(created_at=read_layout().now - 2 * HOURS)
 
 
 DETACH_WAITS = "query LIKE '%DETACH%' AND wait_event = 'virtualxid'"

@@ -10,7 +10,7 @@ from django_idempotency.contrib.partitions.conversion import enable
 from django_idempotency.contrib.partitions.layout import TABLE
 from django_idempotency.contrib.partitions.upkeep import ensure, status
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Policy
+from django_idempotency.values.policy import Policy
 from tests.contrib.partitions.table import ACTIVITY, YESTERDAY, old, rows, run_sql
 from tests.support.callers import claim, effects, entry_point, is_replay, paying
 from tests.support.checks import PARTITIONS, found

@@ -8,11 +8,11 @@ from django.db import connection, transaction
 from django_idempotency import engine
 from django_idempotency.contrib.partitions.catalog import read_layout
 from django_idempotency.contrib.partitions.conversion import enable
-from django_idempotency.contrib.partitions.layout import TABLE, name_of
+from django_idempotency.contrib.partitions.layout import TABLE, midnight, name_of
 from django_idempotency.contrib.partitions.upkeep import FAMILY, drop, ensure, status
-from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.policy import Policy
+from django_idempotency.values.exceptions import StoreUnavailable
 from django_idempotency.values.outcomes import Keep, StoredResponse
+from django_idempotency.values.policy import Policy
 from tests.contrib.partitions.table import (
     DAYS,
     HOURS,
@@ -35,7 +35,7 @@ def test_ensure_makes_what_is_missing_and_then_nothing(table):
     enable()
     made = ensure(ahead=3)
     assert len(made.created) == 1
-    assert status().covered_until == read_layout().now.replace(hour=0, minute=0, second=0, microsecond=0) + 4 * DAYS
+    assert status().covered_until == midnight(read_layout().now) + 4 * DAYS
     again = ensure(ahead=3)
     assert (again.created, again.covered_until) == ((), made.covered_until)
     options = run_sql(
@@ -46,7 +46,7 @@ def test_ensure_makes_what_is_missing_and_then_nothing(table):
 
 def test_ensure_makes_the_missing_partition_for_now(table):
     """Somebody has detached the one of today."""
-    today = read_layout().now.replace(hour=0, minute=0, second=0, microsecond=0)
+    today = midnight(read_layout().now)
     divide(*(today + number * DAYS for number in range(9)))
     run_sql(f"ALTER TABLE {TABLE} DETACH PARTITION {TABLE}_p1")
     assert entry_point(paying)().status_code == 503
@@ -125,7 +125,7 @@ def ahead():
 
 def test_a_missing_partition_shows_although_there_are_later_ones(table):
     assert ahead() == [], "the table is plain"
-    today = read_layout().now.replace(hour=0, minute=0, second=0, microsecond=0)
+    today = midnight(read_layout().now)
     divide(*(today + number * DAYS for number in range(9)))
     assert ahead() == [], "the last one has no end"
     run_sql(f"ALTER TABLE {TABLE} DETACH PARTITION {TABLE}_p2")

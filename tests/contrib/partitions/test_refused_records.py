@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from django.db import IntegrityError, connection
+from django.db import IntegrityError
 
 from django_idempotency import engine
-from django_idempotency.contrib.partitions.layout import RETIRED, UNTIL
-from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.models import IdempotencyRecord
+from django_idempotency.contrib.partitions.layout import RETIRED, TABLE, UNTIL
 from django_idempotency.stores.errors import store_errors
+from django_idempotency.values.exceptions import StoreUnavailable
+from tests.contrib.partitions.table import run_sql
 from tests.stores.contract import ATOMIC, _kept_connection, operation
 
 pytestmark = [pytest.mark.usefixtures("transactional_db"), pytest.mark.postgresql]
@@ -26,15 +26,12 @@ pytestmark = [pytest.mark.usefixtures("transactional_db"), pytest.mark.postgresq
 def test_a_refused_record_is_tried_again_only_where_that_helps(constraint, error, message, monkeypatch):
     """And never on another connection."""
     monkeypatch.setattr(engine.waiting, "PATIENCE", 0.2)
-    table = IdempotencyRecord._meta.db_table
-    with connection.cursor() as cursor:
-        cursor.execute(f"ALTER TABLE {table} ADD CONSTRAINT {constraint} CHECK (key <> 'refused')")
+    run_sql(f"ALTER TABLE {TABLE} ADD CONSTRAINT {constraint} CHECK (key <> 'refused')")
     try:
         with _kept_connection(), pytest.raises(error, match=message):
             engine.claim(operation("refused"), ATOMIC)
     finally:
-        with connection.cursor() as cursor:
-            cursor.execute(f"ALTER TABLE {table} DROP CONSTRAINT {constraint}")
+        run_sql(f"ALTER TABLE {TABLE} DROP CONSTRAINT {constraint}")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +44,7 @@ def test_a_refused_record_is_tried_again_only_where_that_helps(constraint, error
 )
 def test_a_missing_partition_is_logged_without_the_row(refused, caplog):
     with pytest.raises(StoreUnavailable, match="idempotency_partitions ensure"), store_errors():
-        connection.cursor().execute(refused)
+        run_sql(refused)
     (said,) = caplog.records
     assert (said.event, said.levelname, said.record_id) == ("no_partition", "CRITICAL", None)
     assert "23514" in said.getMessage()
@@ -57,15 +54,14 @@ def test_a_missing_partition_is_logged_without_the_row(refused, caplog):
 @pytest.mark.plain_table
 def test_a_nameless_check_violation_is_no_missing_partition(caplog):
     """As from a worker of Citus: its code comes, and its text, but neither table nor constraint."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
-            " $$ BEGIN RAISE check_violation USING MESSAGE = 'passed on'; END $$;"
-            "CREATE TRIGGER refuse BEFORE INSERT ON django_idempotency_record FOR EACH ROW EXECUTE FUNCTION refuse()"
-        )
-        try:
-            with pytest.raises(IntegrityError, match="passed on"):
-                engine.claim(operation(), ATOMIC)
-        finally:
-            cursor.execute("DROP FUNCTION refuse CASCADE")
+    run_sql(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE check_violation USING MESSAGE = 'passed on'; END $$;"
+        f"CREATE TRIGGER refuse BEFORE INSERT ON {TABLE} FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    try:
+        with pytest.raises(IntegrityError, match="passed on"):
+            engine.claim(operation(), ATOMIC)
+    finally:
+        run_sql("DROP FUNCTION refuse CASCADE")
     assert [record.event for record in caplog.records if hasattr(record, "event")] == []

@@ -13,9 +13,9 @@ from django.db import connections, transaction
 from django_idempotency.contrib.partitions.catalog import read_layout
 from django_idempotency.contrib.partitions.conversion import enable
 from django_idempotency.models import IdempotencyRecord
-from django_idempotency.policy import Atomic, Policy
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import Claimed
+from django_idempotency.values.policy import Atomic, Policy
 from tests.contrib.partitions.table import (
     ACTIVITY,
     HOUR,

@@ -6,12 +6,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 
 from django_idempotency import engine
 from django_idempotency.contrib.partitions.conversion import enable_plan
-from django_idempotency.policy import Lease, Policy
 from django_idempotency.values.outcomes import Claimed, InFlight
+from django_idempotency.values.policy import Lease, Policy
+from tests.contrib.partitions.table import run_sql
 from tests.support.callers import operation
 from tests.support.threads import in_threads
 from tests.support.waiting import eventually, someone_waits_for_a_lock
@@ -24,10 +25,9 @@ LEASED = Policy(mode=Lease())
 
 def divide():
     """As ``enable`` does, in the transaction that is open."""
-    with connection.cursor() as cursor:
-        for statement in enable_plan():
-            if statement not in ("BEGIN", "COMMIT"):
-                cursor.execute(statement)
+    for statement in enable_plan():
+        if statement not in ("BEGIN", "COMMIT"):
+            run_sql(statement)
 
 
 @pytest.mark.parametrize("earlier", [0, 2], ids=["new-connection", "used-connection"])

@@ -6,9 +6,9 @@ from uuid import uuid4
 
 from django_idempotency import engine
 from django_idempotency.contrib.testing.stores import RESPONSE
-from django_idempotency.policy import Lease, Policy
 from django_idempotency.stores import store_for
 from django_idempotency.values.outcomes import Claimed, Keep, Operation
+from django_idempotency.values.policy import Lease, Policy
 
 BACKEND = "django_idempotency.contrib.redis.RedisStore"
 RETRY = Policy(mode=Lease(seconds=10), store="redis", retention=100)

@@ -8,8 +8,8 @@ import pytest
 
 from django_idempotency import engine
 from django_idempotency.contrib.testing.stores import RESPONSE, StoreContract
-from django_idempotency.exceptions import StoreUnavailable
 from django_idempotency.stores import store_for
+from django_idempotency.values.exceptions import StoreUnavailable
 from django_idempotency.values.outcomes import Claimed, InFlight, Replay
 from tests.contrib.redis.records import LEASE, done, operation, use
 from tests.support.redis_servers import running_cluster

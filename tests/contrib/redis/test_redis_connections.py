@@ -1,9 +1,9 @@
-"""The connections that the Redis store keeps: how often they are asked, by whom, and what becomes of broken ones."""
+"""What the Redis store asks of the server, and how often; by which connections, and what becomes of broken ones."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from uuid import uuid4
 
 import pytest
@@ -13,12 +13,12 @@ from django.http import HttpResponse
 from django_idempotency import engine
 from django_idempotency.contrib.redis.client import connection
 from django_idempotency.contrib.testing.stores import RESPONSE
-from django_idempotency.decorators import idempotent
-from django_idempotency.exceptions import StoreRefused, StoreUnavailable
-from django_idempotency.policy import Lease
+from django_idempotency.http.placement import idempotent
 from django_idempotency.stores import store_for
+from django_idempotency.values.exceptions import StoreRefused, StoreUnavailable
 from django_idempotency.values.outcomes import Claimed, Replay
-from tests.contrib.redis.records import LEASE, claimed, done, operation, use
+from django_idempotency.values.policy import Lease
+from tests.contrib.redis.records import HOLD, LEASE, RETRY, claimed, done, operation, use
 from tests.support.brokers import valkey_program
 from tests.support.callers import SCOPE, post
 from tests.support.loops import run
@@ -142,6 +142,12 @@ def test_a_takeover_whose_reply_was_lost_is_this_attempts(node, monkeypatch):
     assert store.read(claim.id).token == token
 
 
+def was_granted() -> bool:
+    with suppress(StoreRefused):
+        return isinstance(claimed(), Claimed)
+    return False
+
+
 @pytest.mark.parametrize(
     "program", [REDIS, pytest.param(valkey_program(), marks=pytest.mark.valkey)], ids=["Redis", "Valkey"]
 )
@@ -153,7 +159,7 @@ def test_a_claim_whose_reply_was_lost_still_needs_its_replica(program, settings,
         asking = stack.enter_context(master.client)
         eventually(lambda: asking.set("any", "write") and asking.wait(1, 500))
         use(settings, master.url, timeout=1.0, durability="replicas", durability_timeout=0.9)
-        claimed()
+        eventually(was_granted)  # a busy machine's replica may be late
         replica.freeze()
         mine, lost = operation(), lose_a_reply(monkeypatch)
         with pytest.raises(StoreRefused, match="0 of 1 acknowledgements"):
@@ -193,3 +199,37 @@ def test_a_redis_that_hangs_does_not_stop_the_event_loop(transactional_db, setti
     refused, ticks = run(main)
     assert refused.status_code == 503
     assert ticks >= 5  # of forty; a loop that stands still has one
+
+
+def test_finding_unfinished_records_costs_no_more_however_many_have_ended(node):
+    def asked():
+        before = node.client.info("commandstats")["cmdstat_evalsha"]["calls"]
+        found = {record.id for record in store_for(HOLD).unfinished()}
+        return found, node.client.info("commandstats")["cmdstat_evalsha"]["calls"] - before
+
+    held = claimed(HOLD)
+    store_for(HOLD).fail(held, "who knows", on_hold=True)
+    asked()  # the server knows the scripts now
+    alone = asked()
+    for _ in range(500):
+        done()
+    assert alone[0] == {held.id}
+    assert asked() == alone
+
+
+def test_records_on_hold_are_found_behind_any_number_in_progress(node, monkeypatch):
+    monkeypatch.setattr("django_idempotency.contrib.redis.store.MOST_UNFINISHED", 1)
+    store, progressing = store_for(HOLD), [claimed(HOLD) for _ in range(600)]
+    store.fail(progressing[-1], "who knows", on_hold=True)
+    found = list(store.unfinished())
+    assert [record.id for record in found if record.on_hold] == [progressing[-1].id]
+    assert len(found) <= 256
+
+
+def test_an_abandoned_record_that_has_expired_is_no_longer_unfinished(node):
+    store, claim = store_for(RETRY), claimed()
+    index = store._key(claim.id)[:-32]
+    assert node.client.zrange(index, 0, -1) == [claim.id.hex.encode()]
+    node.client.delete(store._key(claim.id))  # as its expiry does
+    assert list(store.unfinished()) == []
+    assert node.client.exists(index) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from types import MappingProxyType
@@ -10,11 +9,11 @@ from types import MappingProxyType
 import boto3
 import pytest
 
+from django_idempotency.contrib.sqs import SQS
 from django_idempotency.messages import Backoff, Consumer
 from testproject.models import LedgerEntry
 from tests.messages.brokers import Gate, beats_of, running
-from tests.messages.handlers import pay
-from tests.support.callers import all_effects as effects
+from tests.messages.handlers import pay, pay_from
 from tests.support.private_servers import free_port
 from tests.support.runner_contract import Dead, RunnerContract, refuse
 from tests.support.waiting import eventually
@@ -23,15 +22,8 @@ pytestmark = [pytest.mark.sqs, pytest.mark.usefixtures("transactional_db")]
 
 
 @pytest.fixture(scope="module")
-def client():
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    credentials = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "region_name": "eu-west-1"}
-    yield boto3.client("sqs", endpoint_url=f"http://{host}:{port}", **credentials)
-    server.stop()
+def client(sqs_options):
+    return boto3.client("sqs", **sqs_options)
 
 
 @pytest.fixture
@@ -86,21 +78,13 @@ class TestRunner(RunnerContract):
     pass
 
 
-def publish(client, queue, *ids, body="{}"):
-    for id in ids:
-        attributes = {"event-id": {"DataType": "String", "StringValue": id}}
-        client.send_message(QueueUrl=queue, MessageBody=body, MessageAttributes=attributes)
-
-
 def sqs(client, queue, handler, *, max_attempts=10, **options):
-    from django_idempotency.contrib.sqs import SQS
-
     consumer = Consumer("tests", handler, backoff=Backoff(first=0.5), max_attempts=max_attempts)
     return SQS(consumer, queue, client=client, **options)
 
 
-def test_messages_are_received_by_a_long_poll_and_deleted_ten_at_a_time(client, queue):
-    publish(client, queue, *(f"m-{number}" for number in range(20)))
+def test_messages_are_received_by_a_long_poll_and_deleted_ten_at_a_time(broker, client, queue):
+    broker.publish(*(f"m-{number}" for number in range(20)))
     runner, calls, waits = sqs(client, queue, pay, batch=20), Counter(), []
 
     def note(model, params, **_named):
@@ -116,26 +100,10 @@ def test_messages_are_received_by_a_long_poll_and_deleted_ten_at_a_time(client, 
     assert (calls["DeleteMessageBatch"], calls["DeleteMessage"], waits[:2]) == (2, 0, [1, 0])
 
 
-@pytest.mark.postgresql
-def test_an_outage_of_the_store_makes_no_dead_letter(client, queue, dead, proxy):
-    """The redrive policy moves a message that is received a second time."""
-    arn = client.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": "1"})
-    client.set_queue_attributes(QueueUrl=queue, Attributes={"RedrivePolicy": policy})
-    publish(client, queue, *(f"m-{number}" for number in range(20)))
-    runner = sqs(client, queue, pay, visibility=3)
-    proxy.away = True
-    with running(runner):
-        eventually(lambda: runner.counts["StoreAway"] > 5)
-        proxy.come_back()
-        eventually(lambda: runner.counts["Done"] == 20, within=30)
-    assert effects() == 20
-
-
-def test_a_long_message_is_not_received_again(client, queue):
+def test_a_long_message_is_not_received_again(broker, client, queue):
     gate = Gate(pay)
     first, second = (sqs(client, queue, gate, visibility=2) for _n in range(2))
-    publish(client, queue, "m")
+    broker.publish("m")
     beats = beats_of(first), beats_of(second)
     with running(first, second):
         assert gate.entered.wait(30)
@@ -161,16 +129,10 @@ def test_a_dead_letter_keeps_what_makes_it_the_same_message_before_other_attribu
 
 def test_a_fifo_queues_groups_keep_their_order(client):
     fifo = client.create_queue(QueueName="orders.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
-
-    def handle(message, context):
-        if message.id == "a-2" and context.attempt == 1:
-            raise LookupError("not yet")
-        return pay(message, context)
-
     ids = [f"{group}-{number}" for number in range(1, 6) for group in "ab"]
     for id in ids:
         client.send_message(QueueUrl=fifo, MessageBody=id, MessageGroupId=id[0], MessageDeduplicationId=id)
-    runner = sqs(client, fifo, handle, visibility=6, identify=lambda received: received["Body"])
+    runner = sqs(client, fifo, pay_from(2, "a-2"), visibility=6, identify=lambda received: received["Body"])
     with running(runner):
         eventually(lambda: runner.counts["Done"] == 10, within=60)
     paid = list(LedgerEntry.objects.order_by("created_at").values_list("reference", flat=True))
@@ -198,24 +160,23 @@ def test_an_error_that_sqs_returns_ends_no_runner(client, monkeypatch, caplog):
     with running(runner):
         eventually(lambda: "the broker can't be reached" in caplog.text)
         client.create_queue(QueueName="comes-and-goes")
-        publish(client, queue, "m")
+        Queue(client, queue, None).publish("m")
         eventually(lambda: runner.counts["Done"])
     client.delete_queue(QueueUrl=queue)
 
 
-def test_health_tells_that_sqs_is_away(caplog):
-    credentials = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "region_name": "eu-west-1"}
-    away = boto3.client("sqs", endpoint_url=f"http://127.0.0.1:{free_port()}", **credentials)
+def test_health_tells_that_sqs_is_away(sqs_account, caplog):
+    away = boto3.client("sqs", endpoint_url=f"http://127.0.0.1:{free_port()}", **sqs_account)
     runner = sqs(away, "http://127.0.0.1/queue", pay)
     with running(runner):
         eventually(lambda: "the broker can't be reached" in caplog.text)
         assert not runner.is_healthy
 
 
-def test_a_dead_letter_that_is_not_taken_is_sent_again_later(client, queue, dead, monkeypatch):
+def test_a_dead_letter_that_is_not_taken_is_sent_again_later(broker, client, queue, dead, monkeypatch):
     monkeypatch.setattr("django_idempotency.messages.runner.AFTER_ERROR", 1)
 
-    publish(client, queue, "m")
+    broker.publish("m")
     client.delete_queue(QueueUrl=dead)
     runner = sqs(client, queue, refuse, dead_letters=dead)
     with running(runner):

@@ -15,8 +15,8 @@ from django.http import HttpResponse, JsonResponse, StreamingHttpResponse
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
-from django_idempotency.decorators import idempotent
-from django_idempotency.policy import Lease
+from django_idempotency.http.placement import idempotent
+from django_idempotency.values.policy import Lease
 from testproject.models import LedgerEntry, Receipt
 from tests.support.callers import pay
 

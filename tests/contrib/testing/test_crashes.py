@@ -9,7 +9,7 @@ from django.db import transaction
 
 from django_idempotency.contrib.testing import crash_after_effect
 from django_idempotency.models import IdempotencyRecord
-from testproject.models import LedgerEntry, Receipt
+from testproject.models import Receipt
 from tests.contrib.testing import shop
 from tests.support.callers import effects
 
@@ -22,15 +22,21 @@ def test_effects_that_die_with_the_transaction_are_there_once(client):
     assert IdempotencyRecord.objects.get().attempts == 2, "the first one died"
 
 
-def test_a_lease_that_is_run_again_without_a_child_key_fails(client):
-    with pytest.raises(AssertionError, match=r"effects {'testproject.LedgerEntry': 1}. After the retry .*: 2}"):
-        crash_after_effect(client, "POST", "/lease/", patience=5)
-
-
-def test_an_async_view_that_is_run_again_fails(client):
-    with pytest.raises(AssertionError, match=r"effects {'testproject.Receipt': 1}. After the retry .*: 2}"):
-        crash_after_effect(client, "POST", "/async/", patience=5)
-    assert Receipt.objects.all().delete()
+@pytest.mark.parametrize(
+    ("url", "options", "fault"),
+    [
+        ("/lease/", {"patience": 5}, r"effects {'testproject.LedgerEntry': 1}. After the retry .*: 2}"),
+        ("/async/", {"patience": 5}, r"effects {'testproject.Receipt': 1}. After the retry .*: 2}"),
+        ("/unprotected/", {}, "no view was run under the key: it got 201"),
+        ("/broken/", {}, "ZeroDivisionError"),
+        ("/orders/", {"effects": Receipt.objects.all()}, "no visible effect"),
+    ],
+    ids=["a lease without a child key", "an async view", "no protection", "an exception of the child", "no effect"],
+)
+def test_a_view_that_does_not_survive_a_crash_fails(client, url, options, fault):
+    with pytest.raises(AssertionError, match=fault):
+        crash_after_effect(client, "POST", url, **options)
+    Receipt.objects.all().delete()
 
 
 def test_a_lease_on_hold_is_not_run_again(client):
@@ -50,31 +56,9 @@ def test_an_effect_outside_of_the_transaction_fails(client, monkeypatch, tmp_pat
     assert (len(lines()), effects()) == (2, 1)
 
 
-def test_a_view_that_is_not_protected_fails(client):
-    with pytest.raises(AssertionError, match="no view was run under the key: it got 201"):
-        crash_after_effect(client, "POST", "/unprotected/")
-
-
-def test_an_exception_of_the_child_is_in_the_assertion(client):
-    with pytest.raises(AssertionError, match="ZeroDivisionError"):
-        crash_after_effect(client, "POST", "/broken/")
-
-
-def test_a_view_without_effects_shows_nothing(client):
-    with pytest.raises(AssertionError, match="no visible effect"):
-        crash_after_effect(client, "POST", "/orders/", effects=Receipt.objects.all())
-
-
 def test_effects_without_a_size_are_refused(client):
     with pytest.raises(TypeError, match="number or a collection"):
         crash_after_effect(client, "POST", "/orders/", effects=object)
-
-
-def test_the_parent_survives_with_connections_that_work(client):
-    here = os.getpid()
-    crash_after_effect(client, "POST", "/orders/", effects=LedgerEntry.objects.count)
-    assert os.getpid() == here
-    assert LedgerEntry.objects.count() == 1
 
 
 def test_the_process_that_dies_runs_no_finally_block_of_a_request(client, settings, monkeypatch, tmp_path):

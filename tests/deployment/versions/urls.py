@@ -4,8 +4,8 @@ from django.http import HttpResponse
 from django.urls import path
 
 import django_idempotency
-from django_idempotency.policy import Atomic, Body, Lease, Policy
 from django_idempotency.rest_framework import IdempotentMixin
+from django_idempotency.values.policy import Atomic, Body, Lease, Policy
 from testproject.api import RefundViewSet
 from testproject.urls import urlpatterns as served
 

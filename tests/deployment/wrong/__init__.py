@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -25,17 +25,14 @@ def wrong(id: str, sentence: str, *marks: pytest.MarkDecorator) -> Callable[...,
 
 
 class Given:
-    """A project with these views. ``options``: ``IDEMPOTENCY``; and Django's settings in ``DJANGO``."""
-
-    DJANGO = {"CACHES", "MIDDLEWARE"}
+    """A project with these views. ``options``: ``IDEMPOTENCY``."""
 
     def __init__(self, *views: Any, **options: Any) -> None:
         self.views = views
-        self.own = {name: options.pop(name) for name in self.DJANGO & options.keys()}
         self.options = options
 
 
-def table(*rows: tuple[str, Given, Given, str], marks: Iterable[pytest.MarkDecorator] = ()) -> None:
+def table(*rows: tuple[str, Given, Given, str]) -> None:
     """Register rows of a check, a project in which it fires, one in which it is silent, and what its message says."""
     for id, wrong_project, right_project, sentence in rows:
 
@@ -44,7 +41,7 @@ def table(*rows: tuple[str, Given, Given, str], marks: Iterable[pytest.MarkDecor
             yield
             project.given(right)
 
-        wrong(id, sentence, *marks)(steps)
+        wrong(id, sentence)(steps)
 
 
 class Project:
@@ -58,8 +55,6 @@ class Project:
 
     def given(self, given: Given) -> None:
         self(**given.options)
-        for name, value in given.own.items():
-            setattr(self.settings, name, value)
         self.views(*given.views)
 
     def views(self, *views: Any) -> None:

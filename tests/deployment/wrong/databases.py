@@ -4,14 +4,13 @@ from contextlib import contextmanager
 
 import pytest
 from django.core import mail
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 
-from django_idempotency.checks.project import TABLE
-from django_idempotency.exceptions import StoreUnavailable
-from django_idempotency.policy import Atomic, Policy
+from django_idempotency.checks.subjects import TABLE
+from django_idempotency.values.exceptions import StoreUnavailable
+from django_idempotency.values.policy import Policy
 from tests.deployment.wrong import wrong
 from tests.stores.memory import MemoryStore
-from tests.support.aliases import another_alias
 from tests.support.callers import claim, entry_point, paying, shift
 
 postgresql = pytest.mark.postgresql
@@ -31,19 +30,6 @@ def undone():
             transaction.set_rollback(True)
 
 
-def on_several_servers(project, is_so=True):
-    """What is really tried is in tests/contrib/citus."""
-    project.patch.setattr("django_idempotency.checks.table.is_distributed", lambda using: is_so)
-
-
-@wrong("E004", "the records in the database 'default' are on several servers", postgresql)
-def locks_on_several_servers(project):
-    project(ATOMIC=Atomic(claim="lock"))
-    on_several_servers(project)
-    yield
-    project(ATOMIC=Atomic(claim="record"))
-
-
 @wrong("E025", "The idempotency records are in SQLite (database 'lite'), and DEBUG is off.")
 def sqlite_in_production(project):
     project(USING=project.second_database())
@@ -51,17 +37,6 @@ def sqlite_in_production(project):
     project.patch.delattr(mail, "outbox")
     yield
     project.settings.DEBUG = True
-
-
-@wrong("E026", "The records are in the database 'default', which has no tenants, while several others have them")
-def tenants_elsewhere(project):
-    with another_alias("ledger") as ledger, another_alias("archive") as archive:
-        for using in (ledger, archive):
-            project.patch.setattr(connections[using], "schema_name", "acme", raising=False)
-        yield
-        project(SCOPE=str)
-        project.views()
-        yield
 
 
 @wrong("E027", "The database 'default' has no table for the idempotency records.", postgresql)
@@ -92,14 +67,6 @@ def no_claim_function(project):
         yield
         project.execute("RESET ROLE", f"GRANT EXECUTE ON {function} TO PUBLIC; SET LOCAL ROLE idempotency_clerk")
         yield
-
-
-@wrong("E030", "a key can be claimed twice: the table is partitioned, and its rows are on several servers", postgresql)
-def a_partitioned_table_on_several_servers(project):
-    project.patch.setattr("django_idempotency.checks.table.is_partitioned", lambda connection: True)
-    on_several_servers(project)
-    yield
-    on_several_servers(project, is_so=False)
 
 
 @wrong("E031", "does not support SELECT … FOR UPDATE with SKIP LOCKED and NOWAIT.", pytest.mark.row_locks)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import sys
 
-from django_idempotency.decorators import idempotent
-from django_idempotency.policy import Atomic, Body, Keys, Lease, Limits
+from django_idempotency.http.placement import idempotent
+from django_idempotency.values.policy import Atomic, Body, Keys, Lease, Limits
 from tests.deployment.wrong import Given, table, view, wrong
 
 ENCRYPTED = Body(encrypt=True)

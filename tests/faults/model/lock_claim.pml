@@ -93,7 +93,7 @@ retry:
 #endif
 	fi;
 
-by_lock: /* LockClaimStore._lock_and_look, in the business transaction */
+by_lock: /* LockClaimStore._lock_and_read, in the business transaction */
 	atomic {
 		running[me] = 1;
 #if defined(REPEATABLE) || defined(LOOK_FIRST)
@@ -186,7 +186,7 @@ by_lock: /* LockClaimStore._lock_and_look, in the business transaction */
 		before = me; another_session() }
 	fi;
 
-look_again: /* LockClaimStore.look_after_commit */
+look_again: /* LockClaimStore.read_after_commit */
 	atomic { see() }
 #ifndef LOOK_WITHOUT_LOCKS
 	key_lock == 0 && request_lock[mine] == 0;	/* had for a moment */

@@ -30,14 +30,12 @@ class Migration(migrations.Migration):
                         "since", "view", "event", blank=True, editable=False, primary_key=True, serialize=False
                     ),
                 ),
-                ("since", models.DateTimeField(verbose_name="since")),
-                ("view", models.CharField(max_length=200, verbose_name="view")),
-                ("event", models.CharField(max_length=32, verbose_name="event")),
-                ("count", models.BigIntegerField(verbose_name="count")),
+                ("since", models.DateTimeField()),
+                ("view", models.CharField(max_length=200)),
+                ("event", models.CharField(max_length=32)),
+                ("count", models.BigIntegerField()),
             ],
             options={
-                "verbose_name": "idempotency counter",
-                "verbose_name_plural": "idempotency counters",
                 "db_table": "django_idempotency_counter",
                 "default_permissions": (),
             },
@@ -46,12 +44,10 @@ class Migration(migrations.Migration):
             name="IdempotencyObservation",
             fields=[
                 ("digest", models.UUIDField(editable=False, primary_key=True, serialize=False)),
-                ("seen_at", models.DateTimeField(verbose_name="seen at")),
-                ("found", models.IntegerField(verbose_name="found")),
+                ("seen_at", models.DateTimeField()),
+                ("found", models.IntegerField()),
             ],
             options={
-                "verbose_name": "idempotency observation",
-                "verbose_name_plural": "idempotency observations",
                 "db_table": "django_idempotency_observation",
                 "default_permissions": (),
                 "indexes": [models.Index(fields=["seen_at"], name="idempotency_observation_seen")],

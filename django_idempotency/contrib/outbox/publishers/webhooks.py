@@ -97,9 +97,12 @@ class WebhookPublisher(Publisher):
         for event in events:
             try:
                 posts.append(_Post(event, self.endpoint(event)))
+            except ImproperlyConfigured as error:
+                yield Refused(event, str(error))
             except Exception as error:  # from the project's endpoint(): the event's fault, not the relay's
-                yield Refused(event, _explained(error))
-        waiting = {self._loop.create_task(self._take_turn(post, shares[post.url], slots)) for post in posts}
+                log(logging.ERROR, "outbox_publisher", "outbox: endpoint() failed", error=error)
+                yield Refused(event, f"endpoint() raised {type(error).__name__}")
+        waiting = {self._loop.create_task(self._post(post, shares[post.url], slots)) for post in posts}
         try:
             while waiting and (left := deadline - time.monotonic()) > 0:
                 ended, waiting = run(asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED))
@@ -111,28 +114,25 @@ class WebhookPublisher(Publisher):
                 run(asyncio.wait(waiting))
         yield from (NotSent(post.event) for post in posts if not post.begun)
 
-    async def _take_turn(self, post: _Post, share: asyncio.Semaphore, slots: asyncio.Semaphore) -> Outcome:
+    async def _post(self, post: _Post, share: asyncio.Semaphore, slots: asyncio.Semaphore) -> Outcome:
         async with share, slots:
             post.begun = True
-            return await self._post(post)
-
-    async def _post(self, post: _Post) -> Outcome:
-        silences, left_alone_until = self._silent.get(post.url, (0, 0.0))
-        if time.monotonic() < left_alone_until:
-            return Refused(post.event, f"the endpoint is left alone: it did not respond {silences} times")
-        try:
-            async with asyncio.timeout(self.timeout):
-                request = self._client.stream("POST", post.url, headers=post.headers, content=post.event.payload)
-                async with request as response:
-                    status = response.status
-        except NotPublic:
-            return Refused(post.event, "the endpoint's address is not public")
-        except httpcore2.LocalProtocolError:
-            return Refused(post.event, "its headers can't be sent by HTTP")
-        except Exception:  # the text of which may tell of the network in which the relay is
-            again = time.monotonic() + LEFT_ALONE if silences + 1 >= SILENT else 0.0
-            self._silent[post.url] = silences + 1, again
-            return Refused(post.event, "the endpoint did not respond")
+            silences, left_alone_until = self._silent.get(post.url, (0, 0.0))
+            if time.monotonic() < left_alone_until:
+                return Refused(post.event, f"the endpoint is left alone: it did not respond {silences} times")
+            try:
+                async with asyncio.timeout(self.timeout):
+                    request = self._client.stream("POST", post.url, headers=post.headers, content=post.event.payload)
+                    async with request as response:
+                        status = response.status
+            except NotPublic:
+                return Refused(post.event, "the endpoint's address is not public")
+            except httpcore2.LocalProtocolError:
+                return Refused(post.event, "its headers can't be sent by HTTP")
+            except Exception:  # the text of which may tell of the network in which the relay is
+                again = time.monotonic() + LEFT_ALONE if silences + 1 >= SILENT else 0.0
+                self._silent[post.url] = silences + 1, again
+                return Refused(post.event, "the endpoint did not respond")
         self._silent.pop(post.url, None)
         if 200 <= status < 300:
             return Confirmed(post.event)
@@ -145,19 +145,15 @@ class WebhookPublisher(Publisher):
             loop.close()
 
 
-@dataclass
 class _Post:
     """The request for an event. Raises ``ImproperlyConfigured`` if its endpoint can't be one."""
 
-    event: Event
-    endpoint: Endpoint
-    begun: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        parts = urlsplit(self.endpoint.url)
+    def __init__(self, event: Event, endpoint: Endpoint) -> None:
+        parts = urlsplit(endpoint.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ImproperlyConfigured("A webhook's URL must begin with https:// or http://, and a host.")
-        self.url, self.headers = self.endpoint.url, _headers(self.event, self.endpoint)
+        self.event, self.url, self.headers = event, endpoint.url, _headers(event, endpoint)
+        self.begun = False
 
 
 class NotPublic(Exception):
@@ -189,13 +185,6 @@ def _is_public(address: str) -> bool:
     if isinstance(ip, IPv6Address):
         ip = ip.ipv4_mapped or ip
     return ip.is_global and not ip.is_multicast
-
-
-def _explained(error: Exception) -> str:
-    if isinstance(error, ImproperlyConfigured):
-        return str(error)
-    log(logging.ERROR, "outbox_publisher", "outbox: endpoint() failed", error=error)
-    return f"endpoint() raised {type(error).__name__}"
 
 
 def signature(secret: str, id: str, timestamp: int, body: bytes) -> str:

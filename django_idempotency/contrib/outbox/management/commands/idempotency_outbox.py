@@ -13,8 +13,9 @@ from django.db import connections
 
 from django_idempotency.contrib.outbox import maintenance
 from django_idempotency.contrib.outbox.conf import options as settings
-from django_idempotency.contrib.outbox.decisions import Act, decide
+from django_idempotency.contrib.outbox.maintenance import Act, decide
 from django_idempotency.contrib.outbox.models import OutboxEvent
+from django_idempotency.contrib.outbox.publishing import database as outbox_database
 from django_idempotency.contrib.outbox.relay import EventRelay
 from django_idempotency.management.base import MaintenanceCommand, ended_by_signal
 from django_idempotency.messages.publisher import PublisherUnavailable
@@ -40,14 +41,12 @@ class Command(MaintenanceCommand):
             action.add_argument("--database", choices=list(connections), help=help)
             if name != "relay":
                 action.add_argument("--json", action="store_true", help="report as JSON, one object per line")
-            getattr(self, f"_add_{name}")(action)
+            if name != "status":
+                getattr(self, f"_add_{name}")(action)
 
     def _add_relay(self, action: CommandParser) -> None:
         action.add_argument("--publisher", action="append", help="only this publisher; may be given several times")
         action.add_argument("--once", action="store_true", help="publish pending events, then exit")
-
-    def _add_status(self, action: CommandParser) -> None:
-        pass
 
     def _add_dead(self, action: CommandParser) -> None:
         action.add_argument("--topic", help="only of this topic")
@@ -64,7 +63,7 @@ class Command(MaintenanceCommand):
         self.add_operator(action)
 
     def handle(self, *, action: str, database: str | None, **options: Any) -> None:
-        self.database, self.several = maintenance.database(database), False
+        self.database, self.several = outbox_database(database), False
         getattr(self, f"_{action}")(options)
 
     def _status(self, options: dict[str, Any]) -> None:

@@ -30,10 +30,13 @@ class Command(MaintenanceCommand):
 
     def _enable(self, options: dict[str, Any]) -> None:
         if options["yes"]:
-            facts = asdict(enable(**self.where))
-            ensured = ensure(**self.where)
-            already = "" if facts["changed"] else "already "
-            self.report(facts | asdict(ensured), f"The table is {already}partitioned. {_ensured(ensured)}", options)
+            changed, ensured = enable(**self.where), ensure(**self.where)
+            already = "" if changed else "already "
+            self.report(
+                {"changed": changed, **asdict(ensured)},
+                f"The table is {already}partitioned. {_ensured(ensured)}",
+                options,
+            )
             return
         statements = enable_plan(**self.where)
         words = "\n".join(f"{statement};" for statement in statements) or "Nothing to do."
@@ -47,7 +50,7 @@ class Command(MaintenanceCommand):
         return not ensured.short
 
     def _drop(self, options: dict[str, Any]) -> None:
-        dropped = self.run(drop.in_steps(**self.where), _dropped, verbosity=options["verbosity"])
+        dropped = self.run(drop, _dropped, options["verbosity"])
         self.report(asdict(dropped), _dropped(dropped), options)
 
     def _status(self, options: dict[str, Any]) -> None:

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from testproject.benchmarks.contenders.statements import alone
+
+CONTENDER = alone("lock")

@@ -1,1 +1,0 @@
-"""A project whose logins django-axes and django-otp watch over: a key must not blind them."""
