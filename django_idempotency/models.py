@@ -62,6 +62,8 @@ def in_utc(value: datetime, using: str) -> datetime:
     ``USE_TZ = False`` times have no zone. A time from PostgreSQL is still unambiguous, because of its ``fold``. Other
     databases have no zones: ``DatabaseNow`` writes UTC there, so the time read is UTC, whatever its ``tzinfo`` says.
     """
+    if value.tzinfo is UTC:
+        return value
     if connections[using].vendor != "postgresql":
         return value.replace(tzinfo=UTC)
     zoned = value if value.tzinfo else value.replace(tzinfo=get_default_timezone())

@@ -11,7 +11,7 @@ from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
 from django_idempotency.conf import conf
-from django_idempotency.values.outcomes import StoredResponse, are_headers
+from django_idempotency.values.outcomes import StoredResponse, is_header
 from django_idempotency.values.policy import Policy
 from django_idempotency.values.problems import NO_STORE, NOT_STORED, Problem
 from django_idempotency.values.response_headers import (
@@ -34,7 +34,7 @@ def stored(response: HttpResponseBase, policy: Policy) -> StoredResponse:
     if policy.store_cookies:
         headers += tuple(("Set-Cookie", morsel.OutputString()) for morsel in response.cookies.values())
     # With a header that can't be sent, a stored response would count as damaged.
-    sendable = tuple(header for header in headers if are_headers([header]))
+    sendable = tuple(header for header in headers if is_header(*header))
     return StoredResponse(response.status_code, sendable, _body(response, policy))
 
 

@@ -48,10 +48,11 @@ _VALUE = re.compile(r"[^\0\r\n\u0100-\U0010ffff]*")
 
 def are_headers(pairs: Iterable[Any]) -> bool:
     """Whether these are pairs of a header name and a value that a server can send."""
-    return all(isinstance(pair, list | tuple) and len(pair) == 2 and _is_header(*pair) for pair in pairs)
+    return all(isinstance(pair, list | tuple) and len(pair) == 2 and is_header(*pair) for pair in pairs)
 
 
-def _is_header(name: object, value: object) -> bool:
+def is_header(name: object, value: object) -> bool:
+    """Whether this is the name and the value of a header that a server can send."""
     if not (isinstance(name, str) and isinstance(value, str)):
         return False
     return bool(_NAME.fullmatch(name) and _VALUE.fullmatch(value))
