@@ -19,12 +19,26 @@ from tests.support.callers import effects, is_replay
 from tests.support.views import AsyncOrder, Order, Runs, book, class_with, code
 from tests.support.views_of_laws import in_each_mode
 
+
+class Compiled:
+    """A view that Python can't inspect, as some compiled ones."""
+
+    __signature__ = "none"
+
+    def __init__(self, runs):
+        self.runs = runs
+
+    def __call__(self, request):
+        return self.runs.view(request)
+
+
 ENTRY_POINTS = {
     "bare": lambda runs: idempotent(runs.view),
     "called": lambda runs: idempotent()(runs.view),
     "with options": lambda runs: idempotent(mode="lease", required=True)(runs.view),
     "around another": lambda runs: idempotent(require_POST(runs.view)),
     "around a decorated partial": lambda runs: idempotent(csrf_exempt(partial(runs.view))),
+    "compiled": lambda runs: idempotent(Compiled(runs)),
     "below another": lambda runs: require_POST(idempotent(runs.view)),
     "async": lambda runs: idempotent(mode="lease")(runs.aview),
     "class": lambda runs: idempotent(class_with(Order, runs)).as_view(),

@@ -55,6 +55,16 @@ def test_an_envelope_is_put_on_once(call, answer):
     assert runs.count == 1
 
 
+def test_a_replay_that_the_view_can_not_finalize_is_sent_all_the_same(call):
+    def expect_data(view, request, response, *args, **kwargs):
+        assert isinstance(response, Response)
+        return APIView.finalize_response(view, request, response, *args, **kwargs)
+
+    _runs, view = envelope(RESPONSES["JSON"], finalize_response=expect_data)
+    first, second = call(view), call(view)
+    assert (second.status_code, second.content, is_replay(second)) == (first.status_code, first.content, True)
+
+
 def test_a_replay_has_data_as_the_first_response_had(call):
     _runs, view = envelope(RESPONSES["JSON"])
     first, second = call(view), call(view)

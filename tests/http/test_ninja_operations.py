@@ -10,6 +10,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
+from django.views.decorators.cache import cache_control
 from ninja import NinjaAPI, Router, Schema, Status
 from ninja.decorators import decorate_view
 from ninja.errors import HttpError
@@ -248,6 +249,16 @@ def test_behind_the_middleware_its_own_policy_counts(api, post, settings):
     record = IdempotencyRecord.objects.get()
     assert (record.scope, record.mode) == ("custom:right", "lease")
     assert code(post(key=None)) == "idempotency_key_missing"
+
+
+def test_a_decorator_that_ninja_applies_below_it_is_kept(api, post):
+    @api.post("/pay", auth=ApiKey(), response=RESPONSES)
+    @by_key
+    @decorate_view(cache_control(private=True))
+    def pay(request: HttpRequest, amount: int):
+        return 201, paid(request, amount)
+
+    assert [post().headers["Cache-Control"] for _ in range(2)] == ["private", "no-store, private"]
 
 
 @pytest.mark.parametrize("decorator", [idempotent, idempotent_form])

@@ -7,6 +7,7 @@ import json
 import pytest
 from django.contrib.auth.models import Permission
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import transaction
 from django.test.client import encode_multipart
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions, generics, permissions, serializers, status, viewsets
@@ -185,6 +186,7 @@ def test_a_projects_exception_handler_sees_problems(call, settings):
         seen.append((error, error.get_codes(), error.status_code))
         response = exception_handler(error, context)
         response.data = {"errors": [{"code": error.get_codes(), "message": str(error.detail)}]}
+        response.headers["Cache-Control"] = "private"
         return response
 
     _runs, view = answering(get_exception_handler=lambda view: handler, idempotency_policy=Policy(required=True))
@@ -192,6 +194,7 @@ def test_a_projects_exception_handler_sees_problems(call, settings):
     assert (response.status_code, response.json()["errors"][0]["code"]) == (400, "idempotency_key_missing")
     assert response.headers["Content-Type"] == "application/json"
     assert response.headers["Link"].endswith('rel="describedby"')
+    assert response.headers["Cache-Control"] == "private"
     assert call(view, PAYLOAD).status_code == 201
     assert call(view, {}).json()["errors"][0]["code"] == "idempotency_key_reused"
     assert [(codes, status) for _error, codes, status in seen] == [
@@ -308,6 +311,26 @@ def test_an_exception_undoes_the_effects_and_passes(call, answer, error):
         with pytest.raises(error):
             call(view)
     assert (runs.count, effects()) == (2, 0)
+
+
+def test_a_transaction_that_the_view_has_marked_for_rollback_stays_marked(call):
+    def give_up(request):
+        book(request)
+        transaction.set_rollback(True)
+        raise exceptions.ValidationError
+
+    _runs, view = answering(give_up)
+    assert (call(view).status_code, effects()) == (400, 0)
+
+
+def test_a_store_that_is_unavailable_inside_the_view_gets_a_problem(call):
+    def ask_another_store(request):
+        raise StoreUnavailable("away")
+
+    runs, view = answering(ask_another_store)
+    responses = [call(view) for _ in range(2)]
+    assert [(each.status_code, code(each)) for each in responses] == [(503, "idempotency_store_unavailable")] * 2
+    assert runs.count == 2
 
 
 @pytest.mark.parametrize(
