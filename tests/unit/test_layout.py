@@ -169,6 +169,12 @@ def test_a_wing_imports_only_the_names_on_the_page_about_extending():
     assert used == listed
 
 
+def test_a_wing_uses_only_the_templates_on_that_page():
+    wings = "".join(path.read_text() for path in (ROOT / WINGS).rglob("*.html"))
+    used = re.findall(r'{% (?:extends|include) "admin/django_idempotency/idempotencyrecord/(\w+\.html)"', wings)
+    assert set(used) == set(re.findall(r"`(\w+\.html)`", EXTENDING.read_text()))
+
+
 def test_entry_points_do_not_import_stores():
     assert not imports(lambda module: top(module) in ENTRY_POINTS, lambda _module, other: top(other) == "stores")
 
